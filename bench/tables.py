@@ -16,10 +16,10 @@ import time
 from crc32c import crc32c
 
 from bench.common import SERVER_CORE, encode_batch, pin, write_results
-from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.rows import RowsOf, row_schema, rows_of
+from weft.storage.table_maker.parquet_file import ParquetFile
 
 BATCH_RECORDS = 5000
 EDGES = 8

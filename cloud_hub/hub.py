@@ -59,7 +59,7 @@ from weft.storage.object_store import ObjectStore, open_store, probe
 from weft.storage.store_formats import check_store
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.service import TableService
+    from weft.storage.table_maker.service import TableService
 
 logger = logging.getLogger(__name__)
 
@@ -190,12 +190,11 @@ class Hub:
 
     def _start_tables(self, store: ObjectStore) -> None:
         if self._settings.table_interval_s is not None and self._settings.process == 0:
-            from weft.cloud_hub.tables.service import (
+            from weft.storage.table_maker.service import (
                 TableService,  # imports pyarrow, which a node without tables does not need
             )
-            from weft.cloud_hub.tables.settings import TableSettings
 
-            settings = TableSettings.of(self._settings)
+            settings = self._settings.tables()
             self._tables = TableService(
                 store, self.cluster, settings=settings, clock=self._clock.now,
                 is_sound=lambda: self._clock.wrong() is None,

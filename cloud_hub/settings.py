@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.replication.liveness import SECOND
 from weft.replication.settings import ReceiverSettings
+from weft.storage.table_maker.settings import TableSettings
 
 MiB = 1 << 20
 
@@ -125,3 +127,14 @@ class HubSettings:
         """Return the settings of the receiving end of a link."""
         intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
         return ReceiverSettings(self.link_window_bytes, self.batch_bytes_max, *intervals)
+
+    def tables(self) -> TableSettings:
+        """Return the bounds of the table step."""
+        return TableSettings(
+            interval_s=self.table_interval_s or TableSettings.interval_s,
+            write_bytes=self.table_write_bytes,
+            write_after_s=self.table_write_after_s,
+            compact_bytes_max=self.table_joined_bytes,
+            compact_file_bytes_max=self.table_joined_bytes // 4,
+            retention_hours=math.ceil(self.table_vacuum_after_s / 3600),
+        )

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from weft.cloud_hub.shard.lane_ends import DROPS_MAX, Ending, kept_state, retirement, write_ending
-from weft.cloud_hub.tables.errors import TableError
-from weft.cloud_hub.tables.tabled import table_position
 from weft.protocols.chunk import Control, ControlKind
 from weft.protocols.chunk_index.footer import CONTROL_BYTES_MAX
 from weft.protocols.lane import Lane
@@ -22,6 +20,8 @@ from weft.protocols.shard.lane_state import LaneState, RetiredBy
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.object_store import ObjectStore, StoreUnfit
+from weft.storage.table_maker.errors import TableError
+from weft.storage.table_maker.tabled import table_position
 
 QUIET_S = 600
 """Time without a sign of any edge after which a stream may be deleted. Edges send something each minute."""

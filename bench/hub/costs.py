@@ -29,8 +29,6 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
 from weft.commands.hub_settings import COMMIT_INTERVAL_BUCKET_S as COMMIT_INTERVAL_S
 from weft.commands.hub_settings import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch
@@ -39,6 +37,8 @@ from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import BOOT_CLOCK, ShardLog, open_cluster
 from weft.storage.object_store import open_store
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
 
 SHARDS = 4
 STREAMS = 20

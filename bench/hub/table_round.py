@@ -15,8 +15,6 @@ from typing import Any
 
 from crc32c import crc32c
 
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import LaneUpdate, Mark, StreamSection
 from weft.protocols.chunk_index.footer import LEVEL_MAX, ChunkHeader, StreamBlock, blocked
@@ -24,6 +22,8 @@ from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
 
 SHARDS, STREAMS, CHUNKS, RECORDS = 16, 1000, 4, 10
 """Chunks of each shard between two rounds, and records of each stream in each of them."""

@@ -16,7 +16,7 @@ from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, b
 from weft.storage.histogram import Histogram
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.service import TableService
+    from weft.storage.table_maker.service import TableService
 
 _COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
 _NS = 1_000_000_000

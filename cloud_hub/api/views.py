@@ -23,7 +23,7 @@ from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.storage.hub_keys import table_key
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.service import TableStatus
+    from weft.storage.table_maker.service import TableStatus
 
 _NS = 1_000_000_000
 

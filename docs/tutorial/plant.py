@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 from bench.log_writer import Delivery, LogWriter
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import load_shards
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.demo.devices import payloads
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.chunk import Mark
 from weft.protocols.chunk_index.footer import GapRange
 from weft.protocols.segment import GapReason
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_maker.tierer import Tierer
 
 STREAM = "telemetry"
 EDGES = {"press-shop": "iot-device-01", "greenhouse": "iot-device-02", "warehouse": "iot-device-03"}

@@ -140,7 +140,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cluster", "data_directory", "manifest", "nodes"),
         ("chunks", "table"),
         ("chunk_log",),
-        ("store_formats",),
+        ("store_formats", "table_maker"),
     ),
     "proofs": (
         ("audit",),
@@ -162,7 +162,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cloud_hub": (
         ("check", "clock", "settings"),
-        ("membership", "tables"),
+        ("membership",),
         ("shard",),
         ("api", "stream_deletion"),
         ("links", "preflight", "siblings"),

@@ -16,7 +16,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
     "deltalake": (
         "storage/table/delta/",
-        "cloud_hub/tables/",
+        "storage/table_maker/",
         "proofs/audit/",
         "proofs/trace/",
         "spark_sinks/",

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
 from tests.support.spark_classes import end_with_java
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import load_shards
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_maker.tierer import Tierer
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

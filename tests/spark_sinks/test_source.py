@@ -83,9 +83,9 @@ def test_a_table_of_an_earlier_release_is_read_with_its_tail(
     with monkeypatch.context() as earlier:
         schema = row_schema(["line", "machine"])
         earlier.setattr(
-            "weft.cloud_hub.tables.tierer.row_schema", lambda *_: schema.remove(schema.get_field_index("_origin"))
+            "weft.storage.table_maker.tierer.row_schema", lambda *_: schema.remove(schema.get_field_index("_origin"))
         )
-        earlier.setattr("weft.cloud_hub.tables.tierer.lacking", lambda _: [])
+        earlier.setattr("weft.storage.table_maker.tierer.lacking", lambda _: [])
         hub.tier()
     hub.origin = Origin(3, OriginKind.FUNCTION, "calm", "1", b"")
     hub.write()

@@ -18,12 +18,12 @@ from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
 
 STREAM = LANE.tenant, LANE.stream
 RECORDS = "/v1/streams/telemetry/records"

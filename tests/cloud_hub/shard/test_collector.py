@@ -11,7 +11,6 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, R
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import collector as collectors
 from weft.cloud_hub.shard.collector import Collector, ShardCollector
-from weft.cloud_hub.tables.service import TableService
 from weft.proofs.audit.audit import audit
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, Manifest, ShardLog
@@ -19,6 +18,7 @@ from weft.storage.hub_keys import chunk_key, chunk_prefix
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
+from weft.storage.table_maker.service import TableService
 
 MINUTE = 60 * SECOND
 RETAIN_S = 600.0

@@ -16,12 +16,12 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.slices import SLICE
-from weft.cloud_hub.tables.delta import DeltaHandle
-from weft.cloud_hub.tables.maintenance import Maintenance
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import load_shards
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
+from weft.storage.table_maker.delta import DeltaHandle
+from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_maker.tierer import Tierer
 
 STORE_CALLS = ("create", "create_from", "get", "get_range", "list", "sync", "delete")
 DELTA_CALLS = ("open", "create", "checkpoint", "clean_log", "vacuum")
@@ -295,9 +295,9 @@ class TestPowerCut:
 
 TIERER = """
 import asyncio, sys
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import load_shards
-from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_maker.tierer import Tierer
 from weft.storage.chunk_log import open_cluster
 from weft.storage.object_store import open_store
 

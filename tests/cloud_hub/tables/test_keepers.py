@@ -8,12 +8,12 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, table
 from tests.support.waiting import until
-from weft.cloud_hub.tables.keepers import Keepers
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
 from weft.storage import hub_keys
 from weft.storage.object_store import open_store
 from weft.storage.object_store.memory import MemoryStore
+from weft.storage.table_maker.keepers import Keepers
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
 
 STREAMS = [f"stream-{number}" for number in range(6)]
 SETTINGS = TableSettings(interval_s=0.5)

@@ -16,12 +16,12 @@ import pytest
 
 from bench.log_writer import Delivery, LogWriter
 from tests.support.waiting import PATIENCE_S
-from weft.cloud_hub.tables.service import TableService
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.payloads import PayloadKind
+from weft.storage.table_maker.service import TableService
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/open-the-table.md").read_text("utf-8")

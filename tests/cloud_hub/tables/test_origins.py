@@ -16,9 +16,6 @@ from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.tables.delta import DeltaHandle
-from weft.cloud_hub.tables.maintenance import Maintenance
-from weft.cloud_hub.tables.settings import TableSettings
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
@@ -29,6 +26,9 @@ from weft.protocols.origin import Origin, OriginKind
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.segment_log import LogSettings, SegmentLog
 from weft.storage.table.rows import row_schema
+from weft.storage.table_maker.delta import DeltaHandle
+from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.settings import TableSettings
 
 FUNCTION = OriginKind.FUNCTION
 FIRST, SECOND = (Origin(1, FUNCTION, "calm", version, bytes([7] * 8)) for version in ("1", "2"))
@@ -145,7 +145,7 @@ async def test_files_of_before_and_after_are_joined(store: ObjectStore, monkeypa
     made_before(store)
     settings = TableSettings(compact_files_max=2)
     with monkeypatch.context() as earlier:
-        earlier.setattr("weft.cloud_hub.tables.tierer.lacking", lambda _: [])
+        earlier.setattr("weft.storage.table_maker.tierer.lacking", lambda _: [])
         await writer.append(0, Run(LANE, 0, 3))
         await drain(await new_tierer(store, writer))
     assert "_origin" not in rows(store).column_names

@@ -13,12 +13,12 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.tables.maintenance import Maintenance
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
 from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.names import PAYLOAD_PROPERTY
+from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
 
 PAYLOADS = [b'{"t": 21.5}', b"\xff\x00", b"plain", b"", b'{"t": "\xc3\xa9"}', b'{"t": 1']
 JSON, TEXT, BYTES = PayloadKind.JSON, PayloadKind.TEXT, PayloadKind.BYTES

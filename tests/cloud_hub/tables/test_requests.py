@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
-from weft.cloud_hub.tables import shards
-from weft.cloud_hub.tables.service import TableService
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table_maker import shards
+from weft.storage.table_maker.service import TableService
 
 CHUNKS = 40
 

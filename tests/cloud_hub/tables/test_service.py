@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, expected
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import ObjectStore, StoreError, open_store
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.tierer import Tierer
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, cont
 from tests.support.processes import weft
 from weft.cloud_hub.shard import lane_ends, skips
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.cloud_hub.tables.service import TableService
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.report import AuditReport
 from weft.protocols import batch
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
+from weft.storage.table_maker.service import TableService
 
 KEY = ("default", "telemetry")
 POISON = Run(LANE, 5, 3, key=b"k" * (batch.KEY_BYTES_MAX + 1))

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
-from weft.cloud_hub.tables.errors import TableDiverged, TableError
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import load_shards
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table.names import app_id
+from weft.storage.table_maker.errors import TableDiverged, TableError
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_maker.tierer import Tierer
 
 
 @pytest.fixture

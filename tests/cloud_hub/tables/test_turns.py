@@ -10,13 +10,13 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.tierer import Tierer
-from weft.cloud_hub.tables.turns import Turns
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.object_store import ObjectStore
 from weft.storage.table import columns, rows
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_maker.turns import Turns
 
 HOSTILE = [("crowd", f"s{number}") for number in range(1000)]
 OTHERS = [("other", "alarms"), ("other", "telemetry")]

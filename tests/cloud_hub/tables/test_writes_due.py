@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected, table
-from weft.cloud_hub.tables.service import TableService
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.writes_due import WritesDue
 from weft.storage.object_store import open_store
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.writes_due import WritesDue
 
 BUSY = LANE._replace(stream="busy")
 

@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 
 from bench.log_writer import Delivery, LogWriter
 from spark_sinks import read
-from weft.cloud_hub.tables.maintenance import Maintenance
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import load_shards
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
+from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_maker.tierer import Tierer
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

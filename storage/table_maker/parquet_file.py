@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from weft.cloud_hub.tables.columns import levels_of
-from weft.cloud_hub.tables.statistics import statistics_columns
 from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.row_groups import RowGroups
 from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.table_maker.columns import levels_of
+from weft.storage.table_maker.statistics import statistics_columns
 
 PAGE_ROWS_MAX = 8 << 10
 """Rows of a page. Readers with support for page indexes, such as Spark, read only the pages of a row group with their

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from weft.cloud_hub.tables.errors import TableError
-from weft.cloud_hub.tables.gather import LastChunk
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, ShardLog, table_key
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.names import app_id, app_ids, source_ids
+from weft.storage.table_maker.errors import TableError
+from weft.storage.table_maker.gather import LastChunk
 
 
 def tabled_streams(state: ShardState) -> dict[StreamKey, int]:

@@ -8,19 +8,19 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.bounds import TurnBudget
-from weft.cloud_hub.tables.columns import levels_of
-from weft.cloud_hub.tables.declared import Declared
-from weft.cloud_hub.tables.delta import in_thread
-from weft.cloud_hub.tables.errors import StreamStopped, TableError
-from weft.cloud_hub.tables.parquet_file import ParquetFile
-from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.shards import ShardView
 from weft.protocols.chunk import Chunk, StreamSection, section_entries
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import StreamKey
 from weft.protocols.shard.snapshot import Skip
 from weft.storage.table.rows import RowsOf, rows_of
+from weft.storage.table_maker.columns import levels_of
+from weft.storage.table_maker.declared import Declared
+from weft.storage.table_maker.delta import in_thread
+from weft.storage.table_maker.errors import StreamStopped, TableError
+from weft.storage.table_maker.parquet_file import ParquetFile
+from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.shards import ShardView
 
 RUN_BYTES, RUN_SECTIONS = 1 << 20, 256
 """Bytes and number of sections whose rows are made together: the step between two looks at the clock."""

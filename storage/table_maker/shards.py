@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.cloud_hub.tables.chunk_cache import ChunkCache
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.object_store import ObjectStore
+from weft.storage.table_maker.chunk_cache import ChunkCache
 
 CHUNK_BYTES_MAX = 256 << 20
 """Bytes of the chunks of all shards that are kept in memory for the streams with records in them."""

@@ -20,17 +20,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.tables.columns import table_schema
-from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
-from weft.cloud_hub.tables.errors import TableConflict, TableError
-from weft.cloud_hub.tables.parquet_file import ParquetFile
-from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
-from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.object_file import ObjectFile
 from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.delta.state import DeltaState
+from weft.storage.table_maker.columns import table_schema
+from weft.storage.table_maker.delta import DeltaHandle, in_thread
+from weft.storage.table_maker.errors import TableConflict, TableError
+from weft.storage.table_maker.parquet_file import ParquetFile
+from weft.storage.table_maker.settings import DEFAULTS, TableSettings
+from weft.storage.table_maker.tierer import Tierer
 
 _BATCH_ROWS = 16 << 10
 WHOLE_BYTES_MAX = 4 << 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from weft.cloud_hub.tables.shards import ShardView
 from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind, strictest
+from weft.storage.table_maker.shards import ShardView
 
 _logger = logging.getLogger(__name__)
 

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from weft.cloud_hub.tables.errors import TableError
-from weft.cloud_hub.tables.keepers import Keepers
-from weft.cloud_hub.tables.maintenance import Maintenance
-from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
-from weft.cloud_hub.tables.shards import ShardView, load_shard
-from weft.cloud_hub.tables.tabled import TablePositions, first_untabled, tabled_streams
-from weft.cloud_hub.tables.tierer import Tierer
-from weft.cloud_hub.tables.turns import Turns
-from weft.cloud_hub.tables.writes_due import WritesDue
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, CollectedPast
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
+from weft.storage.table_maker.errors import TableError
+from weft.storage.table_maker.keepers import Keepers
+from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.settings import DEFAULTS, TableSettings
+from weft.storage.table_maker.shards import ShardView, load_shard
+from weft.storage.table_maker.tabled import TablePositions, first_untabled, tabled_streams
+from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_maker.turns import Turns
+from weft.storage.table_maker.writes_due import WritesDue
 
 _logger = logging.getLogger(__name__)
 EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError, CollectedPast)

@@ -15,15 +15,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from weft.cloud_hub.tables.columns import lacking, new_columns, table_schema
-from weft.cloud_hub.tables.declared import Declared
-from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
-from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
-from weft.cloud_hub.tables.gather import Gathered, Gatherer, LastChunk, not_skipped
-from weft.cloud_hub.tables.parquet_file import ParquetFile
-from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
-from weft.cloud_hub.tables.shards import ShardView
-from weft.cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
@@ -33,6 +24,20 @@ from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, app_ids, source_ids, table_payload
 from weft.storage.table.rows import row_schema
+from weft.storage.table_maker.columns import lacking, new_columns, table_schema
+from weft.storage.table_maker.declared import Declared
+from weft.storage.table_maker.delta import DeltaHandle, in_thread
+from weft.storage.table_maker.errors import StreamStopped, TableConflict, TableDiverged, TableError
+from weft.storage.table_maker.gather import Gathered, Gatherer, LastChunk, not_skipped
+from weft.storage.table_maker.parquet_file import ParquetFile
+from weft.storage.table_maker.settings import DEFAULTS, TableSettings
+from weft.storage.table_maker.shards import ShardView
+from weft.storage.table_maker.statistics import (
+    COMPLETE_EARLIER,
+    EARLIER_COLUMNS,
+    STATISTICS_PROPERTY,
+    statistics_columns,
+)
 
 ATTEMPTS_MAX = 5
 """Maximum number of times that a step starts over because another writer was first."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-from weft.cloud_hub.settings import HubSettings
 
 
 @dataclass(frozen=True)
@@ -46,18 +43,6 @@ class TableSettings:
     checkpoint_versions_max: int = 1000
     """Table versions between checkpoints of the largest tables: a reader reads as many entries at most."""
     vacuum_interval_s: float = 86_400.0
-
-    @classmethod
-    def of(cls, settings: HubSettings) -> TableSettings:
-        """Return the bounds that the configuration sets."""
-        return cls(
-            interval_s=settings.table_interval_s or cls.interval_s,
-            write_bytes=settings.table_write_bytes,
-            write_after_s=settings.table_write_after_s,
-            compact_bytes_max=settings.table_joined_bytes,
-            compact_file_bytes_max=settings.table_joined_bytes // 4,
-            retention_hours=math.ceil(settings.table_vacuum_after_s / 3600),
-        )
 
 
 DEFAULTS = TableSettings()
