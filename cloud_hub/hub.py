@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import platform
 import random
 import time
 from collections.abc import Callable
@@ -34,23 +35,24 @@ from weft.cloud_hub.api.views import (
     table_view,
 )
 from weft.cloud_hub.clock import ADVICE, HubClock
+from weft.cloud_hub.cluster.membership import Membership, Work
+from weft.cloud_hub.cluster.owners import Owners, Site
+from weft.cloud_hub.health import Health
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
-from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.shard.shard_status import shard_status
+from weft.cloud_hub.shard.shard_status import shard_views
 from weft.cloud_hub.shard.shards import Shards
-from weft.cloud_hub.siblings import elsewhere, sibling_views
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
-from weft.config.units import Address, approximate_duration
+from weft.config.units import Address
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link
@@ -63,9 +65,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STORE_SILENCE_S = 15.0
-"""Silence of the store after which a shard makes the node not ready. Idle shards read the store every 2 s, so one slow
-response or one retry does not count, and a load balancer detects an outage before edges fill their windows."""
 TABLES_LISTED_MAX = 1000
 """Maximum number of tables in the status; failing ones come first."""
 SHUTDOWN_S = 2.0
@@ -109,6 +108,7 @@ class Hub:
         self._clock = HubClock(wall_clock, boot_clock)
         self._rules = rules
         self._membership: Membership | None = None
+        self._owners: Owners | None = None
         self._keeper: LaneKeeper | None = None
         self._collector: Collector | None = None
         self._random_bits = random.SystemRandom().getrandbits
@@ -156,6 +156,10 @@ class Hub:
         self.cluster = await open_cluster(store, settings.shards, release_level=self._rules.level)
         await self._clock.measure(store)
         node_id = f"{self._random_bits(64):016x}"
+        self._owners = owners = Owners(
+            self.cluster.shards, self._site(node_id), node_id, changed=self._owners_changed,
+            wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
+        )  # fmt: skip
         self._membership = Membership(
             store,
             node_id,
@@ -163,18 +167,34 @@ class Hub:
             level=self.cluster.level,
             release_level=self._rules.level,
             clock=self._clock,
+            owners=owners,
+            work=self._work,
         )
-        self._shards = Shards(
-            self.cluster.shards, settings.process, settings.processes, lambda shard: self._sequencer(store, shard)
-        )
+        await self._membership.look()
+        self._shards = Shards(self.cluster.shards, owners, lambda shard: self._sequencer(store, shard))
         try:
             await self._shards.start()
             self._start_tables(store)
             await self._listen(self._shards)
+            owners.port = self._server.addresses[0][1]
             await self._membership.start(self.url)
         except BaseException:
             await self.close()
             raise
+
+    def _site(self, node_id: str) -> Site:
+        settings = self._settings
+        return Site(
+            platform.node(), settings.port, settings.process, settings.processes, settings.advertise, settings.cores,
+            label="" if settings.port else node_id,
+        )  # fmt: skip
+
+    def _work(self) -> Work:
+        return Work(self._shards.loaded if self._shards is not None else (), len(self._links))
+
+    async def _owners_changed(self) -> None:
+        if self._shards is not None:
+            await self._shards.load_own()
 
     def _sequencer(self, store: ObjectStore, shard: int) -> Sequencer:
         return Sequencer(
@@ -235,7 +255,7 @@ class Hub:
         self._rates = StreamRates(lambda: followed(shards, self._tables, time.monotonic()), time.monotonic)
         self._rates.start()
         collected = self._collector.shards if self._collector is not None else ()
-        figures = self._figures if shards.process == 0 else None
+        figures = self._figures if self._settings.process == 0 else None
         metrics = Metrics(
             shards, figures, self._links, self._clock, collected, clocks_differ=self._links.clocks_differ,
             tables=self._tables, refusals=self._refusals,
@@ -277,6 +297,9 @@ class Hub:
     async def close(self) -> None:
         """Close the links and stop. Edges still have all unacknowledged records."""
         link_log.logger.removeFilter(self._throttle)
+        if self._membership is not None:
+            await self._membership.leave()
+            await self._links.send_on(within_s=SHUTDOWN_S)
         await self._links.close()
         await self._server.stop_listening()
         if self._figures is not None:
@@ -308,10 +331,10 @@ class Hub:
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
-        assert self._shards is not None, "the hub has not been started"
+        assert self._shards is not None and self._owners is not None, "the hub has not been started"  # noqa: PT018
         link = EdgeLink(
             self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
-            elsewhere=elsewhere(self._settings, request.host),
+            elsewhere=self._owners.elsewhere(request.host),
         )  # fmt: skip
         with self._links.opened(link, identity):
             response = await serve_link(
@@ -337,33 +360,9 @@ class Hub:
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
 
-    def unhealthy(self) -> list[str]:
-        """Return the reasons to restart the node; empty when a restart would not help.
-
-        A failing store or a damaged shard is not a reason: a new process would have the same problem.
-        """
-        ended = [sequencer.log.shard for sequencer in self._own() if not sequencer.is_running]
-        reasons = [f"the work on shard {shard} has ended" for shard in ended]
-        if self._tables is not None and not self._tables.is_running:
-            reasons.append("the work on the tables has ended")
-        return reasons
-
-    def unready(self) -> list[str]:
-        """Return the reasons why the node accepts no links and answers no readers; empty if it does.
-
-        One working shard is enough: a failing shard affects only its own edges, and fails on every node.
-        """
-        reasons = []
-        if self._membership is not None and self._membership.is_outdated:
-            return [f"the cluster is at level {self._membership.level}, above this release"]
-        for sequencer in self._own():
-            shard, silent_s = sequencer.log.shard, sequencer.silent_s
-            if not sequencer.loaded:
-                reasons.append(f"shard {shard} is not loaded")
-            elif silent_s > STORE_SILENCE_S:
-                reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
-        doubted = self._clock.doubted()
-        return self.unhealthy() + ([doubted] if doubted else []) + (reasons if len(reasons) == len(self._own()) else [])
+    def health(self) -> Health:
+        """Return what the health of the node depends on."""
+        return Health(self._own(), self._tables, self._membership, self._clock)
 
     def _table_error(self, key: StreamKey) -> str | None:
         return self._tables.error_of(key) if self._tables else None
@@ -380,10 +379,12 @@ class Hub:
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
             "release_level": self._rules.level,
+            "name": self._owners.own if self._owners is not None else "",
+            "state": self._owners.state if self._owners is not None else "",
             "process": self._settings.process,
             "processes": self._settings.processes,
-            "peers": sibling_views(self._settings),
-            "shards": [shard_status(sequencer) for sequencer in self.sequencers],
+            "peers": self._owners.peers() if self._owners is not None else [],
+            "shards": shard_views(self.sequencers, self._owners) if self._owners is not None else [],
             "tables": [table_status_view(table) for table in self._tables.status(TABLES_LISTED_MAX)]
             if self._tables
             else [],

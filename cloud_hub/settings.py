@@ -74,6 +74,10 @@ class HubSettings:
     process: int = 0
     """Number of this process among those that share the node's shards. Process 0 keeps the tables."""
     processes: int = 1
+    cores: float = 1.0
+    """Cores for each process: hosts with more get more shards."""
+    beat_interval_s: float = 5.0
+    """Interval at which processes show others that they are there; one that missed three counts as gone."""
     advertise: tuple[str, ...] = ()
     """URLs of the processes for edges, in their order. Empty: the host that an edge used, and consecutive ports from
     ``port - process`` on."""

@@ -28,6 +28,7 @@ from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_rates import StreamRates
 from weft.cloud_hub.api.stream_summary import renamed_lanes
 from weft.cloud_hub.api.views import LaneOf, View
+from weft.cloud_hub.health import Health
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE
@@ -61,12 +62,8 @@ class HubNode(Protocol):
         """Return the number of table rows of a stream's records; None if the node does not know it."""
         ...
 
-    def unhealthy(self) -> list[str]:
-        """Return the reasons to restart the node."""
-        ...
-
-    def unready(self) -> list[str]:
-        """Return the reasons why the node accepts no work."""
+    def health(self) -> Health:
+        """Return what the health of the node depends on."""
         ...
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
@@ -209,15 +206,15 @@ class Api:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         self._access.operate(request)
-        if self._shards.process == 0:
+        if self._metrics.counts_streams:
             await self._shards.all()  # figures of streams count every shard
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("healthy", self._node.unhealthy(), request.headers))
+        return web.Response(**health_answer("healthy", self._node.health().unhealthy(), request.headers))
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("ready", self._node.unready(), request.headers))
+        return web.Response(**health_answer("ready", self._node.health().unready(), request.headers))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request)

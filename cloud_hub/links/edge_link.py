@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
+from weft.cloud_hub.cluster.owners import redirect
+from weft.cloud_hub.links.link_clocks import LinkClocks, OpenedLane
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.bounds import ADVICE
-from weft.cloud_hub.shard.clock_notices import ClockNotices
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import ClockUpdate, GapRange, Mark
+from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
-from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.placement import shard_of
-from weft.protocols.shard.shard_state import BOOTS_MAX
 from weft.replication.accounting import offered_end
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
-
-LOGS_AT_ONCE = 256
-"""Number of logs with one id that get a clock notice without a pause. Two nodes have the same id only on purpose."""
-
-
-class _OpenedLane(NamedTuple):
-    session: LaneSession
-    sequencer: Sequencer
-    acknowledged: Sequence[Range] = ()
-    """Records that this hub had acknowledged before, by the edge's account."""
-
-
-@dataclass(slots=True)
-class _Log:
-    """One log with open lanes on the link."""
-
-    clocks: ClockNotices = field(default_factory=ClockNotices)
-    lanes: dict[int, _OpenedLane] = field(default_factory=dict)
 
 
 class EdgeLink:
@@ -55,7 +35,7 @@ class EdgeLink:
         log: log of the link's acceptance and end.
         peer: the peer's address.
         refusals: counter of the lanes refused for lack of room.
-        elsewhere: shard -> the URL of its process; None if it is this one, or unknown.
+        elsewhere: shard -> the URL of its owner at present; None if it is this process, or unknown.
     """
 
     def __init__(
@@ -81,9 +61,9 @@ class EdgeLink:
         """The reason why the hub ended the link by itself."""
         self._link: LinkSession
         self._is_taken = False
-        self._lanes: dict[int, _OpenedLane] = {}
+        self._lanes: dict[int, OpenedLane] = {}
         self._sequencers: dict[int, Sequencer] = {}
-        self._full: list[_OpenedLane] = []
+        self._full: list[OpenedLane] = []
         """Lanes whose shards had no more room after the last of their batches."""
         self._claims: dict[Lane, LaneClaim] = {}
         """Claims of this connection, including those to lanes that were closed since."""
@@ -95,10 +75,7 @@ class EdgeLink:
         """Lanes that the edge opened as its own, at most one for each stream."""
         self._conflict = ""
         """Reason why the shard refused the edge's identity at the start of the link; empty if it did not."""
-        self._clocks: dict[tuple[int, int], Clock] = {}
-        """(log id, boot) -> the edge's clock notice."""
-        self._logs: dict[int, dict[NodeName, _Log]] = {}
-        """Log id -> logs of the open lanes: a node's own, and relayed ones."""
+        self._clocks = LinkClocks()
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
         self.clock_off: int | None = None
@@ -123,16 +100,26 @@ class EdgeLink:
         if self._end is not None:
             raise self._end
         self._authorise(NodeName(hello.tenant, hello.edge))
-        shard = shard_of(hello.tenant, hello.edge, self._shards.count)
-        if not hello.stay and (url := self._elsewhere(shard)) is not None:
+        if (sent_on := redirect(hello, self._shards.count, self._elsewhere)) is not None:
             self._is_sent_on = True
-            raise LinkRefused(
-                RefuseCode.REDIRECT, f"shard {shard}, where edge {hello.edge} belongs, is served at {url}",
-                "the edge goes there by itself, or stays when it cannot", url,
-            )  # fmt: skip
+            raise sent_on
         self.hello = hello
         self.clock_off = hello.clock - self._wall_clock() if hello.is_synchronised else None
         self._link = link
+
+    def send_on(self) -> bool:
+        """Send the edge of an open link to the owner of its shard, if that is another process by now.
+
+        Returns:
+            Whether the edge was sent on.
+        """
+        if self.hello is None or self._end is not None:
+            return False
+        if (sent_on := redirect(self.hello, self._shards.count, self._elsewhere)) is None:
+            return False
+        self._end = sent_on
+        self._link.refuse(sent_on.code, sent_on.message, sent_on.advice, sent_on.url)
+        return True
 
     @property
     def is_over(self) -> bool:
@@ -166,12 +153,9 @@ class EdgeLink:
         self._lanes[opening.lane] = opened
         opened.session.opened.add_done_callback(lambda held: self._answer(opening.lane, held))
         opened.sequencer.open(opened.session)
-        log = self._log_of(opened.session.lane)
-        log.lanes[opening.lane] = opened
-        for clock in self._clocks.values() if len(log.lanes) == 1 else ():
-            _put_clock(opened, clock)
+        self._clocks.add(opening.lane, opened)
 
-    async def _open_lane(self, opening: LaneOpen) -> _OpenedLane:
+    async def _open_lane(self, opening: LaneOpen) -> OpenedLane:
         lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
         self._authorise(NodeName(lane.tenant, lane.edge))
         shard = shard_of(lane.tenant, lane.edge, self._shards.count)
@@ -205,17 +189,13 @@ class EdgeLink:
             claim = self._claims[lane] = LaneClaim(opening.epoch, offered_end(opening.ranges))
         session = LaneSession(
             lane, claim, opening.topics, acknowledge, refuse,
-            payload=opening.payload, flags=opening.flags, origins=opening.origins, clocks=self._log_of(lane).clocks,
+            payload=opening.payload, flags=opening.flags, origins=opening.origins, clocks=self._clocks.notices(lane),
         )  # fmt: skip
         if not session.is_relay and len(self._asked) < LANES_MAX:
             self._asked[lane] = sequencer, claim
         cluster = sequencer.state.cluster_id.hex()
         acknowledged = next((ranges for hub, ranges in opening.acknowledged if hub == cluster), [])
-        return _OpenedLane(session, sequencer, acknowledged)
-
-    def _log_of(self, lane: Lane) -> _Log:
-        """Return the log of a lane."""
-        return self._logs.setdefault(lane.log_id, {}).setdefault(NodeName(lane.tenant, lane.edge), _Log())
+        return OpenedLane(session, sequencer, acknowledged)
 
     async def _sequencer(self, shard: int) -> Sequencer:
         known = self._sequencers.get(shard)
@@ -268,16 +248,10 @@ class EdgeLink:
         else:
             self._link.close_lane(number, code, message, advice)
 
-    def _take_out(self, number: int) -> _OpenedLane | None:
+    def _take_out(self, number: int) -> OpenedLane | None:
         opened = self._lanes.pop(number, None)
         if opened is not None:
-            lane = opened.session.lane
-            log = self._log_of(lane)
-            log.lanes.pop(number, None)
-            if not log.lanes:
-                del self._logs[lane.log_id][NodeName(lane.tenant, lane.edge)]
-                if not self._logs[lane.log_id]:
-                    del self._logs[lane.log_id]
+            self._clocks.take_out(number, opened.session.lane)
         # Only granted claims are kept, whose lanes count against the hub's limit: a peer may open any number of lanes.
         if opened is not None and not opened.session.claim.granted:
             self._claims.pop(opened.session.lane, None)
@@ -302,13 +276,7 @@ class EdgeLink:
 
     async def clock(self, clock: Clock) -> None:
         """Store a measurement of the edge's clock, for the chunks with batches of that boot."""
-        if len(self._clocks) < BOOTS_MAX or (clock.log_id, clock.boot) in self._clocks:
-            self._clocks[clock.log_id, clock.boot] = clock
-        for at, log in enumerate(list(self._logs.get(clock.log_id, {}).values()), 1):
-            if (opened := next(iter(log.lanes.values()), None)) is not None:
-                _put_clock(opened, clock)
-            if at % LOGS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        await self._clocks.put(clock)
 
     def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Pass verified batches to the lane's shard."""
@@ -380,13 +348,6 @@ class EdgeLink:
             self._log.refused(_named(self.hello), self._peer, reason)
         for opened in self._lanes.values():
             opened.sequencer.leave(opened.session)
-
-
-def _put_clock(opened: _OpenedLane, clock: Clock) -> None:
-    lane = opened.session.lane
-    if lane.log_id == clock.log_id:
-        notice = ClockUpdate(*lane[:3], clock.boot, clock.monotonic, clock.offset, clock.error)
-        opened.sequencer.put_clock(opened.session, notice)
 
 
 def _named(hello: Hello) -> str:

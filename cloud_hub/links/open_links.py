@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
@@ -16,6 +17,13 @@ from weft.cloud_hub.links.link_log import clock_differs
 from weft.protocols.lane import NodeName, format_log_id, valid_name
 from weft.protocols.link import RefuseCode
 
+_logger = logging.getLogger(__name__)
+
+MOVES_PER_S = 100
+"""Maximum number of edges that are sent on in a second: each connects anew and opens its lanes at the other process."""
+LOOKED_AT_ONCE = 256
+"""Number of links that are looked at without a pause."""
+SEND_ON_INTERVAL_S = 5.0
 LOOK_INTERVAL_S = 2.0
 """Interval at which open links are checked against the tokens file."""
 BOUND = "limits.links_per_token"
@@ -46,7 +54,7 @@ class OpenLinks:
         self._by_token: dict[TokenIdentity, dict[EdgeLink, None]] = {}
         self._releases: OrderedDict[NodeName, str] = OrderedDict()
         """Releases of edges whose links have ended."""
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
         return len(self._since)
@@ -117,20 +125,45 @@ class OpenLinks:
                 self._releases.popitem(last=False)
 
     def start(self, tokens: TokenFile | None) -> None:
-        """Begin checking whether tokens are still in force; a hub may have none."""
+        """Begin to send edges on, and to check whether tokens are still in force; a hub may have none."""
+        self._tasks = [asyncio.create_task(self._send_on(), name="send-on")]
         if tokens is not None:
-            self._task = asyncio.create_task(self._look(tokens), name="open-links")
+            self._tasks.append(asyncio.create_task(self._look(tokens), name="open-links"))
 
     async def close(self) -> None:
-        """Stop checking."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """Stop both."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+            self._tasks = []
+
+    async def _send_on(self) -> None:
+        while True:
+            await asyncio.sleep(SEND_ON_INTERVAL_S)
+            await self.send_on()
 
     async def _look(self, tokens: TokenFile) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             self.end_revoked(tokens)
+
+    async def send_on(self, within_s: float | None = None) -> None:
+        """Send the edges of shards that others own by now to these, some at a time.
+
+        Args:
+            within_s: time for all of them; None for as long as it takes.
+        """
+        sent, links = 0, list(self._since)
+        pause_s = 1 / MOVES_PER_S if within_s is None else min(1 / MOVES_PER_S, within_s / max(1, len(links)))
+        for at, link in enumerate(links):
+            if link.send_on():
+                sent += 1
+                await asyncio.sleep(pause_s)
+            elif at % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if sent:
+            _logger.info("%d edges were sent on to the owners of their shards", sent)
 
     def end_revoked(self, tokens: TokenFile) -> None:
         """End the links of tokens that are no longer in force."""

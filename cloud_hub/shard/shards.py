@@ -1,8 +1,8 @@
 """The shards of a store in one hub process: its own, and those of other processes while it needs them.
 
-A process owns the shards whose number modulo the number of processes is its own number. The log decides who writes, so
-ownership only concerns cost: a process loads another's shard for a link that could not reach the owner, or for a
-reader, and closes it after some minutes without either.
+Who owns a shard is known by ``cluster.owners``, and may change. The log decides who writes, so ownership only concerns
+cost: a process loads another's shard for a link that could not reach the owner, or for a reader, and closes it after
+some minutes without either.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from weft.cloud_hub.shard.sequencer import Sequencer
 
@@ -25,22 +26,33 @@ READ_AGE_S_MAX = 0.25
 """Maximum age of another process's shard for a reader."""
 
 
+class Ownership(Protocol):
+    """The owner of each shard (``cluster.owners``)."""
+
+    def is_own(self, shard: int) -> bool:
+        """Return whether this process owns a shard."""
+        ...
+
+    def owner(self, shard: int) -> str:
+        """Return the name of the process that owns a shard."""
+        ...
+
+
 class Shards:
     """The shards of one hub process.
 
     Args:
         count: the number of shards of the store.
-        process, processes: this process's number, from 0, and the number of processes that share the shards.
+        owners: who owns which shard, at present.
         make: makes the sequencer of a shard, without starting it.
         idle_s: time without use after which a shard of another process is closed.
     """
 
     def __init__(
-        self, count: int, process: int, processes: int, make: Callable[[int], Sequencer], *, idle_s: float = IDLE_S
+        self, count: int, owners: Ownership, make: Callable[[int], Sequencer], *, idle_s: float = IDLE_S
     ) -> None:
         self.count = count
-        self.process = process
-        self.processes = processes
+        self._owners = owners
         self._make = make
         self._idle_s = idle_s
         self._now = asyncio.get_running_loop().time
@@ -57,23 +69,30 @@ class Shards:
     @property
     def own(self) -> list[Sequencer]:
         """Return the process's own shards, by number."""
-        return [sequencer for sequencer in self if self.owner(sequencer.log.shard) == self.process]
+        return [sequencer for sequencer in self if self._owners.is_own(sequencer.log.shard)]
 
-    def owner(self, shard: int) -> int:
-        """Return the number of the process that owns a shard."""
-        return shard % self.processes
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Return the numbers of the shards that are loaded here."""
+        return tuple(sequencer.log.shard for sequencer in self if sequencer.loaded)
 
     async def start(self) -> None:
         """Load the process's own shards. A shard that cannot be loaded is retried; the others work meanwhile."""
         self._sweeper = asyncio.create_task(self._sweep(), name="idle-shards")
-        await asyncio.gather(*(self.get(shard) for shard in range(self.process, self.count, self.processes)))
+        await self.load_own()
+
+    async def load_own(self) -> None:
+        """Load the shards that the process owns by now. Those it owns no more are closed when nobody needs them."""
+        now = self._now()
+        self._used_at.update(dict.fromkeys(self._sequencers, now))
+        await asyncio.gather(*(self.get(shard) for shard in range(self.count) if self._owners.is_own(shard)))
 
     async def get(self, shard: int) -> Sequencer:
         """Return a shard's started sequencer. If it is not loaded, it has trouble, or is slow."""
         self._used_at[shard] = self._now()
         if shard not in self._sequencers:
-            if self.owner(shard) != self.process:
-                logger.info("shard %d belongs to process %d, and is loaded here too", shard, self.owner(shard))
+            if not self._owners.is_own(shard):
+                logger.info("shard %d belongs to %s, and is loaded here too", shard, self._owners.owner(shard))
             sequencer = self._sequencers[shard] = self._make(shard)
             self._starts[shard] = asyncio.create_task(sequencer.start(), name=f"start-shard-{shard}")
         sequencer, start = self._sequencers[shard], self._starts[shard]
@@ -85,7 +104,7 @@ class Shards:
         """Return every shard of the store, by number, for a reader. Those of other processes were read up to the log's
         head at most ``READ_AGE_S_MAX`` ago, unless the store fails."""
         sequencers = await asyncio.gather(*(self.get(shard) for shard in range(self.count)))
-        others = [each for each in sequencers if self.owner(each.log.shard) != self.process]
+        others = [each for each in sequencers if not self._owners.is_own(each.log.shard)]
         if others:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_S_MAX):
@@ -112,6 +131,6 @@ class Shards:
                 await sequencer.close()
 
     def _is_idle(self, shard: int) -> bool:
-        if self.owner(shard) == self.process or self._sequencers[shard].sessions.count:
+        if self._owners.is_own(shard) or self._sequencers[shard].sessions.count:
             return False
         return self._starts[shard].done() and self._now() - self._used_at[shard] >= self._idle_s

@@ -50,6 +50,8 @@ class Redirects:
         """
         if taken:
             self._unreachable.pop(target.url, None)
+            if outcome.code == RefuseCode.REDIRECT:  # the shard has another owner by now
+                return self._follow(Target(target.url), outcome.url, now)
             return None
         if outcome.code == RefuseCode.REDIRECT:
             return self._follow(target, outcome.url, now)

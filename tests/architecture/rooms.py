@@ -137,7 +137,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
         ("object_store", "segment_log"),
-        ("cluster", "data_directory", "manifest", "nodes"),
+        ("cluster", "data_directory", "manifest", "nodes", "presence"),
         ("chunks", "table"),
         ("chunk_log",),
         ("store_formats", "table_maker"),
@@ -162,10 +162,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cloud_hub": (
         ("check", "clock", "settings"),
-        ("membership",),
+        ("cluster",),
         ("shard",),
+        ("health",),
         ("api", "stream_deletion"),
-        ("links", "preflight", "siblings"),
+        ("links", "preflight"),
         ("hub",),
     ),
     "spark_sinks": (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import NS, now_ns
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.owners import Owners, Site
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -48,6 +49,15 @@ def make_batch(lane: Lane, first: int, end: int, time: int = 0, origin: int = 0)
     columns = batch.columns_from_lists(times, [b"key"] * len(seqs), [payload(lane, seq) for seq in seqs])
     data = batch.encode(1, first, columns, CLOCK, origin=origin)
     return batch.verify(data), memoryview(data)
+
+
+def machine(shards: int, *, processes: int = 1) -> Owners:
+    """The first process of a machine that is alone."""
+
+    async def nothing() -> None:
+        pass
+
+    return Owners(shards, Site("here", 8090, 0, processes), "first", changed=nothing)
 
 
 def make_sequencer(

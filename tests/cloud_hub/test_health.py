@@ -27,20 +27,20 @@ async def test_a_hub_with_tokens_tells_probes_and_nothing_else(tmp_path: Path) -
 async def test_a_store_that_does_not_answer_makes_it_not_ready_and_a_restart_would_not_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.hub.STORE_SILENCE_S", 0.5)
+    monkeypatch.setattr("weft.cloud_hub.health.STORE_SILENCE_S", 0.5)
     store = FaultyStore(MemoryStore(), random.Random(1), replace(CALM, latency_s=0.0))
     async with running_hub(store, shards=1) as hub:
         # Idle shards ask the store every 2 s; the bound here is shorter, so the moment after a look is waited for.
-        await until(lambda: not hub.unready())
+        await until(lambda: not hub.health().unready())
         store.faults = replace(CALM, read=1.0, latency_s=0.0)
-        await until(lambda: bool(hub.unready()) and hub.sequencers[0].trouble is not None)
+        await until(lambda: bool(hub.health().unready()) and hub.sequencers[0].trouble is not None)
         status, text = await get(hub, "/readyz")
         assert status == 503
         assert text.startswith("not ready: the store has not answered for ")
         assert text.endswith("(shard 0)\n")
         assert (await get(hub, "/healthz"))[0] == 200
         store.faults = replace(CALM, latency_s=0.0)
-        await until(lambda: not hub.unready())
+        await until(lambda: not hub.health().unready())
 
 
 async def test_work_that_has_ended_is_a_reason_to_start_again() -> None:

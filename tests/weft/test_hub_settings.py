@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.cloud_hub.processes import addresses, check_processes, process_count
+from weft.cloud_hub.cluster.processes import addresses, check_processes, process_count
 from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits

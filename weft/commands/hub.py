@@ -24,7 +24,7 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import clock, cluster, deletion, skip, stream
+from weft.commands.on_store import clock, cluster, deletion, nodes, skip, stream
 from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
@@ -48,6 +48,7 @@ def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
 
+command.add_command(nodes.nodes)
 command.add_command(cluster.finalize)
 command.add_command(cluster.retire)
 command.add_command(cluster.adopt)
@@ -84,7 +85,7 @@ def run(config_file: str, processes: int | None, part: str | None, log_level: st
         _serve(config_file, loaded, number, count)
         return
     from weft.cloud_hub import preflight
-    from weft.cloud_hub.processes import check_processes, cores, process_count
+    from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
 
     count = process_count(loaded.config, processes, cores())
     found = preflight.look(loaded.config)
@@ -167,7 +168,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_hub)
-    from weft.cloud_hub.processes import addresses, check_processes, cores, process_count
+    from weft.cloud_hub.cluster.processes import addresses, check_processes, cores, process_count
 
     config, found = loaded.config, preflight.look(loaded.config, offline=offline)
     count = process_count(config, processes, cores())
@@ -183,7 +184,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
 
 
 def _listening(config: HubConfig, count: int) -> str:
-    from weft.cloud_hub.processes import addresses
+    from weft.cloud_hub.cluster.processes import addresses
 
     if count == 1:
         return f"listening on {config.listen}"
@@ -297,7 +298,7 @@ def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> No
         click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return
     edges = _edges(str(address), token_file)
-    owned = [shard for shard in others["shards"] if shard["shard"] % others["processes"] == others["process"]]
+    owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
     facts["links"] += others["links"]

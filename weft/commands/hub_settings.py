@@ -27,6 +27,7 @@ def stream_key(name: str) -> tuple[str, str]:
 
 def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
     """Return the settings of one of the hub's processes from its configuration."""
+    from weft.cloud_hub.cluster.processes import cores
     from weft.cloud_hub.settings import HubSettings, SequencerSettings
     from weft.config.models import Tables
 
@@ -38,6 +39,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         port=port + process,
         process=process,
         processes=processes,
+        cores=cores() / processes,
         advertise=config.advertise or (),
         shards=config.shards,
         tokens_file=config.tokens_file,

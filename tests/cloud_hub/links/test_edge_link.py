@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import SETTINGS, make_batch, make_sequencer
+from tests.cloud_hub.fabric import SETTINGS, machine, make_batch, make_sequencer
 from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -64,7 +64,7 @@ def test_a_lane_whose_epoch_may_be_durable_unnoticed_ends_its_link() -> None:
             sequencers.append(make_sequencer(store, random.Random(1)))
             return sequencers[-1]
 
-        shards = Shards(1, 0, 1, make)
+        shards = Shards(1, machine(1), make)
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
@@ -89,7 +89,7 @@ def test_an_edge_whose_window_fills_up_does_not_wait_for_a_long_commit_interval(
     async def main() -> None:
         store = MemoryStore()
         settings = replace(SETTINGS, commit_interval_s=30.0)
-        shards = Shards(1, 0, 1, lambda _shard: make_sequencer(store, random.Random(1), settings))
+        shards = Shards(1, machine(1), lambda _shard: make_sequencer(store, random.Random(1), settings))
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
@@ -121,7 +121,7 @@ def test_news_of_a_clock_reach_all_lanes_of_its_log_once() -> None:
             sequencers.append(make_sequencer(MemoryStore(), random.Random(1)))
             return sequencers[-1]
 
-        shards = Shards(1, 0, 1, make)
+        shards = Shards(1, machine(1), make)
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import make_sequencer
+from tests.cloud_hub.fabric import machine, make_sequencer
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.storage.object_store.memory import MemoryStore
@@ -16,9 +16,11 @@ from weft.storage.object_store.memory import MemoryStore
 
 def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        shards = Shards(3, 0, 3, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
+        owners = machine(3, processes=3)
+        shards = Shards(3, owners, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
         await shards.start()
-        first, second = await shards.get(1), await shards.get(2)
+        others = [shard for shard in range(3) if not owners.is_own(shard)]
+        first, second = [await shards.get(shard) for shard in others]
         closing, go_on, close = asyncio.Event(), asyncio.Event(), Sequencer.close
 
         async def slowly(sequencer: Sequencer) -> None:
@@ -28,7 +30,7 @@ def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch:
 
         monkeypatch.setattr(Sequencer, "close", slowly)
         await closing.wait()
-        assert await shards.get(2) is second
+        assert await shards.get(others[1]) is second
         go_on.set()
         await asyncio.sleep(50)
         assert not first.is_running

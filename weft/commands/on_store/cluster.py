@@ -64,8 +64,8 @@ def finalize(config_file: str, *, yes: bool) -> None:
     Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
     while a node of an earlier release runs, and names it.
     """
-    from weft.cloud_hub import membership
     from weft.cloud_hub.clock import sound_clock
+    from weft.cloud_hub.cluster import membership
     from weft.protocols.shard.shard_state import LEVEL_MAX
 
     if not yes:

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
 
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.owners import LEAVING, Owners
 from weft.config.log_lines.repeats import Repeats, left_out
-from weft.storage import nodes
+from weft.storage import hub_keys, nodes
 from weft.storage.cluster import ClusterUnusable, raise_level, read_level
 from weft.storage.nodes import NodeEntry
 from weft.storage.object_store import ObjectStore, StoreError
+from weft.storage.presence import BEAT_S, Presence
 
 logger = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 30.0
 """Interval at which a node reads the cluster's level again."""
 ANNOUNCE_INTERVAL_S = 60.0
-"""Interval at which a node writes its entry again; after five missed ones it counts as gone."""
+"""Interval at which a node that is alone writes its entry again; after five missed ones it counts as gone."""
 
 
 class NotFinalized(Exception):
     """The level cannot be raised. The message has the reason and advice."""
+
+
+class Work(NamedTuple):
+    """What a process has to do at present, for its entry."""
+
+    shards: tuple[int, ...] = ()
+    """Shards that it has loaded."""
+    links: int = 0
 
 
 class Membership:
@@ -37,6 +50,8 @@ class Membership:
         level: the cluster's level, just read.
         release_level: the highest level that this release knows.
         clock: held against the store's each time that the entry is written again.
+        owners: told who is there; None for a node that takes no part in the division of shards.
+        work: the process's work at present.
     """
 
     def __init__(
@@ -48,6 +63,8 @@ class Membership:
         level: int,
         release_level: int,
         clock: HubClock,
+        owners: Owners | None = None,
+        work: Callable[[], Work] = Work,
     ) -> None:
         self.node_id = node_id
         self.level = level
@@ -56,11 +73,16 @@ class Membership:
         self._store = store
         self._software = software
         self._clock = clock
-        self._wrote: tuple[int, int] | None = None
-        """The boot clock before and after the entry was last written; None when that is not clear."""
+        self._owners = owners
+        self._work = work
         self._url = ""
         self._repeats = Repeats()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._presence = Presence(
+            store, hub_keys.NODES, node_id, self._entry, boot=clock.boot, looked=self._looked, wrote=clock.wrote,
+            beat_s=BEAT_S if owners is None else owners.beat_s, alone_write_s=ANNOUNCE_INTERVAL_S,
+            is_watched=None if owners is None else owners.has_strangers,
+        )  # fmt: skip
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def writes(self) -> int:
@@ -72,6 +94,19 @@ class Membership:
         """Return whether the cluster has reached a level that this release does not know."""
         return self.level > self.release_level
 
+    @property
+    def is_leaving(self) -> bool:
+        """Return whether the node gives its shards to others."""
+        return self._owners is not None and self._owners.state == LEAVING
+
+    async def look(self) -> None:
+        """See who is there, before the node serves anyone.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        await self._presence.look(writes=False)
+
     async def start(self, url: str) -> None:
         """Announce the node, and keep entry and level fresh.
 
@@ -79,31 +114,43 @@ class Membership:
             StoreError: the store did not answer.
         """
         self._url = url
-        await self._announce()
-        self._tasks = [
-            asyncio.create_task(self._repeat(self._announce, ANNOUNCE_INTERVAL_S), name="announce"),
-            asyncio.create_task(self._repeat(self._read_level, READ_INTERVAL_S), name="cluster-level"),
-        ]
+        await self._presence.start()
+        self._task = asyncio.create_task(self._read_levels(), name="cluster-level")
+
+    async def leave(self) -> None:
+        """Say that the node owns no more shards, if others are there to take them; else do nothing."""
+        if self._owners is None or not self._owners.others():
+            return
+        await self._owners.leave()
+        await self._presence.look()
 
     async def close(self) -> None:
         """Stop, and remove the entry. A remaining entry counts as gone after five minutes."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-            try:
-                await nodes.withdraw(self._store, self.node_id)
-            except StoreError as error:
-                logger.info("the entry of this node stays in the store for five minutes: %s", error)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._presence.close()
 
-    async def _announce(self) -> None:
-        entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now())
-        last, self._wrote = self._wrote, None
-        before = self._clock.boot()
-        written = await nodes.announce(self._store, entry)
-        self._wrote = before, self._clock.boot()
-        if last is not None and written is not None:
-            self._clock.wrote(*last, written)
+    def _entry(self, beat: int) -> bytes:
+        entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now(), beat)
+        if self._owners is not None:
+            interval_s = self._owners.beat_s if self._owners.has_strangers() else ANNOUNCE_INTERVAL_S
+            entry = self._owners.entered(entry, *self._work(), interval_s)
+        return msgspec.json.encode(entry)
+
+    async def _looked(self) -> None:
+        if self._owners is not None:
+            await self._owners.look(self._presence.others())
+
+    async def _read_levels(self) -> None:
+        while True:
+            await asyncio.sleep(READ_INTERVAL_S)
+            try:
+                await self._read_level()
+            except (StoreError, ClusterUnusable) as error:
+                count = self._repeats.say(str(error), asyncio.get_running_loop().time())
+                if count is not None:
+                    logger.warning("the cluster's level: %s%s", error, left_out(count))
 
     async def _read_level(self) -> None:
         level = await read_level(self._store)
@@ -117,16 +164,6 @@ class Membership:
                     level,
                     self.release_level,
                 )
-
-    async def _repeat(self, call: Callable[[], Awaitable[None]], interval_s: float) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await call()
-            except (StoreError, ClusterUnusable) as error:
-                count = self._repeats.say(str(error), asyncio.get_running_loop().time())
-                if count is not None:
-                    logger.warning("the cluster's objects in the store: %s%s", error, left_out(count))
 
 
 async def finalize(store: ObjectStore, release_level: int, now: int) -> tuple[int, int]:

@@ -12,9 +12,9 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.support.later_fold import LATER
-from weft.cloud_hub import membership
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.membership import Membership, NotFinalized, finalize
+from weft.cloud_hub.cluster import membership
+from weft.cloud_hub.cluster.membership import Membership, NotFinalized, finalize
 from weft.protocols.chunk_index.footer import LEVEL_MAX
 from weft.storage import hub_keys, nodes
 from weft.storage.chunk_log import ClusterUnusable, open_cluster
@@ -72,7 +72,8 @@ def test_a_killed_node_counts_as_gone_after_five_minutes_and_a_running_one_never
     async def main() -> None:
         store = MemoryStore()
         await open_cluster(store, 4, release_level=1)
-        await nodes.announce(store, NodeEntry("killed", "", "weft", 1, now_ns()))
+        killed = NodeEntry("killed", "", "weft", 1, now_ns())
+        await store.create(hub_keys.node_key("killed"), msgspec.json.encode(killed))
         alive = member(store, "alive", 1, 2)
         await alive.start("")
         await virtual_sleep(299)

@@ -1,0 +1,279 @@
+"""Owners: the hub process that serves each shard, among the live processes of all hosts.
+
+Ownership only concerns cost, since the log decides who writes: an edge that cannot reach the owner is served where it
+is, and two processes that disagree for some seconds lose time, never data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+
+from weft.cloud_hub.cluster.division import divide
+from weft.protocols.link import Hello, RefuseCode
+from weft.protocols.shard.placement import shard_of
+from weft.replication.runner import LinkRefused
+from weft.storage.nodes import NodeEntry, decode_entry
+from weft.storage.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Seen
+
+logger = logging.getLogger(__name__)
+
+KNOWN_BEATS = 1.5 * ALONE_BEATS + 1
+"""Time after which all others know of a process that has joined; it owns nothing before. One that was not seen for a
+while begins again, so that a process which comes and goes moves no shards."""
+START_BEATS = 6
+"""Time after the start for which the other processes of the same machine count as there: they start, too."""
+SEEN_NS = 150 * 1_000_000_000
+"""Difference of clocks or age from which an entry is that of one which is gone, or whose clock is wrong."""
+JOINING, READY, LEAVING = "joining", "ready", "leaving"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Place of one process: its machine, and its number there."""
+
+    host: str
+    """Name of the machine."""
+    port: int
+    process: int = 0
+    processes: int = 1
+    advertise: tuple[str, ...] = ()
+    """URLs of the machine's processes for edges; empty if edges on other hosts cannot be sent to them."""
+    weight: float = 1.0
+    """Cores for each process."""
+    label: str = ""
+    """What tells it from others where the port is any free one."""
+
+    def name(self, process: int) -> str:
+        """Return the name of one of the machine's processes."""
+        return self.advertise[process] if self.advertise else f"{self.host}:{self.label or self.port_of(process)}"
+
+    def port_of(self, process: int) -> int:
+        """Return the port of one of the machine's processes."""
+        return self.port - self.process + process
+
+
+class Owners:
+    """The owner of each shard as one process sees it.
+
+    Args:
+        shards: their number in the store.
+        changed: called when shards have other owners.
+        beat_s: interval at which processes write their entries.
+        monotonic: seconds.
+        wall_clock: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        shards: int,
+        site: Site,
+        node_id: str,
+        *,
+        changed: Callable[[], Awaitable[None]],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], int] = time.time_ns,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self.beat_s = beat_s
+        self._count, self._site, self._id = shards, site, node_id
+        self._changed, self._monotonic, self._wall = changed, monotonic, wall_clock
+        self.own = site.name(site.process)
+        """Name of this process."""
+        self.port = site.port
+        """Port at which it listens."""
+        self.since = wall_clock()
+        self._started = monotonic()
+        self._joined_at: float | None = None
+        """Moment from which it may own shards; None before the first look."""
+        self._gone_at = math.inf
+        """Moment from which others take it for gone, unless it writes its entry before."""
+        self._leaves = False
+        self._members: dict[str, NodeEntry | None] = {}
+        """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
+        self._owners = divide(shards, dict.fromkeys(self._site_names(), 1.0))
+        self._has_warned = False
+
+    @property
+    def state(self) -> str:
+        """Return the state of this process: joining, ready or leaving."""
+        if self._leaves:
+            return LEAVING
+        return READY if self._joined_at is not None and self._monotonic() >= self._joined_at else JOINING
+
+    def owner(self, shard: int) -> str:
+        """Return the name of the process that owns a shard."""
+        return self._owners[shard]
+
+    def is_own(self, shard: int) -> bool:
+        """Return whether this process owns a shard."""
+        return self._owners[shard] == self.own
+
+    def others(self) -> list[NodeEntry]:
+        """Return the entries of the other processes among whom shards are divided, by name."""
+        return [entry for name, entry in sorted(self._members.items()) if entry is not None and name != self.own]
+
+    def peers(self) -> list[dict[str, object]]:
+        """Return number, port and URL for edges of the other processes of this machine."""
+        site = self._site
+        return [
+            {
+                "process": number,
+                "port": site.port_of(number),
+                "url": site.advertise[number] if site.advertise else None,
+            }
+            for number in range(site.processes)
+            if number != site.process
+        ]
+
+    def has_strangers(self) -> bool:
+        """Return whether processes of other machines are there."""
+        return any(not self._is_sibling(name) for name in self._members)
+
+    def entered(self, entry: NodeEntry, shards: tuple[int, ...], links: int, interval_s: float) -> NodeEntry:
+        """Return this process's entry with what others need to divide the shards; it is going to be written.
+
+        Args:
+            interval_s: longest time until the next one.
+        """
+        self._note_write(interval_s)
+        site = self._site
+        return msgspec.structs.replace(
+            entry, name=self.own, since=self.since, host=site.host, port=self.port, process=site.process,
+            advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
+            shards=shards, links=links, interval_s=interval_s,
+        )  # fmt: skip
+
+    def _note_write(self, interval_s: float) -> None:
+        """Note that the own entry is written: after a pause, others have taken this process's shards."""
+        now = self._monotonic()
+        if now > self._gone_at and self.has_strangers():
+            self._joined_at = now + KNOWN_BEATS * self.beat_s
+        self._gone_at = now + MISSED_MAX * interval_s
+
+    async def leave(self) -> None:
+        """Give all shards to others from now on, if there are any."""
+        self._leaves = True
+        await self._divide()
+
+    async def look(self, others: Mapping[str, Seen]) -> None:
+        """Divide the shards among those that are there.
+
+        Args:
+            others: the entries of all others.
+        """
+        members, now = self._entries(others), self._monotonic()
+        strangers = any(not self._is_sibling(name) for name in members)
+        if self._joined_at is None:
+            self._joined_at = now + KNOWN_BEATS * self.beat_s if strangers else now
+        self._members = dict(members)
+        if now - self._started < START_BEATS * self.beat_s:
+            for name in self._site_names():
+                self._members.setdefault(name, None)
+        await self._divide()
+
+    def elsewhere(self, host_header: str) -> Callable[[int], str | None]:
+        """Return a function from shard to the URL of its owner; None if this process is the owner, no edge can be sent
+        there, or it has not loaded the shard yet.
+
+        Args:
+            host_header: Host header of the edge's request: processes of this machine without ``advertise`` have the
+                same host.
+        """
+        host = _host_of(host_header)
+
+        def url(shard: int) -> str | None:
+            name = self._owners[shard]
+            if name == self.own:
+                return None
+            entry = self._members.get(name)
+            if entry is None:  # a process of this machine that starts
+                process = self._site_names().index(name)
+                if self._site.advertise:
+                    return self._site.advertise[process]
+                return host and f"http://{host}:{self._site.port_of(process)}"
+            if shard not in entry.shards:
+                return None
+            if entry.advertise:
+                return entry.advertise
+            return f"http://{host}:{entry.port}" if host and entry.host == self._site.host else None
+
+        return url
+
+    def _site_names(self) -> list[str]:
+        return [self._site.name(process) for process in range(self._site.processes)]
+
+    def _is_sibling(self, name: str) -> bool:
+        return name in self._site_names()
+
+    def _entries(self, others: Mapping[str, Seen]) -> dict[str, NodeEntry]:
+        """Return the entries that count, by name: the youngest process of each."""
+        found: dict[str, NodeEntry] = {}
+        now = self._wall()
+        for seen in others.values():
+            entry = decode_entry(seen.content)
+            if entry is None or not entry.name or entry.id == self._id or abs(now - entry.seen) > SEEN_NS:
+                continue
+            if seen.age_s > MISSED_MAX * self._interval_s(entry):
+                continue
+            known = found.get(entry.name)
+            if known is None or (entry.since, entry.id) > (known.since, known.id):
+                found[entry.name] = entry
+        namesake = found.pop(self.own, None)
+        if namesake is not None and namesake.since > self.since and not self._has_warned:
+            self._has_warned = True
+            logger.warning("another node calls itself %s, too: give each machine its own name or `advertise`", self.own)
+        return found
+
+    def _interval_s(self, entry: NodeEntry) -> float:
+        """Return the longest time between an entry's writes: by now, all on other machines know of this process."""
+        is_known = self._joined_at is not None and self._monotonic() >= self._joined_at + self.beat_s
+        return self.beat_s if is_known and not self._is_sibling(entry.name) else entry.interval_s
+
+    async def _divide(self) -> None:
+        weights: dict[str, dict[str, float]] = {JOINING: {}, READY: {}, LEAVING: {}}
+        for name, entry in self._members.items():
+            state, weight = (entry.state, entry.weight) if entry is not None else (self.state, self._site.weight)
+            weights.setdefault(state, {})[name] = weight
+        weights[self.state][self.own] = self._site.weight
+        among = weights[READY] or weights[JOINING] or {self.own: 1.0}
+        small = self._count * len(among) <= 4096
+        owners = divide(self._count, among) if small else await asyncio.to_thread(divide, self._count, among)
+        if owners != self._owners:
+            before, self._owners = self._owners, owners
+            moved = sum(old != new for old, new in zip(before, owners, strict=True))
+            own = sum(name == self.own for name in owners)
+            logger.info("%d processes share %d shards, %d here; moved: %d", len(among), self._count, own, moved)
+            await self._changed()
+
+
+def redirect(hello: Hello, shards: int, elsewhere: Callable[[int], str | None]) -> LinkRefused | None:
+    """Return the refusal that sends an edge to the owner of its shard; None if it is served here.
+
+    Args:
+        shards: number of shards of the store.
+        elsewhere: shard -> the URL of its owner; None if it is this process, or unknown.
+    """
+    shard = shard_of(hello.tenant, hello.edge, shards)
+    if hello.stay or (url := elsewhere(shard)) is None:
+        return None
+    return LinkRefused(
+        RefuseCode.REDIRECT, f"shard {shard}, where edge {hello.edge} belongs, is served at {url}",
+        "the edge goes there by itself, or stays when it cannot", url,
+    )  # fmt: skip
+
+
+def _host_of(header: str) -> str | None:
+    """Return the host of a Host header, in brackets if it is an IPv6 address; None without one."""
+    try:
+        host = urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+    return f"[{host}]" if host and ":" in host else host or None

@@ -1,0 +1,187 @@
+"""Owners of shards over several hosts: who joins, stops, pauses, leaves, and who claims to be somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import msgspec
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.virtual_time import now_ns
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, Membership, Work
+from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
+from weft.storage import hub_keys
+from weft.storage.nodes import NodeEntry
+from weft.storage.object_store import StoreError
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
+
+SHARDS = 16
+KNOWN_S, START_S, ALONE_S = KNOWN_BEATS * BEAT_S, START_BEATS * BEAT_S, ALONE_BEATS * BEAT_S
+GONE_S = (MISSED_MAX + 2) * BEAT_S
+
+
+class Broken(MemoryStore):
+    """A store that one node cannot reach at times."""
+
+    def __init__(self, shared: MemoryStore) -> None:
+        super().__init__()
+        self.__dict__.update(shared.__dict__)
+        self.is_cut = False
+
+    async def list(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if self.is_cut:
+            raise StoreError("the network is cut")
+        return await super().list(*args, **kwargs)
+
+
+class Process:
+    """A hub process as others see it."""
+
+    def __init__(
+        self, store: MemoryStore, host: str, process: int = 0, processes: int = 1, weight: float = 1.0
+    ) -> None:
+        urls = tuple(f"http://{host}:{8090 + number}" for number in range(processes))
+        self.store = Broken(store)
+        self.site = Site(host, 8090 + process, process, processes, urls, weight)
+        self.moves = 0
+
+    async def start(self, node_id: str = "") -> Process:
+        node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
+        loop = asyncio.get_running_loop()
+        self.owners = Owners(SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns)
+        self.membership = Membership(
+            self.store, node_id, software="weft", level=1, release_level=1, clock=HubClock(now_ns, now_ns),
+            owners=self.owners, work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),
+        )  # fmt: skip
+        await self.membership.look()
+        await self.membership.start(self.site.advertise[self.site.process])
+        return self
+
+    async def _changed(self) -> None:
+        self.moves += 1
+
+    def kill(self) -> None:
+        self.store.is_cut = True
+
+    @property
+    def own(self) -> set[int]:
+        return {shard for shard in range(SHARDS) if self.owners.is_own(shard)}
+
+
+def agreed(*processes: Process) -> list[str]:
+    """The owners of all shards, as every process sees them."""
+    seen = {tuple(process.owners.owner(shard) for shard in range(SHARDS)) for process in processes}
+    assert len(seen) == 1, seen
+    assert set.union(*(process.own for process in processes)) == set(range(SHARDS))
+    return list(seen.pop())
+
+
+def test_hosts_share_the_shards_and_take_over_from_one_that_is_gone() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first = await Process(store, "a").start()
+        assert len(first.own) == SHARDS, "alone it owns all at once"
+        second = await Process(store, "b").start()
+        assert not second.own, "nothing moves before all know of it"
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        third = await Process(store, "c", weight=2.0).start()
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        assert Counter(agreed(first, second, third)) == {
+            "http://a:8090": 4, "http://b:8090": 4, "http://c:8090": 8,
+        }  # fmt: skip
+        assert first.owners.elsewhere("any")(min(third.own)) == "http://c:8090"
+        third.kill()
+        await asyncio.sleep(GONE_S)
+        assert set(agreed(first, second)) == {"http://a:8090", "http://b:8090"}
+        await second.membership.leave()
+        assert second.owners.state == LEAVING
+        await asyncio.sleep(BEAT_S + 1)
+        assert len(first.own) == SHARDS
+        assert not second.own
+        assert second.owners.elsewhere("any")(0) == "http://a:8090", "its edges are sent on"
+        await second.membership.close()
+        await first.membership.leave()
+        await first.membership.close()
+
+    virtual_time.run(main())
+
+
+def test_processes_of_one_host_divide_before_they_see_each_other() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first, second = await Process(store, "a", 0, 2).start(), await Process(store, "a", 1, 2).start()
+        assert Counter(agreed(first, second)) == {"http://a:8090": 8, "http://a:8091": 8}
+        await asyncio.sleep(START_S + KNOWN_S + GONE_S)
+        assert first.moves == second.moves == 0
+        second.kill()
+        await asyncio.sleep(MISSED_MAX * ANNOUNCE_INTERVAL_S + ALONE_S)
+        assert len(first.own) == SHARDS
+        restarted = await Process(store, "a", 1, 2).start()
+        await asyncio.sleep(2 * ALONE_S)
+        assert Counter(agreed(first, restarted)) == {"http://a:8090": 8, "http://a:8091": 8}
+
+    virtual_time.run(main())
+
+
+def test_a_host_that_comes_and_goes_moves_nothing_until_it_stays() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first, second = await Process(store, "a").start(), await Process(store, "b").start()
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        assert len(first.own) == len(second.own) == 8
+        for _ in range(5):
+            second.store.is_cut = True
+            await asyncio.sleep(GONE_S)
+            second.store.is_cut = False
+            await asyncio.sleep(2 * BEAT_S)
+            assert len(first.own) == SHARDS
+        assert first.moves == 2, "it took over once"
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        assert len(first.own) == len(second.own) == 8
+        agreed(first, second)
+
+    virtual_time.run(main())
+
+
+def test_entries_that_are_old_forged_or_damaged_harm_nobody() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        long_ago = NodeEntry("z", "", "weft", 1, 0, name="http://z:1", host="z", shards=(1, 2), weight=1.0)
+        await asyncio.sleep(7 * 86_400)
+        forged = [
+            msgspec.json.encode(long_ago),
+            msgspec.json.encode({"id": 7}),
+            b"\xff" * 100,
+            b'{"id":"w","url":"","software":"","level":1,"seen":%d,"name":"w","weight":1e300}' % now_ns(),
+            b'{"id":"v","url":"","software":"","level":1,"seen":%d,"name":"v","weight":-1}' % now_ns(),
+            b'{"id":"u","url":"","software":"","level":1,"seen":%d,"name":"u","advertise":"%s"}'
+            % (now_ns(), b"u" * 9999),
+            b"{" * (1 << 20),
+        ]
+        for number, data in enumerate(forged):
+            await store.create(hub_keys.node_key(f"forged-{number}"), data)
+        first = await Process(store, "a").start()
+        assert len(first.own) == SHARDS, "an entry of last week is that of one which is gone"
+        assert first.owners.state == READY
+        await asyncio.sleep(FORGET_S + 2 * ALONE_S)
+        left = [item.key for item in await store.list(hub_keys.NODES)]
+        assert len(left) == 2, "those that nobody writes leave; one is too large to be read"
+
+    virtual_time.run(main())
+
+
+def test_two_machines_with_one_name_are_told_apart_and_someone_owns_every_shard() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first = await Process(store, "a").start("1")
+        await asyncio.sleep(1)
+        namesake, other = await Process(store, "a").start("2"), await Process(store, "b").start("3")
+        await asyncio.sleep(2 * KNOWN_S)
+        owned = first.own | namesake.own | other.own
+        assert owned == set(range(SHARDS))
+        assert len(other.own) == 8
+
+    virtual_time.run(main())
