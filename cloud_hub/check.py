@@ -22,7 +22,7 @@ def check(config: HubConfig) -> list[Finding]:
         )
     if config.chunk_bytes_max > config.limits.pending_bytes:
         findings.append(Finding(("chunk_bytes_max",), "expected at most limits.pending"))
-    if not is_shard_count(config.shards):
+    if config.shards is not None and not is_shard_count(config.shards):
         nearest = " or ".join(map(str, nearest_shard_counts(config.shards)))
         findings.append(Finding(("shards",), f"expected a power of two, got {config.shards}. Set it to {nearest}"))
     for key, stream in config.streams.items():

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from weft.storage.table_maker.service import TableService
 
 STORE_SILENCE_S = 15.0
-"""Silence of the store after which a shard makes the node not ready. Idle shards read the store every 2 s, so one slow
-response or one retry does not count, and a load balancer detects an outage before edges fill their windows."""
+"""Time for which the store owes a shard an answer before the shard makes the node not ready. One slow response or one
+retry does not count, and a load balancer detects an outage before edges fill their windows."""
 
 
 class Health(NamedTuple):

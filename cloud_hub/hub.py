@@ -57,6 +57,7 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
+from weft.storage.cluster import NEW_SHARDS
 from weft.storage.object_store import ObjectStore, open_store, probe
 from weft.storage.store_formats import check_store
 
@@ -153,7 +154,8 @@ class Hub:
         is_bucket = self._given_store is None and settings.store.startswith("s3://")
         await check_store(store, self._rules.level)  # before the probe, which writes
         await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)
-        self.cluster = await open_cluster(store, settings.shards, release_level=self._rules.level)
+        level = self._rules.level
+        self.cluster = await open_cluster(store, settings.shards, release_level=level, new_shards=NEW_SHARDS)
         await self._clock.measure(store)
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(

@@ -18,11 +18,13 @@ from weft.config.machine import folder, not_listening, too_readable, why_unreada
 from weft.config.models import HubConfig
 from weft.config.units import Address, parse_bind
 from weft.storage import hub_keys
-from weft.storage.cluster import ClusterUnusable, open_cluster
-from weft.storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
+from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
+from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit, open_store, probe
 from weft.storage.store_formats import check_store
 
 ANSWER_S_MAX = 1.0
+READ_S_MAX = 10.0
+"""Longest time that the number of a store's shards is waited for."""
 _ANSWER_BYTES_MAX = 1 << 20
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -35,6 +37,8 @@ class HubFindings:
     """Findings that keep the hub from starting."""
     doubtful: list[Finding] = field(default_factory=list)
     """Findings that let the hub run, perhaps not as intended."""
+    shards: int = NEW_SHARDS
+    """Number of shards: the store's if it was read, else the configuration's, else that of a new store."""
 
 
 def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
@@ -43,7 +47,7 @@ def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
     Args:
         offline: contact no store in a bucket. Otherwise probe the store as a starting hub does.
     """
-    found = HubFindings()
+    found = HubFindings(shards=config.shards or NEW_SHARDS)
     if config.tokens_file is None:
         if not parse_bind(config.listen).is_loopback:
             message = (
@@ -120,19 +124,35 @@ def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> N
     # Files in its folder that are owned by another user could not be changed by the hub.
     probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
     try:
-        asyncio.run(_open_store(config, probed=probed))
+        found.shards = asyncio.run(_open_store(config, probed=probed)) or found.shards
     except (ClusterUnusable, StoreError, StoreUnfit) as error:
         found.needed.append(Finding(("store",), str(error)))
 
 
-async def _open_store(config: HubConfig, *, probed: bool) -> None:
+def shards_of(config: HubConfig, found: HubFindings) -> int:
+    """Return the number of shards, for which a store in a bucket is read if the configuration has none. Blocks."""
+    if config.shards is None and "://" in config.store.removeprefix("file://"):
+        # A store that does not answer keeps the hub from starting in any case, with an error that says so.
+        with contextlib.suppress(StoreError, ClusterUnusable, TimeoutError):
+            return asyncio.run(asyncio.wait_for(_read_shards(open_store(config.store)), READ_S_MAX)) or found.shards
+    return found.shards
+
+
+async def _read_shards(store: ObjectStore, shards: int | None = None) -> int | None:
+    try:
+        await store.get(hub_keys.CLUSTER)
+    except NotFound:
+        return None
+    return (await open_cluster(store, shards)).shards
+
+
+async def _open_store(config: HubConfig, *, probed: bool) -> int | None:
+    """Return the store's number of shards; None if it is new."""
     store = open_store(config.store)
     await check_store(store)
     if probed:
         await probe(store, open_store(config.store) if config.store.startswith("s3://") else None)
-    with contextlib.suppress(NotFound):
-        await store.get(hub_keys.CLUSTER)
-        await open_cluster(store, config.shards)
+    return await _read_shards(store, config.shards)
 
 
 def _is_hub(address: Address) -> bool:

@@ -29,7 +29,8 @@ class SequencerSettings:
     trailing_mark_s: float = 10.0
     """The same for a mark that covers new records, or is a lane's first; never longer than the interval."""
     follow_interval_s: float = 2.0
-    """Interval at which an idle shard reads new chunks of other nodes."""
+    """Interval at which a shard reads new chunks of other nodes. It doubles with each look that finds none, up to 16
+    times this, since each look is a request; a reader of the API has an older state read on."""
     retry_min_s: float = 0.05
     retry_max_s: float = 5.0
     """Longest wait between attempts while the store fails. Waits double from the shortest to this, with jitter."""
@@ -57,8 +58,9 @@ class SequencerSettings:
     gaps_per_edge_max: int = 65_536
     """Maximum number of gaps of all lanes of one edge in the shard."""
     snapshot_interval_s: float = 60.0
+    """Time after which a snapshot is written, if it would save a start 32 chunks."""
     snapshot_chunks: int = 200
-    """Number of chunks after which a snapshot is written, unless the time comes first."""
+    """Number of chunks after which a snapshot is written in any case."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ class HubSettings:
     advertise: tuple[str, ...] = ()
     """URLs of the processes for edges, in their order. Empty: the host that an edge used, and consecutive ports from
     ``port - process`` on."""
-    shards: int | None = 4
-    """Number of shards for a new store; an existing one must have the same. None accepts the store's number."""
+    shards: int | None = None
+    """Number of shards for a new store; an existing one must have the same. None accepts the store's number, and gives
+    a new one ``storage.cluster.NEW_SHARDS``."""
     tokens_file: str | None = None
     open_to_network: bool = False
     """Permission for peers on other machines to connect without tokens: the network is trusted."""

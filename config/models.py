@@ -174,13 +174,12 @@ class HubConfig(Section, frozen=True, kw_only=True):
         ),
     ]
     shards: Annotated[
-        Count,
+        Annotated[Count, Meta(le=1024)] | None,
         Meta(
-            le=1024,
             description="Number of independent logs in the store: a power of two. Fixed when the store is first used. "
-            "Each edge belongs to one of them.",
+            "Each edge belongs to one of them. Unset: a new store gets 16, and an existing one keeps its number.",
         ),
-    ] = 4
+    ] = None
     processes: Annotated[
         Count | None,
         Meta(

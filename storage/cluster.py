@@ -16,6 +16,8 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 
 FORMAT = 1
 CLUSTER_ID_BYTES = 16
+NEW_SHARDS = 16
+"""Number of shards of a new store unless the hub's configuration says another."""
 
 
 class ClusterUnusable(RuntimeError):
@@ -45,24 +47,28 @@ async def open_cluster(
     shards: int | None,
     random_bytes: Callable[[int], bytes] = os.urandom,
     release_level: int = LEVEL_MAX,
+    *,
+    new_shards: int | None = None,
 ) -> Cluster:
     """Read the store's ``cluster.json``, or create it.
 
     Args:
         shards: the number of shards of a new cluster; an existing one must have the same. None accepts its number.
         release_level: the highest level that the caller's release knows.
+        new_shards: the number of shards of a new cluster where ``shards`` is None; None creates none.
 
     Raises:
-        ClusterUnusable: there is no cluster and ``shards`` is None, it has another shard count, a later release made it
-            or raised it to a level that this one does not know, or the file is damaged.
+        ClusterUnusable: there is no cluster and none is to be created, it has another shard count, a later release made
+            it or raised it to a level that this one does not know, or the file is damaged.
         StoreError: the store did not answer.
     """
     found = await _read(store)
-    if found is None and shards is not None:
-        made = _ClusterFile(FORMAT, random_bytes(CLUSTER_ID_BYTES).hex(), shards, TENANT_EDGE, release_level)
+    new_shards = shards if shards is not None else new_shards
+    if found is None and new_shards is not None:
+        made = _ClusterFile(FORMAT, random_bytes(CLUSTER_ID_BYTES).hex(), new_shards, TENANT_EDGE, release_level)
         try:
             await store.create(hub_keys.CLUSTER, msgspec.json.encode(made))
-            return Cluster(bytes.fromhex(made.cluster_id), shards, release_level)
+            return Cluster(bytes.fromhex(made.cluster_id), new_shards, release_level)
         except AlreadyExists:
             found = await _read(store)
     if found is None:
@@ -70,7 +76,7 @@ async def open_cluster(
     if shards is not None and found.shards != shards:
         raise ClusterUnusable(
             f"the store was made with {found.shards} shards, the configuration says {shards}; the number cannot "
-            f"change: set shards to {found.shards}"
+            f"change: set shards to {found.shards}, or leave it out"
         )
     if found.level > release_level:
         raise ClusterUnusable(

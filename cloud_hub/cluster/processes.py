@@ -17,14 +17,17 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-def process_count(config: HubConfig, asked: int | None, cores: int) -> int:
+def process_count(config: HubConfig, asked: int | None, cores: int, shards: int) -> int:
     """Return the number of processes: the requested one, else the setting, else one per core. Never more than shards.
 
     With port 0, each process would get any free port, which the others could not know: then there is one process.
+
+    Args:
+        shards: of the store, or of the configuration for a new one.
     """
     if parse_bind(config.listen).port == 0:
         return 1
-    return min(asked or config.processes or cores, config.shards)
+    return min(asked or config.processes or cores, shards)
 
 
 def addresses(config: HubConfig, processes: int) -> list[Address]:

@@ -56,8 +56,17 @@ class RetryLoop:
         self._repeats = Repeats()
         self._trouble_since: float | None = None
         """Time of the first failure since the store last worked."""
-        self.answered_at = self._now()
-        """Time on the loop's clock when the store last worked; at first, time of the start."""
+        self._asked_at: float | None = self._now()
+        """Time on the loop's clock since which the store owes the shard an answer; None while it owes none."""
+
+    @property
+    def silent_s(self) -> float:
+        """Return the seconds for which the store has owed the shard an answer; 0 while it owes none."""
+        return 0.0 if self._asked_at is None else self._now() - self._asked_at
+
+    def asks(self) -> None:
+        """Note that the shard begins to wait for the store."""
+        self._asked_at = self._now() if self._asked_at is None else self._asked_at
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the store answers, and return its answer.
@@ -76,9 +85,9 @@ class RetryLoop:
 
     def answered(self) -> None:
         """Note that the store works: a later failure is new trouble."""
-        self.answered_at = self._now()
+        self._asked_at = None
         if self.trouble is not None and self._trouble_since is not None:
-            away = approximate_duration(self.answered_at - self._trouble_since)
+            away = approximate_duration(self._now() - self._trouble_since)
             logger.info("%s: the store works again, after %s", self._name, away)
         self._failures, self.trouble, self.is_long, self._trouble_since = 0, None, False, None
 

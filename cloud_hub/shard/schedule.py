@@ -6,6 +6,8 @@ from weft.cloud_hub.settings import SequencerSettings
 
 HURRIED_S = 0.25
 """Longest time between two commits while a link needs acknowledgements before it may continue sending."""
+LOOK_FACTOR_MAX = 16
+"""Bound of the doubling interval of looks that find nothing: each look of an idle shard costs a request."""
 
 
 class CommitSchedule:
@@ -15,6 +17,7 @@ class CommitSchedule:
         self._settings = settings
         self._last_commit = self._last_chunk = self._last_look = float("-inf")
         self._look_now = False
+        self._look_factor = 1
         self._hurried = False
         self._waiting_since: float | None = None
         """Arrival of the oldest records that no commit has begun to write."""
@@ -22,7 +25,7 @@ class CommitSchedule:
     @property
     def look_at(self) -> float:
         """Return the time at which the shard reads chunks of other nodes."""
-        return self._last_look + (0.0 if self._look_now else self._settings.follow_interval_s)
+        return self._last_look + (0.0 if self._look_now else self._look_factor * self._settings.follow_interval_s)
 
     @property
     def last_look(self) -> float:
@@ -66,9 +69,14 @@ class CommitSchedule:
         self._hurried = True
         return True
 
-    def looked(self, now: float) -> None:
-        """Note that the log was read up to its head."""
+    def looked(self, now: float, *, found: bool) -> None:
+        """Note that the log was read up to its head.
+
+        Args:
+            found: whether another node had written a chunk: the next look is then due soon.
+        """
         self._last_look, self._look_now = now, False
+        self._look_factor = 1 if found else min(2 * self._look_factor, LOOK_FACTOR_MAX)
 
     def wrote_chunk(self, now: float) -> None:
         """Note that a chunk of this node is in the log, with all pending marks."""

@@ -120,8 +120,8 @@ class Sequencer:
 
     @property
     def silent_s(self) -> float:
-        """Return the seconds since the store last worked for this shard."""
-        return self._now() - self._retry_loop.answered_at
+        """Return the seconds for which the store has owed this shard an answer; 0 while it owes none."""
+        return self._retry_loop.silent_s
 
     @property
     def is_running(self) -> bool:
@@ -147,20 +147,20 @@ class Sequencer:
         state = await self.log.load()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
         self._state, self._loaded_n, self.loaded = state, state.n, True
-        self._note_look()
+        self._note_look(found=True)
 
-    async def catch_up(self, age_s: float) -> None:
+    async def catch_up(self, age_s: float | None = None) -> None:
         """Wait until the log was read up to its head at most ``age_s`` ago, while the store works."""
-        wanted = self._now() - age_s
+        wanted = self._now() - (self._settings.follow_interval_s if age_s is None else age_s)
         while self.is_running and self.trouble is None and self._schedule.last_look < wanted:
             self._looked.clear()
             self._schedule.look_now()
             self._wake.set()
             await self._looked.wait()
 
-    def _note_look(self) -> None:
+    def _note_look(self, *, found: bool) -> None:
         self._others.looked()
-        self._schedule.looked(self._now())
+        self._schedule.looked(self._now(), found=found)
         self._looked.set()
 
     async def close(self) -> None:
@@ -267,6 +267,7 @@ class Sequencer:
             )
             wait = min(commit_at, look_at) - self._now()
             if wait <= 0:
+                self._retry_loop.asks()
                 return commit_at <= look_at
             self._wake.clear()
             # With records waiting, the commit's time is known: only a full chunk is a reason to wake up before.
@@ -350,11 +351,11 @@ class Sequencer:
 
     async def _read_on(self) -> bool:
         """Apply the following chunks, up to the log's head. Return whether one of them is this node's."""
-        own = False
+        own, foreign = False, self.counters.foreign_chunks
         self._others.look()
         async for chunk in self.log.indexes(self._state.n + 1):
             own |= self._accept(fold(self._state, chunk))
-        self._note_look()
+        self._note_look(found=self.counters.foreign_chunks > foreign)
         return own
 
     def _accept(self, folded: Folded) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Protocol
 
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -22,6 +22,9 @@ IDLE_S = 300.0
 LOAD_S_MAX = 10.0
 """Longest time that a start or a request waits for a shard. Loading continues, and the shard counts as missing
 meanwhile."""
+OWN_LOOK_S_MAX = 0.5
+"""Longest time that a reader waits for a look at own shards: an idle one looks rarely, and no one else writes to it as
+a rule."""
 READ_AGE_S_MAX = 0.25
 """Maximum age of another process's shard for a reader."""
 
@@ -36,6 +39,12 @@ class Ownership(Protocol):
     def owner(self, shard: int) -> str:
         """Return the name of the process that owns a shard."""
         ...
+
+
+async def _within(seconds: float, looks: Iterator[Coroutine[None, None, None]]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*looks)
 
 
 class Shards:
@@ -102,13 +111,11 @@ class Shards:
 
     async def all(self) -> list[Sequencer]:
         """Return every shard of the store, by number, for a reader. Those of other processes were read up to the log's
-        head at most ``READ_AGE_S_MAX`` ago, unless the store fails."""
+        head at most ``READ_AGE_S_MAX`` ago, own ones ``follow_interval_s`` ago, unless the store fails."""
         sequencers = await asyncio.gather(*(self.get(shard) for shard in range(self.count)))
         others = [each for each in sequencers if not self._owners.is_own(each.log.shard)]
-        if others:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOAD_S_MAX):
-                    await asyncio.gather(*(each.catch_up(READ_AGE_S_MAX) for each in others))
+        await _within(OWN_LOOK_S_MAX, (each.catch_up() for each in self.own))
+        await _within(LOAD_S_MAX, (each.catch_up(READ_AGE_S_MAX) for each in others))
         return list(sequencers)
 
     async def close(self) -> None:

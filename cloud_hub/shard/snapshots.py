@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 LANES_INLINE = 512
 """Number of lanes up to which a state is encoded on the event loop, in about 2 ms; a larger one in a thread."""
+CHUNKS_MIN = 32
+"""Number of chunks from which on a snapshot is due after its interval: a shard with a chunk of marks a minute would pay
+for two objects more with each. A start reads this many chunks more at most."""
 WRITTEN_PER_THINNING = 8
 """Number of snapshots after which old ones are deleted, which takes a listing."""
 
@@ -77,7 +80,7 @@ class Snapshotter:
                 mislead every reader that uses snapshots as an index.
         """
         behind, waited = state.n - self._last_n, self._monotonic() - self._last_time
-        due = behind >= self._chunks or (behind > 0 and waited >= self._interval_s)
+        due = behind >= self._chunks or (behind >= CHUNKS_MIN and waited >= self._interval_s)
         if not due or (self._task is not None and not self._task.done()):
             return
         self.loaded(state.n)

@@ -40,3 +40,25 @@ async def test_a_store_with_another_number_of_shards_is_said(tmp_path: Path) -> 
     await open_cluster(open_store(str(tmp_path)), 8)
     found = await asyncio.to_thread(preflight.look, HubConfig(store=str(tmp_path), shards=4), offline=False)
     assert "set shards to 8" in str(found.needed[0])
+
+
+async def test_a_store_of_an_earlier_release_keeps_its_number_of_shards(tmp_path: Path) -> None:
+    config = HubConfig(store=str(tmp_path))
+    assert (await asyncio.to_thread(preflight.look, config)).shards == 16
+    await open_cluster(open_store(str(tmp_path)), 4)
+    found = await asyncio.to_thread(preflight.look, config)
+    assert (found.needed, found.shards) == ([], 4)
+    assert preflight.shards_of(config, found) == 4
+
+
+async def test_the_number_of_shards_in_a_bucket_is_read_before_processes_are_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with racy_server(checks_late=True) as (uri, options):
+        for name, value in options.items():
+            monkeypatch.setenv(name, value)
+        config = HubConfig(store=uri)
+        found = await asyncio.to_thread(preflight.look, config)
+        assert await asyncio.to_thread(preflight.shards_of, config, found) == 16
+        await open_cluster(open_store(uri), 2)
+        assert await asyncio.to_thread(preflight.shards_of, config, found) == 2

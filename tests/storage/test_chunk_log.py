@@ -12,6 +12,7 @@ from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
+from weft.storage.cluster import NEW_SHARDS
 from weft.storage.manifest import encode as encode_manifest
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError
 from weft.storage.object_store.memory import MemoryStore
@@ -64,6 +65,15 @@ async def test_a_cluster_is_made_once_and_found_again(store: MemoryStore) -> Non
     made = await open_cluster(store, 8)
     assert await open_cluster(store, 8) == await open_cluster(store, None) == made
     assert len(made.cluster_id) == 16
+
+
+async def test_an_existing_store_keeps_its_number_of_shards_where_none_is_asked_for() -> None:
+    earlier, fresh = MemoryStore(), MemoryStore()
+    await open_cluster(earlier, 4)
+    assert (await open_cluster(earlier, None, new_shards=NEW_SHARDS)).shards == 4
+    assert (await open_cluster(fresh, None, new_shards=NEW_SHARDS)).shards == NEW_SHARDS == 16
+    with pytest.raises(ClusterUnusable, match="made with 16 shards, the configuration says 4"):
+        await open_cluster(fresh, 4, new_shards=NEW_SHARDS)
 
 
 async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:

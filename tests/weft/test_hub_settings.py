@@ -12,6 +12,7 @@ from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
+from weft.storage.cluster import NEW_SHARDS
 
 YAML = """\
 listen: 127.0.0.1:7000
@@ -47,7 +48,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
         name for name in HubConfig.__struct_fields__ if getattr(config, name) == getattr(HubConfig(store="x"), name)
     ]
     assert untouched == [], "give it a value of its own above, and look for it below"
-    assert process_count(config, None, cores=1) == 2
+    assert process_count(config, None, cores=1, shards=32) == 2
     settings = settings_of(config)
     assert settings.advertise == ("https://a.example", "https://b.example")
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
@@ -91,17 +92,17 @@ def test_each_process_has_a_port_of_its_own() -> None:
     ("settings", "asked", "cores", "count"),
     [
         ({}, None, 3, 3),
-        ({}, None, 64, 4),
+        ({}, None, 64, 16),
         ({"processes": 2}, None, 8, 2),
         ({"processes": 2}, 1, 8, 1),
-        ({"shards": 1}, 5, 8, 1),
+        ({"processes": 20}, None, 8, 16),
         ({"listen": "127.0.0.1:0"}, None, 8, 1),
     ],
 )
 def test_there_is_a_process_for_each_core_unless_told_otherwise(
     settings: dict[str, Any], asked: int | None, cores: int, count: int
 ) -> None:
-    assert process_count(HubConfig(store="x", **settings), asked, cores) == count
+    assert process_count(HubConfig(store="x", **settings), asked, cores, NEW_SHARDS) == count
 
 
 def test_what_keeps_several_processes_from_running_is_told() -> None:

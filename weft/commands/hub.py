@@ -87,8 +87,8 @@ def run(config_file: str, processes: int | None, part: str | None, log_level: st
     from weft.cloud_hub import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
 
-    count = process_count(loaded.config, processes, cores())
     found = preflight.look(loaded.config)
+    count = process_count(loaded.config, processes, cores(), preflight.shards_of(loaded.config, found))
     if needed := [*found.needed, *check_processes(loaded.config, count)]:
         raise cannot_be_done(loaded, needed)
     for finding in found.doubtful:
@@ -171,15 +171,15 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     from weft.cloud_hub.cluster.processes import addresses, check_processes, cores, process_count
 
     config, found = loaded.config, preflight.look(loaded.config, offline=offline)
-    count = process_count(config, processes, cores())
+    count = process_count(config, processes, cores(), found.shards)
     wrong = check_processes(config, count)
     taken, untried = preflight.ports(addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
         errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
         warnings=[*found.doubtful, *untried],
-        facts={"listen": config.listen, "store": config.store, "shards": config.shards, "processes": count},
-        summary=f"store {config.store}, {config.shards} shards, {_listening(config, count)}",
+        facts={"listen": config.listen, "store": config.store, "shards": found.shards, "processes": count},
+        summary=f"store {config.store}, {found.shards} shards, {_listening(config, count)}",
     )
 
 

@@ -75,8 +75,19 @@ def test_nothing_is_due_while_nothing_is_pending(schedule: CommitSchedule) -> No
 
 def test_a_commit_or_a_look_puts_off_the_next_look(schedule: CommitSchedule) -> None:
     assert schedule.look_at == 102
-    schedule.looked(101)
+    schedule.looked(101, found=True)
     assert schedule.look_at == 103
+
+
+def test_looks_that_find_nothing_become_rare_until_one_finds_something(schedule: CommitSchedule) -> None:
+    for wait_s in (4, 8, 16, 32, 32):
+        now = schedule.look_at
+        schedule.looked(now, found=False)
+        assert schedule.look_at - now == wait_s
+    schedule.look_now()
+    assert schedule.look_at <= now, "a reader does not wait"
+    schedule.looked(now, found=True)
+    assert schedule.look_at == now + 2
 
 
 def test_a_commit_takes_as_long_as_its_oldest_records_wait(schedule: CommitSchedule) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
-from weft.cloud_hub.shard import chunk_builder
+from weft.cloud_hub.shard import chunk_builder, snapshots
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -611,7 +611,9 @@ def test_a_failure_that_nobody_foresaw_costs_the_sessions_and_not_the_shard() ->
     play(story)
 
 
-def test_snapshots_are_made_by_count_and_by_time_and_a_new_node_starts_from_them() -> None:
+def test_snapshots_are_made_by_count_and_by_time_and_a_new_node_starts_from_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def story(sequencer: Sequencer, store: FaultyStore) -> None:
         session = await opened(sequencer)
         for seq in range(20):
@@ -621,10 +623,13 @@ def test_snapshots_are_made_by_count_and_by_time_and_a_new_node_starts_from_them
         numbers = [n for n, _ in await sequencer.log.snapshots()]
         assert len(numbers) == 2
         assert all(later - earlier >= 8 for earlier, later in zip([-1, *numbers], numbers, strict=False))
-        await session.send(20, 21)
-        await asyncio.sleep(70)
-        await session.send(21, 22)
-        await asyncio.sleep(1)
+        monkeypatch.setattr(snapshots, "CHUNKS_MIN", sequencer.state.n - numbers[-1] + 2)
+        for seq in (20, 21):
+            before, _ = await sequencer.log.manifest()
+            assert before.snapshot_n == numbers[-1], "a snapshot of few chunks costs more than it saves"
+            await asyncio.sleep(70)
+            await session.send(seq, seq + 1)
+            await asyncio.sleep(1)
         manifest, _ = await sequencer.log.manifest()
         assert manifest.snapshot_n == sequencer.state.n
         for n in range(manifest.snapshot_n):

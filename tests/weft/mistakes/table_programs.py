@@ -142,7 +142,7 @@ PROGRAMS = [
         '  "warnings": [],\n'
         '  "listen": "127.0.0.1:<busy>",\n'
         '  "store": "<dir>/store",\n'
-        '  "shards": 4,\n'
+        '  "shards": 16,\n'
         '  "processes": 1\n'
         "}",
         files=hub("store: store\nlisten: 127.0.0.1:<busy>\nprocesses: 1\n"),
