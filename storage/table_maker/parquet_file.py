@@ -9,6 +9,7 @@ import pyarrow as pa
 from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.row_groups import RowGroups
 from weft.storage.table.delta.statistics import FileStatistics
+from weft.storage.table.field_ids import with_field_ids
 from weft.storage.table.payload_columns import BYTES_COLUMN
 from weft.storage.table_maker.columns import levels_of
 from weft.storage.table_maker.statistics import statistics_columns
@@ -30,7 +31,7 @@ class ParquetFile:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._groups = RowGroups(
-            schema,
+            with_field_ids(schema),
             ROW_GROUP_BYTES_MAX,
             use_dictionary=[name for name in schema.names if name not in _PLAIN],
             column_encoding=_COUNTERS,

@@ -38,6 +38,19 @@ def test_a_stream_without_a_tail_is_planned_as_plain_parquet(spark: SparkSession
     assert "Project" not in plan(ours)
 
 
+def test_files_without_and_with_numbers_of_columns_are_read_together(
+    spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:  # releases before had none
+        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
+        hub.write(1)
+        hub.tier()
+    hub.write(1)
+    hub.tier()
+    for frame in (read(spark, STREAM, store=hub.root), hub.load(spark)):
+        assert records(frame) == hub.expected()
+
+
 @pytest.mark.slow
 def test_it_is_what_the_source_reads(spark: SparkSession, hub: Hub) -> None:
     hub.write(2)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud_hub.live import running_hub
@@ -137,6 +139,36 @@ async def test_a_table_made_before_gets_the_column_once(store: ObjectStore) -> N
     assert origins(store) == [None, None, "calm@1#07070707", "calm@1#07070707"]
     operations = [entry["operation"] for entry in table(store).history()]
     assert operations.count("ADD COLUMN") == 1
+
+
+async def test_files_without_and_with_numbers_of_columns_are_read_together(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What releases without the numbers wrote, and later files: every reader goes by the names."""
+    writer = await LogWriter.open(store)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
+        await writer.append(0, Run(LANE, 0, 3))
+        await drain(await new_tierer(store, writer))
+    await writer.append(0, Run(LANE, 3, 2, origin=SECOND))
+    tierer = await new_tierer(store, writer)
+    await drain(tierer)
+    wanted = [(None, 0), (None, 1), (None, 2), ("calm@2#07070707", 3), ("calm@2#07070707", 4)]
+    for joined in (False, True):
+        if joined:
+            maintenance = Maintenance(store, tierer, settings=TableSettings(compact_files_max=2))
+            await maintenance.compact(await tierer.take())
+        files = table(store).file_uris()
+        numbered = sorted(pq.read_schema(file).field("_seq").metadata is not None for file in files)
+        assert numbered == ([True] if joined else [False, True])
+        telemetry = table(store).to_pyarrow_dataset()
+        assert telemetry.count_rows() == 5
+        assert duckdb.sql("SELECT _origin, _seq FROM telemetry ORDER BY _seq").fetchall() == wanted
+        by_files = f"SELECT _origin, _seq FROM read_parquet({files}) ORDER BY _seq"
+        assert duckdb.sql(by_files).fetchall() == wanted
+        assert pl.scan_delta(table(store)).select("_origin", "_seq").sort("_seq").collect().rows() == wanted
+        assert pl.scan_parquet(files).select("_origin", "_seq").sort("_seq").collect().rows() == wanted
+        assert contents(store) == expected({0: [Run(LANE, 0, 3), Run(LANE, 3, 2)]})
 
 
 async def test_files_of_before_and_after_are_joined(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
