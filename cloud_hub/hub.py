@@ -48,7 +48,7 @@ from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shard_status import shard_views
-from weft.cloud_hub.shard.shards import Shards
+from weft.cloud_hub.shard.shards import KnownShards, Shards
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
@@ -248,11 +248,12 @@ class Hub:
         # Thousands of edges connect at once after a restart.
         link_log.logger.addFilter(self._throttle)
         peers, links = self._settings.peers, self._links
+        known = KnownShards(shards, self.cluster.cluster_id, self._tables)
         moments = StreamCompleteness(
-            shards, self._settings.expected_edges, self._clock, peers=peers, table_error=self._table_error
+            shards, self._settings.expected_edges, self._clock, known=known, peers=peers, table_error=self._table_error
         )
-        known = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
-        self._figures = StreamFigures(shards, *known, peers=peers)
+        of_tables = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
+        self._figures = StreamFigures(known, *of_tables, peers=peers)
         self._figures.start()
         self._rates = StreamRates(lambda: followed(shards, self._tables, time.monotonic()), time.monotonic)
         self._rates.start()

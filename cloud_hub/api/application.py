@@ -206,8 +206,6 @@ class Api:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         self._access.operate(request)
-        if self._metrics.counts_streams:
-            await self._shards.all()  # figures of streams count every shard
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, request: web.Request) -> web.Response:

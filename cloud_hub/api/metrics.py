@@ -57,11 +57,6 @@ class Metrics:
         self._tables = tables
         self._refusals = refusals
 
-    @property
-    def counts_streams(self) -> bool:
-        """Return whether this process has the figures of streams, over all shards."""
-        return self._streams is not None
-
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
         if self._streams is not None:

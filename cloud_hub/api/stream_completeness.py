@@ -9,6 +9,7 @@ from functools import partial
 from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summarise
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import KnownShard
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
 from weft.protocols.shard.lane_state import LaneState
@@ -23,6 +24,7 @@ class StreamCompleteness:
 
     Args:
         shards: the shards that this process holds at present.
+        known: every shard of the store, as far as this process knows it.
         expected: stream -> names and patterns of edges that it needs to be complete.
         wall_clock: nanoseconds since 1970.
         peers: whether another cluster may have records that this one lacks.
@@ -35,12 +37,14 @@ class StreamCompleteness:
         expected: Mapping[StreamKey, tuple[str, ...]],
         clock: HubClock,
         *,
+        known: Iterable[KnownShard] = (),
         peers: bool = False,
         table_error: Callable[[StreamKey], str | None] = lambda _: None,
     ) -> None:
         self._table_error = table_error
         self.peers = peers
         self._shards = shards
+        self._known = known
         self._expected = expected
         self._clock = clock
 
@@ -87,7 +91,7 @@ class StreamCompleteness:
         return {key: partial(self._moment, *key) for key, edges in self._expected.items() if edges}
 
     async def _moment(self, tenant: str, stream: str) -> int | None:
-        return (await self.summarise([sequencer.state for sequencer in self._shards], tenant, stream)).complete_up_to
+        return (await self.summarise([shard.state for shard in self._known], tenant, stream)).complete_up_to
 
     def lost(self, lane: Lane, held: LaneState) -> LostRecords | None:
         """Return the acknowledged records of a lane that this hub lacks, by a linked edge's account; None without

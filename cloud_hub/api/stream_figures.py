@@ -2,7 +2,8 @@
 
 A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which the
 hub could not serve links. So they are walked in slices, between which the event loop does other work, at most once in
-``REFRESH_S``, and only when metrics are requested.
+``REFRESH_S``, and only when metrics are requested. Nothing is read for them: other processes' shards are known from the
+last round of the tables.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from weft.bounds import Shares
 from weft.cloud_hub.api.stream_summary import renamed_lanes
-from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import KnownShards
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import moment_of
 from weft.protocols.shard.shard_state import StreamKey
@@ -81,7 +82,7 @@ class StreamFigures:
     """The figures of all streams of a hub node.
 
     Args:
-        sequencers: the shards; those present at a refresh are counted.
+        shards: every shard of the store, as far as this process knows it.
         table_rows: (tenant, stream) -> records that are rows; None while unknown.
         keeps_tables: true when this node makes table rows.
         monotonic: seconds.
@@ -91,7 +92,7 @@ class StreamFigures:
 
     def __init__(
         self,
-        sequencers: Iterable[Sequencer],
+        shards: KnownShards,
         table_rows: Callable[[str, str], int | None],
         keeps_tables: bool,
         monotonic: Callable[[], float],
@@ -101,7 +102,7 @@ class StreamFigures:
     ) -> None:
         self.figures: list[StreamFigure] = []
         """Figures as of the last ``refresh``."""
-        self._sequencers = sequencers
+        self._shards = shards
         self._table_rows = table_rows
         self._keeps_tables = keeps_tables
         self._monotonic = monotonic
@@ -131,6 +132,7 @@ class StreamFigures:
         async with self._refreshing:
             now = self._monotonic()
             if self._refreshed_at is None or now - self._refreshed_at >= REFRESH_S:
+                await self._shards.read()
                 complete = await self._complete_up_to()
                 self._note_lag()
                 self.figures = self._combined(complete)
@@ -151,7 +153,7 @@ class StreamFigures:
     def _counted(self) -> dict[StreamKey, tuple[int, int | None]]:
         """Return records and rows of each label."""
         totals: dict[StreamKey, int] = {}
-        states = [sequencer.state for sequencer in self._sequencers]
+        states = [shard.state for shard in self._shards]
         for state in states:
             for key, end in state.next_offset.items():
                 totals[key] = totals.get(key, 0) + end
@@ -185,11 +187,12 @@ class StreamFigures:
         """Return the earliest moment of each label's lanes, walking the lanes in slices."""
         earliest: dict[StreamKey, int] = {}
         ended: dict[StreamKey, set[Lane]] = {}
-        for sequencer in list(self._sequencers):
+        shards = list(self._shards)
+        for shard in shards:
             # Copies, since chunks are applied between slices. Marks only advance, so an older one claims nothing false.
             # Two lists of existing objects: a list of pairs would make so many new objects that Python's collector
             # scans everything, which blocks the event loop for a quarter of a second.
-            lanes, states = list(sequencer.state.lanes), list(sequencer.state.lanes.values())
+            lanes, states = list(shard.state.lanes), list(shard.state.lanes.values())
             for start in range(0, len(lanes), SLICE_LANES):
                 end = start + SLICE_LANES
                 for lane, held in zip(lanes[start:end], states[start:end], strict=True):
@@ -198,9 +201,7 @@ class StreamFigures:
                     key = lane.tenant, lane.stream
                     if held.last_word is not None:
                         if key not in ended:
-                            ended[key] = renamed_lanes(
-                                [each.state for each in self._sequencers], *key, peers=self._peers
-                            )
+                            ended[key] = renamed_lanes([each.state for each in shards], *key, peers=self._peers)
                         if lane in ended[key]:
                             continue
                     moment = moment_of(held, peers=self._peers)
@@ -222,7 +223,7 @@ class StreamFigures:
 
     def _combined(self, complete: dict[StreamKey, int]) -> list[StreamFigure]:
         now, counted = self._monotonic(), self._counted()
-        all_loaded = all(sequencer.loaded for sequencer in self._sequencers)
+        all_loaded = all(shard.loaded for shard in self._shards)
         figures = []
         for label in sorted(complete.keys() | counted.keys()):
             records, rows = counted.get(label, (0, None))

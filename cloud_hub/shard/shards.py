@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.shard.shard_state import ShardState
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,14 @@ async def _within(seconds: float, looks: Iterator[Coroutine[None, None, None]]) 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.gather(*looks)
+
+
+class KnownShard(NamedTuple):
+    """A shard as far as a process knows it without reading for it."""
+
+    state: ShardState
+    loaded: bool
+    """False while nothing is known of it: the state is then empty."""
 
 
 class Shards:
@@ -141,3 +150,33 @@ class Shards:
         if self._owners.is_own(shard) or self._sequencers[shard].sessions.count:
             return False
         return self._starts[shard].done() and self._now() - self._used_at[shard] >= self._idle_s
+
+
+class _Tables(Protocol):
+    def state(self, shard: int) -> ShardState | None: ...
+
+
+class KnownShards:
+    """Every shard of the store, by number: those that a process holds, and others as of the last round of its tables.
+
+    Args:
+        cluster_id: of the store, for a state that is empty.
+        tables: the tables, for which every shard is read anyway; None if another process keeps them.
+    """
+
+    def __init__(self, shards: Shards, cluster_id: bytes, tables: _Tables | None) -> None:
+        self._shards, self._cluster_id, self._tables = shards, cluster_id, tables
+
+    async def read(self) -> None:
+        """Load and read shards of other processes, where no round of tables does so."""
+        if self._tables is None:
+            await self._shards.all()
+
+    def __iter__(self) -> Iterator[KnownShard]:
+        """Iterate over what is known at the moment. States may change with the next await."""
+        held = {each.log.shard: each.state for each in self._shards if each.loaded}
+        for shard in range(self._shards.count):
+            state = held.get(shard)
+            if state is None and self._tables is not None:
+                state = self._tables.state(shard)
+            yield KnownShard(state or ShardState(self._cluster_id, shard), state is not None)

@@ -18,9 +18,11 @@ from weft.cloud_hub.api.stream_figures import NOTES_MAX, OTHERS, SLICE_LANES, St
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
 
 NS = 1_000_000_000
 
@@ -33,6 +35,11 @@ class Shard:
     loaded: bool = True
 
 
+class Known(list[Shard]):
+    async def read(self) -> None:
+        """The shards are there already."""
+
+
 @dataclass
 class World:
     shards: list[Shard] = field(default_factory=lambda: [Shard(ShardState(b"c" * 16, n)) for n in range(2)])
@@ -41,7 +48,7 @@ class World:
 
     def figures(self, keeps_tables: bool = True, *, peers: bool = False) -> StreamFigures:
         rows = lambda *key: self.rows.get(key)  # noqa: E731
-        return StreamFigures(self.shards, rows, keeps_tables, self.clock, peers=peers)  # type: ignore[arg-type]
+        return StreamFigures(Known(self.shards), rows, keeps_tables, self.clock, peers=peers)  # type: ignore[arg-type]
 
     def lane(self, shard: int, edge: str, stream: str, complete_s: float | None, records: int = 0) -> None:
         state = self.shards[shard].state
@@ -211,3 +218,31 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
     assert 0 < values["weft_hub_commit_latency_seconds_sum"] < 60
     assert values["weft_hub_build_info"] == 1
     assert values["process_open_fds"] > 3
+
+
+async def test_a_scrape_loads_no_shard_of_another_process(tmp_path: object) -> None:
+    name = next(name for name in map("press-{}".format, range(9)) if shard_of("default", name, 2) == 1)
+    log, store = EdgeLog(), open_store(str(tmp_path))
+    log.append(*records(0, [b"x"] * 30))
+    async with (
+        running_hub(store, shards=2, processes=2, process=0, table_interval_s=0.05) as first,
+        running_hub(store, shards=2, processes=2, process=1) as second,
+    ):
+        async with running_link(second, log, LinkIdentity("default", name, 0xABC, "test")):
+            await log.until_released(30)
+
+        async def is_counted() -> bool:
+            found = (await get(first, "/metrics"))[1]
+            samples = [each for family in text_string_to_metric_families(found) for each in family.samples]
+            values = {each.name: each.value for each in samples}
+            moment = values.get("weft_hub_stream_complete_up_to_timestamp_seconds", 0)
+            return values.get("weft_hub_stream_records") == 30 and moment > 0
+
+        await until(is_counted)
+        assert [each.log.shard for each in first.sequencers] == [0]
+
+
+async def test_a_process_without_tables_reads_the_shards_of_others_for_a_scrape() -> None:
+    async with running_hub(MemoryStore(), shards=2, processes=2, process=0) as hub:
+        await get(hub, "/metrics")
+        assert [each.log.shard for each in hub.sequencers] == [0, 1]
