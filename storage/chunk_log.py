@@ -17,10 +17,10 @@ from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
-from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
+from weft.storage.chunks.in_steps import apply_in_steps
 from weft.storage.chunks.index_reader import IndexReader
 from weft.storage.chunks.offset_index import Around, OffsetIndex
 from weft.storage.chunks.snapshot_reader import read_snapshot
@@ -204,7 +204,7 @@ class ShardLog:
         """
         applied = []
         async for chunk in self.indexes(state.n + 1, only=state.only):
-            apply(state, chunk)
+            await apply_in_steps(state, chunk)
             applied.append(chunk)
         return applied
 

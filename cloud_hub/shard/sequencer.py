@@ -30,10 +30,10 @@ from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import Origin
-from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import NOTHING
 from weft.protocols.shard.shard_state import Folded, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.chunks.in_steps import fold_in_steps
 from weft.storage.object_store import AlreadyExists
 
 logger = logging.getLogger(__name__)
@@ -354,7 +354,7 @@ class Sequencer:
         own, foreign = False, self.counters.foreign_chunks
         self._others.look()
         async for chunk in self.log.indexes(self._state.n + 1):
-            own |= self._accept(fold(self._state, chunk))
+            own |= self._accept(await fold_in_steps(self._state, chunk))
         self._note_look(found=self.counters.foreign_chunks > foreign)
         return own
 

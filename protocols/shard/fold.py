@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Generator, Sequence
+from typing import NamedTuple, cast
 
 from weft.protocols.chunk_index.footer import (
     BLOCKS_LEVEL,
@@ -30,6 +30,8 @@ from weft.protocols.shard.snapshot import BootClock
 from weft.protocols.topics import named_levels
 
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
+STEP_LANES = 4096
+"""Number of lanes whose times are lowered in one step: some milliseconds."""
 
 
 class Followed(NamedTuple):
@@ -47,7 +49,19 @@ def apply(state: ShardState, chunk: Chunk) -> None:
 
 
 def fold(state: ShardState, chunk: Chunk) -> Folded:
-    """Return the effect of chunk ``n + 1`` on the state, which is not changed.
+    """Return the effect of chunk ``n + 1`` on the state, which is not changed. Raises as ``folding``."""
+    steps = folding(state, chunk)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("Folded", end.value)
+
+
+def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
+    """Return the effect of chunk ``n + 1`` on the state, which is not changed, and must not be until the end. Yields
+    where a control record takes long, so that a caller can do other work between the steps: a TIME record visits every
+    lane of the shard.
 
     Raises:
         Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, it holds
@@ -59,7 +73,10 @@ def fold(state: ShardState, chunk: Chunk) -> Folded:
     created = max(state.created, chunk.header.created)
     folded = Folded(chunk, created, told.sections)
     for control in told.controls:
-        _fold_control(state, folded, control)
+        if control.kind == ControlKind.TIME:
+            yield from _set_back(state, folded, control)
+        else:
+            _fold_control(state, folded, control)
     created = folded.created
     lanes, changed = state.lanes, folded.lanes
     for update in told.lanes:  # most of the work of a hub and of its followers
@@ -118,9 +135,6 @@ def _check(state: ShardState, chunk: Chunk, sections: Sequence[StreamSection]) -
 
 
 def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
-    if control.kind == ControlKind.TIME:
-        _set_back(state, folded, control)
-        return
     if control.kind == ControlKind.SKIP:
         key = control.tenant, control.stream
         known = folded.skips.get(key, state.skips.get(key, []))
@@ -164,13 +178,16 @@ def _has_time(state: ShardState, chunk: Chunk) -> bool:
     return max(state.fold_level, chunk.footer.fold_level) >= BLOCKS_LEVEL
 
 
-def _set_back(state: ShardState, folded: Folded, control: Control) -> None:
-    """Lower the shard's time, and all later times of the hub's clock. About a microsecond for each lane, once."""
+def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[None, None, None]:
+    """Lower the shard's time, and all later times of the hub's clock. About a microsecond for each lane, once. Yields
+    after each ``STEP_LANES`` of them."""
     time = told_time(control, folded.chunk.header.created)
     if time >= folded.created or not _has_time(state, folded.chunk):
         return
     folded.created = time
-    for lane, known in state.lanes.items():
+    for count, (lane, known) in enumerate(state.lanes.items(), 1):
+        if count % STEP_LANES == 0:
+            yield
         held = folded.lanes.get(lane, known)
         if held is not None and (new := lowered_lane(held, time)) is not held:
             folded.lanes[lane] = new

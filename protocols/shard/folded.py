@@ -43,5 +43,7 @@ class Folded:
 
     def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
         """Return the lanes whose epoch differs from the one in ``lanes``."""
+        if not self.others:
+            return []
         changed = ((lane, self.lanes[lane], lanes.get(lane)) for lane in self.lanes if lane in self.others)
         return [lane for lane, held, old in changed if held and (old is None or old.epoch != held.epoch)]

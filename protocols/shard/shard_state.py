@@ -7,6 +7,7 @@ chunk n holds the same state. A snapshot is the encoded state; it saves reading 
 from __future__ import annotations
 
 from collections.abc import Callable, KeysView, Mapping
+from typing import cast
 
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk_index.footer import (
@@ -130,7 +131,9 @@ class ShardState:
         for lane in [lane for lane in folded.lanes if lane in folded.others] if folded.others else ():
             self.set_lane(lane, folded.lanes[lane])
         if len(folded.others) < len(folded.lanes):
-            self.lanes.update((lane, held) for lane, held in folded.lanes.items() if held is not None)
+            left = folded.drops > 0
+            changed = {lane: held for lane, held in folded.lanes.items() if held is not None} if left else folded.lanes
+            self.lanes.update(cast("dict[Lane, LaneState]", changed))
         self.fields.update(folded.fields)
         self.skips.update(folded.skips)
         self.open_gaps.update(folded.open_gaps)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from weft.protocols import chunk as chunks
 from weft.protocols.chunk import Chunk, LaneUpdate, StreamSection
 from weft.protocols.errors import CodecError, Corrupt
-from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
+from weft.storage.chunks.in_steps import apply_in_steps
 from weft.storage.hub_keys import chunk_key
 
 READ_AHEAD = 4
@@ -116,7 +116,7 @@ class ChunkCache:
         taken = 0
         async with self._extending:
             async for chunk in self.indexes(state.n + 1):
-                apply(state, chunk)
+                await apply_in_steps(state, chunk)
                 self.seen(chunk)
                 taken += len(self._chunks[state.n].data) if state.n in self._chunks else self._bytes_max
                 # Half of the room is left for chunks that are read ahead.

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from itertools import pairwise
 
 import pytest
 
 from tests.cloud_hub.shard.ending import DAY_S, LANE, Hub, play
+from tests.cloud_hub.shard.test_steps import STEP_S_MAX
 from tests.cloud_hub.tables.logs import LANE as WRITTEN
 from tests.cloud_hub.tables.logs import SECOND, START, LogWriter, Run
+from tests.costs.speed import slowness, uncollected
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk import Chunk, ChunkHeader, Mark, StreamBlock, blocked, encode_footer
 from weft.protocols.chunk_index.footer import BLOCKS_LEVEL
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.fold import STEP_LANES, folding
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.chunks.in_steps import apply_in_steps
 from weft.storage.object_store.memory import MemoryStore
 
 MINUTE = 60 * SECOND
@@ -119,3 +127,59 @@ async def test_chunks_of_2040_are_collected_once_the_time_is_lowered() -> None:
     await collector.look()
     assert collector.deleted == found
     assert (await shard.load()).encode() == log.states[0].encode()
+
+
+def of_2040(lanes: int) -> ShardState:
+    state = ShardState(b"0123456789abcdef", 0)
+    state.created, state.fold_level = START + YEARS, BLOCKS_LEVEL
+    for number in range(lanes):
+        held = LaneState(mark=Mark(START, 1), ranges=RangeSet([(0, 1)]))
+        held.last_seen = state.created
+        state.set_lane(Lane("default", f"edge-{number // 20}", 7, f"s{number % 20}"), held)
+    return state
+
+
+def lowering(state: ShardState) -> Chunk:
+    ending = lane_ends.set_back(state, START, "a node was of 2040")
+    header = ChunkHeader(state.cluster_id, state.n + 1, START, state.shard, state.footer_crc, 1)
+    index = blocked(header, BLOCKS_LEVEL, [], StreamBlock([], ending.controls, []))
+    return Chunk(header, index, encode_footer(index)[1])
+
+
+def test_no_step_over_the_lanes_of_a_large_shard_is_long() -> None:
+    quickest = []
+    for _ in range(3):  # others use the machine as well
+        state = of_2040(50_000)
+        steps, longest = folding(state, lowering(state)), 0.0
+        with uncollected():
+            while True:
+                began = time.thread_time()
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    state.accept(end.value)
+                    break
+                finally:
+                    longest = max(longest, time.thread_time() - began)
+        assert {held.last_seen for held in state.lanes.values()} == {START}
+        quickest.append(longest / slowness())
+        if quickest[-1] <= STEP_S_MAX:
+            return
+    raise AssertionError(f"steps of {quickest} s")
+
+
+async def test_others_work_while_the_lanes_of_a_large_shard_are_visited() -> None:
+    state, turns, done = of_2040(5 * STEP_LANES), 0, asyncio.Event()
+
+    async def other() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    working = asyncio.create_task(other())
+    await apply_in_steps(state, lowering(state))
+    done.set()
+    await working
+    assert turns >= 5
+    assert state.created == START
