@@ -104,3 +104,8 @@ def test_slow(): ...
     assert list(searches_of(source, "f")) == ["f::test_marked", "f::test_in_part", "f::test_property"]
     whole = "import pytest\npytestmark = [pytest.mark.search]\ndef test_any(): ...\n"
     assert list(searches_of(whole, "f")) == ["f::test_any"]
+
+
+def test_a_night_makes_a_hundred_thousand_histories_of_wrong_clocks() -> None:
+    jobs = JOBS["clocks"], JOBS["set_back"]
+    assert sum(job.minutes * 60 / job.slice_s * job.slice_units for job in jobs) >= 100_000
