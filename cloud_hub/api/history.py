@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from weft.cloud_hub.api.lowest_rows import LowestRows, bounds, may_have, microseconds, plain_rows
 from weft.cloud_hub.api.record_views import row_view
 from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.views import View
@@ -28,6 +29,7 @@ from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.delta.calls import guarded
 from weft.storage.table.delta.files import file_system
+from weft.storage.table.delta.slices import group_slices
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.errors import TableError
 from weft.storage.table.names import table_payload
@@ -108,7 +110,7 @@ class _Files(NamedTuple):
 
     def open(self, number: int) -> pq.ParquetFile:
         path = unquote(self.paths[int(self.path_of[number])].as_py())
-        return pq.ParquetFile(self.system.open_input_file(path), page_checksum_verification=True)
+        return pq.ParquetFile(self.system.open_input_file(path), page_checksum_verification=True, pre_buffer=True)
 
 
 class Histories:
@@ -234,41 +236,6 @@ def _numbers(actions: pa.Table, name: str, default: int) -> Numbers:
     return found
 
 
-class _Gathered:
-    """The rows with the lowest offsets, of those that were offered.
-
-    Args:
-        end: rows from this offset on are not wanted.
-    """
-
-    def __init__(self, end: int, limit: int, bytes_max: int) -> None:
-        self.end = end
-        self._limit, self._bytes_max = limit, bytes_max
-        self.rows: dict[int, View] = {}
-        self._bytes = 0
-
-    def add(self, rows: Sequence[View]) -> None:
-        """Add rows. Those beyond a bound leave, and ``end`` is the lowest of them."""
-        for row in rows:
-            self.rows[row["offset"]] = row
-            self._bytes += _size(row)
-        while len(self.rows) > 1 and (len(self.rows) > self._limit or self._bytes > self._bytes_max):
-            ordered = sorted(self.rows)
-            self.cut(ordered[min(self._limit, len(ordered) - 1)])
-        if len(self.rows) == self._limit or self._bytes >= self._bytes_max:
-            self.end = min(self.end, max(self.rows) + 1)
-
-    def cut(self, end: int) -> None:
-        """Drop the rows from an offset on."""
-        self.end = min(self.end, end)
-        for offset in [offset for offset in self.rows if offset >= end]:
-            self._bytes -= _size(self.rows.pop(offset))
-
-
-def _size(row: View) -> int:
-    return int(row["_bytes"]) + len(row["key"])
-
-
 class _Reading:
     """Reads of one request, in a thread."""
 
@@ -279,7 +246,7 @@ class _Reading:
     def records(self, span: tuple[int, int], limit: int, bytes_max: int) -> Past:
         """Return rows as records."""
         files, (first, end) = self._files, span
-        found = _Gathered(end, limit, bytes_max)
+        found = LowestRows(end, limit, bytes_max)
         for number in files.from_offset(self._shard, first):
             if files.first[number] >= found.end:
                 break
@@ -297,28 +264,40 @@ class _Reading:
             return Past(records, found.end, False)
         return Past(records, records[-1]["offset"] + 1 if records else first, True)
 
-    def _read_file(self, file: pq.ParquetFile, first: int, found: _Gathered) -> None:
+    def _read_file(self, file: pq.ParquetFile, first: int, found: LowestRows) -> None:
         self._opened += 1
-        for group, (low, high) in enumerate(_bounds(file, "_offset")):
-            if (low is not None and low >= found.end) or (high is not None and high < first):
-                continue
-            place = self._columns(file, group, _PLACE)
-            offsets = place.column("_offset").to_numpy()
-            there = (place.column("_shard").to_numpy() == self._shard) & (offsets >= first)
-            wanted = np.flatnonzero(there)
-            at = 0
-            batches = self._batches(file, group) if len(wanted) else iter(())
-            for batch in batches:
-                some = wanted[(wanted >= at) & (wanted < at + batch.num_rows)]
-                some = some[offsets[some] < found.end]
-                if len(some):
-                    # Not `take`, which does not know the string views that other engines write.
-                    start = int(some[0])
-                    rows = plain_rows(batch.slice(start - at, int(some[-1]) - start + 1))
-                    found.add([row_view(rows[each - start], self._stream, self._files.payload) for each in some])
-                at += batch.num_rows
-                if not (offsets[wanted[wanted >= at]] < found.end).any():
-                    break
+        known = list(bounds(file, "_offset"))
+        for each in group_slices(file.metadata):
+            # The rows of a slice are sorted by other columns: which ones are wanted shows when all are known.
+            groups = {
+                group: self._offsets(file, group)
+                for group in range(each.first, each.end)
+                if may_have(known[group], first, found.end)
+            }
+            if groups:
+                found.offer(np.concatenate([offsets[offsets >= first] for offsets in groups.values()]))
+            for group, offsets in groups.items():
+                self._read_group(file, group, np.flatnonzero((offsets >= first) & (offsets < found.end)), found)
+
+    def _read_group(self, file: pq.ParquetFile, group: int, wanted: Numbers, found: LowestRows) -> None:
+        """Read rows of a row group, by their numbers."""
+        at = 0
+        for batch in self._batches(file, group) if len(wanted) else ():
+            some = wanted[(wanted >= at) & (wanted < at + batch.num_rows)] - at
+            at += batch.num_rows
+            if len(some):
+                # Not `take`, which does not know the string views that other engines write.
+                runs = np.split(some, np.flatnonzero(np.diff(some) != 1) + 1)
+                rows = plain_rows(pa.Table.from_batches([batch.slice(int(run[0]), len(run)) for run in runs]))
+                found.add([row_view(row, self._stream, self._files.payload) for row in rows])
+            if at > wanted[-1]:
+                return
+
+    def _offsets(self, file: pq.ParquetFile, group: int) -> Numbers:
+        """Return the offset of each row of a row group; -1 for those of other shards."""
+        place = self._columns(file, group, _PLACE)
+        offsets: Numbers = place.column("_offset").to_numpy()
+        return np.where(place.column("_shard").to_numpy() == self._shard, offsets, -1)
 
     def since(self, time: int) -> int | None:
         """Return the lowest offset of the rows received at a time or later."""
@@ -342,22 +321,28 @@ class _Reading:
         return None
 
     def _first_received(self, file: pq.ParquetFile, time_us: int) -> int | None:
-        for group, (_, latest) in enumerate(_bounds(file, "_received")):
-            if latest is not None and _microseconds(latest) < time_us:
+        lowest: int | None = None
+        told = zip(bounds(file, "_offset"), bounds(file, "_received"), strict=True)
+        for group, ((low, _), (_, latest)) in enumerate(told):
+            # A later row group may have lower offsets: the rows of a slice are sorted by other columns.
+            if (lowest is not None and low is not None and low >= lowest) or (
+                latest is not None and microseconds(latest) < time_us
+            ):
                 continue
             rows = self._columns(file, group, [*_PLACE, "_received"])
             received = rows.column("_received").cast(pa.int64()).to_numpy()
             wanted = (rows.column("_shard").to_numpy() == self._shard) & (received >= time_us)
             if wanted.any():
-                return int(rows.column("_offset").to_numpy()[wanted].min())
-        return None
+                offset = int(rows.column("_offset").to_numpy()[wanted].min())
+                lowest = offset if lowest is None else min(lowest, offset)
+        return lowest
 
     def _latest(self, number: int) -> int:
         """Return the latest ``_received`` of a file, in microseconds; a very late one if it does not say."""
         self._opened += 1
         with self._files.open(number) as file:
-            times = [high for _, high in _bounds(file, "_received")]
-        return max((1 << 62 if time is None else _microseconds(time) for time in times), default=0)
+            times = [high for _, high in bounds(file, "_received")]
+        return max((1 << 62 if time is None else microseconds(time) for time in times), default=0)
 
     def _columns(self, file: pq.ParquetFile, group: int, names: list[str]) -> pa.Table:
         self._count(file, group)
@@ -373,27 +358,3 @@ class _Reading:
         size = file.metadata.row_group(group).total_byte_size
         if size > GROUP_BYTES_MAX:
             raise TableError(f"a row group has {size} bytes, more than {GROUP_BYTES_MAX}: read it with an engine")
-
-
-def _bounds(file: pq.ParquetFile, column: str) -> Iterator[tuple[Any, Any]]:
-    """Yield lowest and highest value of a column for each row group; None where they are unknown."""
-    # A nested column has several leaves.
-    leaves = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
-    at = leaves.index(column)
-    for group in range(file.num_row_groups):
-        told = file.metadata.row_group(group).column(at).statistics
-        yield (told.min, told.max) if told is not None and told.has_min_max else (None, None)
-
-
-def _microseconds(time: Any) -> int:
-    return int(pa.scalar(time, pa.timestamp("us", "UTC")).value)
-
-
-def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dictionaries, with times in microseconds since 1970."""
-    columns = {
-        name: column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-    found: list[dict[str, Any]] = pa.table(columns).to_pylist()
-    return found

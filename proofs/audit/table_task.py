@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -28,12 +29,13 @@ from weft.storage.object_store import ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.delta.calls import guarded
 from weft.storage.table.delta.files import file_system
+from weft.storage.table.delta.slices import group_slices
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.errors import TableError
 from weft.storage.table.names import app_id, table_payload
 
 TASK_BYTES = 32 << 20
-"""Bytes of files for one task. A longer file is split between several tasks, by row groups."""
+"""Bytes of files for one task. A longer file is split between several tasks, by slices."""
 SLICES_MAX = 64
 SCAN_ROWS = 128 << 10
 
@@ -138,7 +140,7 @@ def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, vers
 
 @dataclass(frozen=True)
 class TableTask:
-    """Some files of the table, or some row groups of one file, at regular intervals."""
+    """Some files of the table, or some slices of one file, at regular intervals."""
 
     uri: str
     options: dict[str, str] = field(repr=False)
@@ -175,21 +177,21 @@ class TableTask:
                 self._count_collected(part, batch, scope)
 
     def rows(self, file: File) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file, or of this task's part of it. Blocks."""
+        """Yield the rows of a file, or of this task's part of it. Blocks.
+
+        The rows of a slice come together: they are sorted by other columns, and only all of them make a run of numbers.
+        """
         fragment = pads.ParquetFileFormat().make_fragment(file.path, file_system(self.uri, self.options))
-        if self.slices > 1:
-            wanted = range(self.slice, fragment.num_row_groups, self.slices)
-            if not wanted:
-                return
-            fragment = fragment.subset(row_group_ids=list(wanted), schema=self.schema)
-        scanner = fragment.scanner(
-            schema=self.schema,
-            columns=list(self.columns),
-            batch_size=SCAN_ROWS,
-            batch_readahead=2,
-            fragment_scan_options=pads.ParquetFragmentScanOptions(page_checksum_verification=True),
-        )
-        yield from scanner.to_batches()
+        for each in islice(group_slices(fragment.metadata), self.slice, None, self.slices):
+            groups = list(range(each.first, each.end))
+            scanner = fragment.subset(row_group_ids=groups, schema=self.schema).scanner(
+                schema=self.schema,
+                columns=list(self.columns),
+                batch_size=SCAN_ROWS,
+                batch_readahead=2,
+                fragment_scan_options=pads.ParquetFragmentScanOptions(page_checksum_verification=True),
+            )
+            yield from scanner.to_batches() if len(groups) == 1 else scanner.to_table().combine_chunks().to_batches()
 
     def _count_collected(self, part: Part, batch: pa.RecordBatch, scope: Scope) -> None:
         """Count rows of offsets with deleted chunks as records of the log."""

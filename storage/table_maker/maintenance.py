@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.object_file import ObjectFile
 from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta.slices import group_slices, parts_of
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table_maker.columns import table_schema
@@ -34,9 +36,11 @@ from weft.storage.table_maker.tierer import Tierer
 
 _BATCH_ROWS = 16 << 10
 WHOLE_BYTES_MAX = 4 << 20
-"""Size up to which a file is read in one request. Of larger ones, each column of a row group is read in pieces."""
+"""Size up to which a file is read in one request."""
 READ_BYTES = 1 << 20
-"""Bytes of a column of a row group that are read at a time."""
+"""Bytes of a column of a large row group that are read at a time."""
+READ_GROUPS_BYTES = 16 << 20
+"""Bytes of small row groups, without compression, that are read at a time."""
 PART_BYTES = 8 << 20
 """Bytes of a joined file that are written at a time."""
 FILES_A_VERSION = 1000
@@ -148,23 +152,23 @@ class Maintenance:
     async def _joined(
         self, run: Sequence[DataFile], out: ParquetFile, taken: list[DataFile]
     ) -> AsyncIterator[memoryview]:
-        """Yield the bytes of the joined file: a row group is in memory, and the parts of a file that it is made of."""
+        """Yield the bytes of the joined file: a slice of it is in memory, and parts of a file that it is made of."""
         until = self._monotonic() + self._settings.join_seconds_max
         for file in run:
             # Fewer than two files would save nothing.
             if len(taken) > 1 and self._monotonic() >= until:
                 break
-            rows = await self._rows_of(file, out.schema)
-            while await in_thread(lambda rows=rows: _fill(out, rows)):  # type: ignore[misc]
-                yield out.take()
+            parts = _copied(await self._opened_file(file), out)
+            while (part := await in_thread(partial(next, parts, None))) is not None:
+                yield part
             taken.append(file)
         yield await in_thread(out.finish)
 
-    async def _rows_of(self, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    async def _opened_file(self, file: DataFile) -> Any:
         key = f"{self._tierer.key}/{file.path}"
         if file.size <= WHOLE_BYTES_MAX:
-            return _rows(pa.BufferReader((await self._store.get(key)).data), schema)
-        return _rows(ObjectFile(self._store, key, file.size, asyncio.get_running_loop()), schema)
+            return pa.BufferReader((await self._store.get(key)).data)
+        return ObjectFile(self._store, key, file.size, asyncio.get_running_loop())
 
     async def checkpoint(self, state: DeltaState) -> bool:
         """Write a checkpoint when the last one is old, and drop log entries past retention."""
@@ -263,25 +267,27 @@ def _runs(files: Sequence[tuple[DataFile, int]], settings: TableSettings, tier: 
         yield run
 
 
-def _fill(out: ParquetFile, rows: Iterator[pa.RecordBatch]) -> bool:
-    """Add rows until a part of the file is there to be taken. Return False when there are no more."""
-    for batch in rows:
-        out.add([batch])
-        if out.ready >= PART_BYTES:
-            return True
-    return False
+def _copied(source: Any, out: ParquetFile) -> Iterator[memoryview]:
+    """Add the rows of a file to another one, and yield the parts of that that are ready. Columns that the first lacks,
+    because they were added later, are null."""
+    streamed = pq.ParquetFile(source, page_checksum_verification=True, buffer_size=READ_BYTES, pre_buffer=False)
+    whole = pq.ParquetFile(source, metadata=streamed.metadata, page_checksum_verification=True, pre_buffer=True)
+    for each in group_slices(streamed.metadata):
+        out.keep_together(each.rows, each.bytes)
+        for part in parts_of(each, streamed.metadata, READ_GROUPS_BYTES):
+            # Small row groups are read at once. Each column of a large one comes in pieces: its rows may take far more.
+            file = whole if len(part) > 1 or each.bytes <= READ_GROUPS_BYTES else streamed
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=part):
+                out.add([_as_schema(batch, out.schema)])
+                if out.ready >= PART_BYTES:
+                    yield out.take()
 
 
-def _rows(source: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file with the table's present columns: columns added later are null."""
-    file = pq.ParquetFile(source, page_checksum_verification=True, buffer_size=READ_BYTES, pre_buffer=False)
-    for group in range(file.num_row_groups):
-        # A row group is bounded by the memory of its rows. Rows of several could take far more.
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
-            columns = [
-                batch.column(field.name).cast(field.type)
-                if field.name in batch.schema.names
-                else pa.nulls(batch.num_rows, field.type)
-                for field in schema
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

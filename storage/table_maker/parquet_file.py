@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
@@ -11,13 +11,13 @@ from weft.storage.table.delta.row_groups import RowGroups
 from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.field_ids import with_field_ids
 from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.table_maker.clustering import SLICE_BYTES_MAX, SLICE_ROWS_MAX, Clustering, sort_order
 from weft.storage.table_maker.columns import levels_of
 from weft.storage.table_maker.statistics import statistics_columns
 
-PAGE_ROWS_MAX = 8 << 10
+PAGE_ROWS_MAX = 2 << 10
 """Rows of a page. Readers with support for page indexes, such as Spark, read only the pages of a row group with their
-time: an hour of five days is a hundredth of the table, and often a small part of one row group."""
-ROW_GROUP_BYTES_MAX = 64 << 20
+time: of an edge node's hour in a slice of twelve, one page of six."""
 _COUNTERS = dict.fromkeys(("_offset", "_seq", "_time", "_received"), "DELTA_BINARY_PACKED")
 """Columns that mostly count up: a byte or two per value instead of eight."""
 _PLAIN = {*_COUNTERS, "_shard", "_resent", "_headers", "payload", BYTES_COLUMN}
@@ -26,13 +26,20 @@ _CONTENT = {"_headers", "payload", BYTES_COLUMN}
 
 
 class ParquetFile:
-    """A collector of one shard's rows, offsets ascending, for the bytes of a file. Its methods block."""
+    """A collector of one shard's rows, offsets ascending, for the bytes of a file. Its methods block.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    Args:
+        declared: columns by which an operator wants rows to be sorted (``clustering``).
+    """
+
+    def __init__(self, schema: pa.Schema, declared: Sequence[str] = ()) -> None:
         self.schema = schema
+        self._clustering = Clustering(sort_order(schema, declared))
         self._groups = RowGroups(
             with_field_ids(schema),
-            ROW_GROUP_BYTES_MAX,
+            SLICE_BYTES_MAX,
+            rows_max=SLICE_ROWS_MAX,
+            cut=self._clustering.groups,
             use_dictionary=[name for name in schema.names if name not in _PLAIN],
             column_encoding=_COUNTERS,
             max_rows_per_page=PAGE_ROWS_MAX,
@@ -42,8 +49,12 @@ class ParquetFile:
         self._statistics = FileStatistics(statistics_columns(levels_of(schema)))
         self.rows = 0
 
+    def keep_together(self, rows: int, size: int) -> None:
+        """Announce a slice of another file, of about ``size`` bytes: it stays within one slice of this file."""
+        self._groups.keep_together(rows, size)
+
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Add rows of the schema. They are compressed a row group at a time."""
+        """Add rows of the schema. They are sorted and compressed a slice at a time."""
         for batch in batches:
             self._groups.add(batch)
             self.rows += batch.num_rows
@@ -66,4 +77,5 @@ class ParquetFile:
         """Return the file's entry for a table's log."""
         first, last = self._statistics.bounds("_offset")
         shard, _ = self._statistics.bounds("_shard")
-        return DataFile(path, size, self.rows, shard, first, last + 1, now_ms, self._statistics.to_json())
+        order = self._clustering.order if self._clustering.has_sorted else ()
+        return DataFile(path, size, self.rows, shard, first, last + 1, now_ms, self._statistics.to_json(), order)

@@ -17,6 +17,9 @@ from weft.storage.table.errors import TableError
 ACTIONS_KEY = "weftActions"
 """Key in a commit's info: the number of lines that follow, by which an entry cut short by a power cut is recognised."""
 ENGINE = "Weft"
+ORDER_TAG = "weft.sortedBy"
+"""Tag of an added file: the columns by which its rows are sorted before they become row groups, as a list in JSON. No
+reader needs it."""
 LINE_BYTES_MAX = 64 << 20
 """Longest action that is read. The longest ones are schemas: a column takes some 100 bytes."""
 
@@ -34,6 +37,9 @@ class DataFile(NamedTuple):
     modified_ms: int
     stats: str
     """Statistics in JSON, as in the Delta protocol's "Per-file Statistics"."""
+    order: tuple[str, ...] = ()
+    """Columns by which the rows of a slice of the log are sorted before they become row groups; none if they are in the
+    log's order."""
 
 
 class TableProtocol(msgspec.Struct, frozen=True):
@@ -121,10 +127,12 @@ def add_action(file: DataFile, data_change: bool) -> dict[str, Any]:
     Args:
         data_change: False if the rows were in the table before: streaming readers then skip the file.
     """
-    added = {
+    added: dict[str, Any] = {
         "path": file.path, "partitionValues": {}, "size": file.size, "modificationTime": file.modified_ms,
         "dataChange": data_change, "stats": file.stats,
     }  # fmt: skip
+    if file.order:
+        added["tags"] = {ORDER_TAG: msgspec.json.encode(file.order).decode()}
     return {"add": added}
 
 

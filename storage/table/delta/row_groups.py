@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -39,16 +40,27 @@ class _Sink(io.RawIOBase):
 
 
 class RowGroups:
-    """A Parquet file in memory, compressed a row group at a time. Its methods block.
+    """A Parquet file in memory, compressed a slice at a time: a run of rows that becomes one row group, or several. Its
+    methods block.
 
     Args:
-        bytes_max: bytes of rows in memory at which a row group is complete; ``ROWS_MAX`` rows complete one as well.
+        bytes_max: bytes of rows in memory at which a slice is complete; ``rows_max`` rows complete one as well.
+        cut: function that returns the row groups of a slice; None makes one of each.
         options: further arguments of pyarrow's writer.
     """
 
-    def __init__(self, schema: pa.Schema, bytes_max: int, **options: Any) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        bytes_max: int,
+        *,
+        rows_max: int = ROWS_MAX,
+        cut: Callable[[pa.Table], Iterable[pa.Table]] | None = None,
+        **options: Any,
+    ) -> None:
         self._schema = schema
-        self._bytes_max = bytes_max
+        self._bytes_max, self._rows_max = bytes_max, rows_max
+        self._cut = cut or (lambda rows: (rows,))
         self._sink = _Sink()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -59,8 +71,10 @@ class RowGroups:
             write_page_checksum=True,
             **options,
         )
-        self._group: list[pa.RecordBatch] = []
-        self._group_rows = self._group_bytes = 0
+        self._slice: list[pa.RecordBatch] = []
+        self._slice_rows = self._slice_bytes = 0
+        self._together = 0
+        """Rows that are still to come of a run that is not cut."""
 
     @property
     def written(self) -> int:
@@ -69,21 +83,38 @@ class RowGroups:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes in memory: those that were not taken, and the unfinished row group."""
-        return self._sink.bytes + self._group_bytes
+        """Return the bytes in memory: those that were not taken, and the unfinished slice."""
+        return self._sink.bytes + self._slice_bytes
 
     @property
     def ready(self) -> int:
         """Return the compressed bytes that were not taken yet."""
         return self._sink.bytes
 
+    def keep_together(self, rows: int, size: int) -> None:
+        """Begin a new slice unless the next rows fit into this one, and do not cut them, up to twice the bytes of a
+        slice: they were a slice of another file.
+
+        Args:
+            size: bytes of the rows, at least approximately.
+        """
+        if self._slice_rows + rows > self._rows_max or self._slice_bytes + size > self._bytes_max:
+            self._flush()
+        self._together = rows
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows of the schema."""
-        self._group.append(batch)
-        self._group_rows += batch.num_rows
-        self._group_bytes += batch.nbytes
-        if self._group_rows >= ROWS_MAX or self._group_bytes >= self._bytes_max:
-            self._flush()
+        while batch.num_rows:
+            bytes_max = 2 * self._bytes_max if self._together > 0 else self._bytes_max
+            fitting = (bytes_max - self._slice_bytes) * batch.num_rows // max(1, batch.nbytes)
+            taken = batch.slice(0, max(1, min(fitting, self._rows_max - self._slice_rows)))
+            self._slice.append(taken)
+            self._slice_rows += taken.num_rows
+            self._slice_bytes += taken.nbytes
+            self._together -= taken.num_rows
+            if self._slice_rows >= self._rows_max or self._slice_bytes >= bytes_max:
+                self._flush()
+            batch = batch.slice(taken.num_rows)
 
     def take(self) -> memoryview:
         """Return the compressed bytes that were not taken yet: the next part of the file."""
@@ -96,7 +127,13 @@ class RowGroups:
         return memoryview(self._sink.take())
 
     def _flush(self) -> None:
-        if self._group:
-            self._writer.write_table(pa.Table.from_batches(self._group, self._schema), ROWS_MAX)
-        self._group = []
-        self._group_rows = self._group_bytes = 0
+        if self._slice:
+            for group in self._cut(self._taken()):
+                self._writer.write_table(group, group.num_rows)
+
+    def _taken(self) -> pa.Table:
+        """Return the slice, which is not kept: a sorted copy may take its place."""
+        rows = pa.Table.from_batches(self._slice, self._schema)
+        self._slice = []
+        self._slice_rows = self._slice_bytes = 0
+        return rows

@@ -226,3 +226,38 @@ async def test_without_a_table_the_answer_says_where_records_are(store: ObjectSt
     async with running_hub(store) as hub:
         status, answer = await get(hub, f"{RECORDS}?shard=0&offset=0")
     assert (status, "below the watermark" in answer["error"]) == (410, True)
+
+
+async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_order(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.storage.table_maker.parquet_file.SLICE_ROWS_MAX", 160)
+    monkeypatch.setattr("weft.storage.table_maker.clustering.GROUP_ROWS_MAX", 10)
+    log = await LogWriter.open(store, 1)
+    tables = TableService(store, log.cluster)
+    runs = []
+    for n in range(40):
+        log.created = START + n * 60 * SECOND
+        runs.append(Run(LANE, 10 * n, 10, key=b"plant/a/m%d/telemetry" % (39 - n), topics=TOPICS))
+        await log.append(0, runs[-1])
+    await tables.run_once()
+    histories, place = Histories(store, log.cluster, lambda: 0.0), PastPlace(STREAM, 0, 0, Search())
+    groups = 0
+    read = history._Reading._read_group
+
+    def counted(self: Any, file: Any, group: int, wanted: Any, found: Any) -> None:
+        nonlocal groups
+        groups += len(wanted) > 0
+        read(self, file, group, wanted, found)
+
+    monkeypatch.setattr(history._Reading, "_read_group", counted)
+    for first, limit in ((0, 400), (3, 25), (155, 10), (399, 5)):
+        past = await histories.records(place, (first, 400), limit, 1 << 20)
+        assert past is not None
+        assert [record["offset"] for record in past.records] == [*range(first, min(400, first + limit))]
+        assert [record["key"] for record in past.records] == [
+            runs[record["offset"] // 10].key.decode() for record in past.records
+        ]
+    assert groups == 40 + 3 + 2 + 1, "row groups without a wanted row are not read"
+    for n in (1, 7, 24, 39):
+        assert await histories.since(place, START + n * 60 * SECOND - SECOND) == 10 * n

@@ -54,7 +54,7 @@ async def test_files_of_several_megabytes_are_read_and_written_in_parts(
 ) -> None:
     for name, small in (("WHOLE_BYTES_MAX", 1000), ("READ_BYTES", 4096), ("PART_BYTES", 50_000)):
         monkeypatch.setattr(f"weft.storage.table_maker.maintenance.{name}", small)
-    monkeypatch.setattr("weft.storage.table_maker.parquet_file.ROW_GROUP_BYTES_MAX", 100_000)
+    monkeypatch.setattr("weft.storage.table_maker.parquet_file.SLICE_BYTES_MAX", 100_000)
     log = await LogWriter.open(directory)
     chance, runs = random.Random(1), {0: [Run(LANE, 0, 3, payloads=[b"1", b"2", b"3"])], 1: []}
     for first in range(3, 23, 10):
