@@ -21,11 +21,12 @@ from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.payloads.frames import with_typed_columns
 from spark_sinks.runtime.session import register
+from spark_sinks.source.file_index import TableFile
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
 from spark_sinks.source.positions import Offsets, check_offsets, offsets_text, parse_moment
 from spark_sinks.source.selection import condition
-from spark_sinks.source.stream_log import StreamLog, open_hub, open_stream_table, subset
-from spark_sinks.source.tables import TableFile, TableSnapshot
+from spark_sinks.source.stream_log import StreamLog, open_hub, subset
+from spark_sinks.source.tables import StreamTable, TableSnapshot
 from spark_sinks.source.typed import comment_of, declared
 from weft.config.payload_schema.model import PayloadSchema
 from weft.config.pipelines.schema_text import schema_text
@@ -175,7 +176,7 @@ def table(
         return reader.option("versionAsOf", str(snapshot.version)).load(snapshot.uri)
     if snapshot.is_remote:
         raise ReadError(f"{snapshot.uri} needs a session with delta-spark and the store's file system; or use read()")
-    return _parquet(spark, snapshot, snapshot.files)
+    return _parquet(spark, snapshot, list(snapshot.files))
 
 
 def _options(stream: str, store: str | os.PathLike[str], tenant: str, store_options: Mapping[str, str]) -> ReadOptions:
@@ -192,8 +193,11 @@ def _names(option: str, given: Collection[str] | None) -> tuple[str, ...] | None
 
 
 def _snapshot(options: ReadOptions, version: int | None = None) -> TableSnapshot | None:
-    store, cluster = run(open_hub(options))
-    return open_stream_table(options, store, cluster, version)
+    async def opened() -> TableSnapshot | None:
+        store, cluster = await open_hub(options)
+        return await StreamTable(store, cluster, options.tenant, options.stream).open(version)
+
+    return run(opened())
 
 
 def _history(
@@ -250,7 +254,7 @@ def _column(column: str | None, name: str) -> Column:
 def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[TableFile]) -> DataFrame:
     """Return a reader of Parquet files with the table's schema. Without it, Spark uses the columns of the first footer
     that it reads."""
-    schema: StructType = from_arrow_schema(pa.schema(snapshot.table.schema()))
+    schema: StructType = from_arrow_schema(snapshot.schema)
     if not files:
         return spark.createDataFrame([], schema)
     paths = [f"{snapshot.uri}/{file.path}" for file in files]

@@ -196,7 +196,7 @@ class WindowSteps:
             times = self._read(at, columns=["_time"], **self._between(ranges[0][0], ranges[-1][1]))
             filled = numbers_of(times, self._frame.every_us)
         gaps = len(due if filled is None else filled) - 1
-        table = log.table() if gaps > 0 else None
+        table = run(log.table()) if gaps > 0 else None
         tail = sum(end - (table.ends[shard] if table else 0) for shard, end in at.offsets.items())
         is_small = tail <= GAP_RECORDS_MAX * gaps
 

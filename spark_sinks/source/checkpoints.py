@@ -8,6 +8,7 @@ text as new data, so a position that does not move keeps its text, with or witho
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,7 +108,8 @@ class Bookmarks:
                 {(stream, shard): kept for shard, kept in new.items() if kept.witness is not None}
             )
             if deleted:
-                check_rows(self._log.table(), {shard: kept for (_, shard), kept in deleted.items()})
+                table = await self._log.table()
+                await asyncio.to_thread(check_rows, table, {shard: kept for (_, shard), kept in deleted.items()})
         except WentBack as error:
             raise WentBack(
                 f"checkpoint: it goes up to {error}. The hub's store was restored to an earlier state, and gives these "

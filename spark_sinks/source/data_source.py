@@ -154,8 +154,11 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offsets at which a new query starts."""
         log = self._opened()
-        start = run(resolve("starting", self._options.starting, log, log.table()))
+        start = run(self._first(log))
         return encode(run(self._bookmarks.moved(start, {})))
+
+    async def _first(self, log: StreamLog) -> Offsets:
+        return await resolve("starting", self._options.starting, log, await log.table())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the offsets at which the next micro-batch ends: at most ``limit`` records later, and not past the
@@ -215,7 +218,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = offsets_of(await self._bookmarks.compared(given_start))
         end = offsets_of(await self._bookmarks.compared(given_end))
         recent = all(start[shard] >= end[shard] or log.remembers(shard, start[shard]) for shard in start)
-        return await plan(log, None if recent else log.table(), start, end, _START_AGAIN)
+        return await plan(log, None if recent else await log.table(), start, end, _START_AGAIN)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""

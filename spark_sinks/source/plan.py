@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from spark_sinks.source.file_index import TableFile
 from spark_sinks.source.partitions import ChunkPart, ReadContext, TableAccess, TablePart, Task
 from spark_sinks.source.positions import Offsets, Position, check_offsets, nanoseconds
 from spark_sinks.source.slices import ChunkSlice
 from spark_sinks.source.stream_log import MissingOffsets, StreamLog
-from spark_sinks.source.tables import TableFile, TableSnapshot
+from spark_sinks.source.tables import TableSnapshot
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of
 
@@ -51,7 +52,7 @@ async def resolve(option: str, position: Position, log: StreamLog, table: TableS
 
 async def _offset_at(option: str, moment: datetime, shard: int, log: StreamLog, table: TableSnapshot | None) -> int:
     tiered = table.ends[shard] if table else 0
-    files = [file for file in table.files if file.may_hold(shard, 0, tiered)] if table else []
+    files = list(table.files.overlapping(shard, 0, tiered)) if table else []
     tail = await log.slices(shard, tiered, log.heads[shard])
     at = nanoseconds(moment)
     if option == "ending":
@@ -125,7 +126,7 @@ def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int,
 
 
 def _selected(table: TableSnapshot, log: StreamLog, shard: int, first: int, end: int) -> list[TableFile]:
-    return [file for file in table.files if file.may_hold(shard, first, end) and file.may_match(log.options)]
+    return [file for file in table.files.overlapping(shard, first, end) if file.may_match(log.options)]
 
 
 def _from_table(shard: int, first: int, end: int, files: list[TableFile], size: int) -> Iterator[_Sized]:

@@ -17,7 +17,7 @@ from spark_sinks.source.history import History, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets
 from spark_sinks.source.slices import ChunkSlice, RecentSlices
-from spark_sinks.source.tables import TableSnapshot, open_table
+from spark_sinks.source.tables import StreamTable, TableSnapshot
 from spark_sinks.source.typed import with_typed
 from weft.protocols.chunk import Chunk, LaneUpdate
 from weft.protocols.errors import Corrupt
@@ -50,6 +50,7 @@ class StreamLog:
         self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
         self._states: list[ShardState] = []
         self._lanes: dict[tuple[str, int, tuple[Origin, ...]], LaneUpdate] = {}
+        self._table = StreamTable(store, cluster, options.tenant, options.stream)
         self.opened_table: TableSnapshot | None = None
         """Table at the moment when the log was opened: never ahead of the log after ``extend``."""
         self.payload = PayloadKind.BYTES
@@ -74,7 +75,7 @@ class StreamLog:
         log = cls(options, store, cluster)
         log._states = list(await asyncio.gather(*(shard.load(log.only) for shard in log._logs)))
         await log._check_stream()
-        log.opened_table = open_stream_table(options, store, cluster)
+        log.opened_table = await log._table.open()
         log.payload = log.opened_table.payload if log.opened_table else log._told_payload()
         return log
 
@@ -178,13 +179,14 @@ class StreamLog:
         lanes = (state.stream_lanes(self.options.tenant, self.options.stream) for state in self._states)
         return {lane: held.topics for shard in lanes for lane, held in shard.items()}
 
-    def table(self, version: int | None = None) -> TableSnapshot | None:
-        """Return the stream's table, or None before its first commit.
+    async def table(self) -> TableSnapshot | None:
+        """Return the stream's table as it is now, or None before its first commit. It costs what came since the last
+        time.
 
         Raises:
-            ReadError: it was made for other payloads since the log was opened.
+            ReadError: it was made for other payloads since the log was opened. As ``StreamTable.open``.
         """
-        found = open_stream_table(self.options, self._store, self.cluster, version)
+        found = await self._table.open()
         if found is not None and found.payload is not self.payload:
             raise ReadError(
                 f"the table of {self.options.stream} has payloads as {found.payload.label} now, and had them as "
@@ -342,15 +344,3 @@ async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
             f"store {options.store!r} does not answer; check its address and the credentials (store.aws_access_key_id "
             f"and so on, or the environment): {error}"
         ) from error
-
-
-def open_stream_table(
-    options: ReadOptions, store: ObjectStore, cluster: Cluster, version: int | None = None
-) -> TableSnapshot | None:
-    """Return the stream's table, or None before its first commit.
-
-    Raises:
-        ReadError: see ``open_table``.
-    """
-    uri, storage_options = store.location(table_key(options.tenant, options.stream))
-    return open_table(uri, storage_options, cluster, options.stream, version)

@@ -2,85 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Collection, Iterator
-from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.file_index import FileIndex, TableFile
+from spark_sinks.source.followed_table import FollowedTable
 from spark_sinks.source.positions import Offsets
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
+from weft.storage.hub_keys import table_key
 from weft.storage.native_threads import wait_at_exit
-from weft.storage.table.names import app_id, table_payload
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.delta.files import file_system
+from weft.storage.table.delta.log import TableLog
+from weft.storage.table.errors import TableError
+from weft.storage.table.names import app_id, app_ids, table_payload
 
+_LOG = logging.getLogger(__name__)
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features that leave a live file with exactly its live rows, under their columns' own names. Deletion vectors
 and column mapping, which other engines can switch on, are not among them."""
 
-STATISTICS_STEP = timedelta(milliseconds=1)
-"""Delta truncates times in its statistics to milliseconds."""
-
 wait_at_exit()
-
-
-class TableFile(NamedTuple):
-    """A Parquet file of the table. The bounds are from the commit's statistics; None when a writer left them out."""
-
-    path: str
-    """Relative to the table's root."""
-    size_bytes: int
-    shard_min: int | None
-    shard_max: int | None
-    offset_min: int | None
-    offset_max: int | None
-    time_min: datetime | None
-    time_max: datetime | None
-    edge_min: str | None = None
-    edge_max: str | None = None
-
-    def may_hold(self, shard: int, first: int, end: int) -> bool:
-        """Return whether this file may have rows of ``shard`` with offsets in ``[first, end)``."""
-        if self.shard_min is not None and self.shard_max is not None and not self.shard_min <= shard <= self.shard_max:
-            return False
-        if self.offset_min is None or self.offset_max is None:
-            return True
-        return self.offset_min < end and first <= self.offset_max
-
-    def is_within(self, start: Offsets, end: Offsets) -> bool:
-        """Return whether all its rows have offsets in ``[start, end)`` of one shard."""
-        shard = self.shard_min
-        if shard is None or shard != self.shard_max or self.offset_min is None or self.offset_max is None:
-            return False
-        return start.get(shard, 0) <= self.offset_min and self.offset_max < end.get(shard, 0)
-
-    def may_hold_edge(self, edges: Collection[str]) -> bool:
-        """Return whether the file may have a row of one of these edge nodes."""
-        if self.edge_min is None or self.edge_max is None:
-            return True
-        return any(self.edge_min <= edge <= self.edge_max for edge in edges)
-
-    def may_start(self, moment: datetime) -> bool:
-        """Return whether the file can have a row with a ``_time`` before ``moment``."""
-        return self.time_min is None or self.time_min < moment
-
-    def may_match(self, options: ReadOptions) -> bool:
-        """Return whether the options may select a row of the file."""
-        return (
-            (options.since is None or self.may_reach(options.since))
-            and (options.until is None or self.may_start(options.until))
-            and (options.edges is None or self.may_hold_edge(options.edges))
-        )
-
-    def may_reach(self, moment: datetime) -> bool:
-        """Return whether the file can have a row with a ``_time`` of ``moment`` or later."""
-        return self.time_max is None or self.time_max + STATISTICS_STEP >= moment
 
 
 class TableSnapshot(NamedTuple):
@@ -91,34 +43,32 @@ class TableSnapshot(NamedTuple):
     version: int
     ends: Offsets
     """Per shard, the offset below which the table has every record, and none from there on."""
-    files: tuple[TableFile, ...]
-    table: DeltaTable
+    files: FileIndex
+    schema: pa.Schema
+    payload: PayloadKind
+    """Payload kind of the table."""
 
     def first_offset(self, shard: int) -> int:
         """Return the lowest offset of a shard that a file may have; the table's position if no file has one."""
-        lows = [file.offset_min or 0 for file in self.files if file.may_hold(shard, 0, self.ends[shard])]
-        return min(lows, default=self.ends[shard])
+        return self.files.lowest(shard, self.ends[shard])
 
     def received(self, shard: int, offset: int) -> int | None:
         """Return the time at which the hub received a record, ns since 1970, rounded down to microseconds; None without
-        its row."""
-        if not any(file.may_hold(shard, offset, offset + 1) for file in self.files):
+        its row. It reads the files that may have it."""
+        paths = [file.path for file in self.files.overlapping(shard, offset, offset + 1)]
+        if not paths:
             return None
         wanted = (ds.field("_shard") == shard) & (ds.field("_offset") == offset)
-        found = self.table.to_pyarrow_dataset().to_table(["_received"], wanted).column(0)
+        system = file_system(self.uri, self.storage_options)
+        rows = ds.dataset(paths, self.schema, format="parquet", filesystem=system).to_table(["_received"], wanted)
+        found = rows.column(0)
         return found[0].cast(pa.int64()).as_py() * 1000 if len(found) else None
 
     @property
     def columns(self) -> dict[str, str]:
         """Return the table's columns by their names in lower case: another edge may have spelled a topic level
         differently."""
-        return {field.name.casefold(): field.name for field in self.table.schema().fields}
-
-    @property
-    def payload(self) -> PayloadKind:
-        """Return the payload kind of the table."""
-        types = {field.name: getattr(field.type, "type", None) for field in self.table.schema().fields}
-        return table_payload(types.get("payload"), self.table.metadata().configuration)
+        return {name.casefold(): name for name in self.schema.names}
 
     @property
     def is_remote(self) -> bool:
@@ -126,17 +76,86 @@ class TableSnapshot(NamedTuple):
         return "://" in self.uri
 
 
-def open_table(
-    uri: str, storage_options: dict[str, str], cluster: Cluster, stream: str, version: int | None = None
-) -> TableSnapshot | None:
-    """Open a table, or return None when there is none yet.
+class StreamTable:
+    """The table of a stream, opened any number of times. What is known of it is kept: a further reading takes the
+    entries of its log that came since, and the files of its newest version are never listed. One thread at a time.
 
     Args:
-        version: version of the table; None means the newest.
-
-    Raises:
-        ReadError: the table needs a reader feature that plain Parquet readers lack, or has no such version.
+        store: the store; ``location`` must name the table for Spark.
     """
+
+    def __init__(self, store: ObjectStore, cluster: Cluster, tenant: str, stream: str) -> None:
+        self._store, self._cluster, self._stream = store, cluster, stream
+        self._key = table_key(tenant, stream)
+        applications = app_ids(cluster.cluster_id, stream)
+        self._log, self._followed = TableLog(store, self._key, applications), FollowedTable(applications)
+        self._snapshot: TableSnapshot | None = None
+
+    async def open(self, version: int | None = None) -> TableSnapshot | None:
+        """Return a version, or None when there is no table yet.
+
+        Args:
+            version: version of the table; None means the newest.
+
+        Raises:
+            ReadError: the table needs a reader feature that plain Parquet readers lack, or has no such version.
+            StoreError: the store did not answer.
+        """
+        uri, options = self._store.location(self._key)
+        if version is None:
+            try:
+                return await self._newest(uri, options)
+            except TableError as error:
+                # Such as a checkpoint of version 2, which deltalake can read.
+                _LOG.info("%s is read with its list of files: %s", self._key, error)
+                self._followed.clear()
+        return await asyncio.to_thread(_listed, uri, options, self._cluster, self._stream, version)
+
+    async def _newest(self, uri: str, options: dict[str, str]) -> TableSnapshot | None:
+        followed, before = self._followed, self._followed.entry_hash
+        try:
+            await self._log.follow(followed)
+        finally:
+            if followed.version < 0:
+                # Of a checkpoint that was read to its middle, files may be gone when the next one is read.
+                followed.clear()
+        if followed.version < 0:
+            return None
+        if self._snapshot is None or before != followed.entry_hash or self._snapshot.version != followed.version:
+            state = followed.state()
+            features = set(state.protocol.readerFeatures or ())
+            if state.properties().get("delta.columnMapping.mode", "none") != "none":
+                features.add("columnMapping")
+            _check_features(self._stream, features)
+            found = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in _shards(self._cluster)}
+            self._snapshot = TableSnapshot(
+                uri,
+                options,
+                state.version,
+                {shard: state.transactions.get(app, 0) for shard, app in found.items()},
+                followed.files(),
+                pa.schema(Schema.from_json(state.metadata["schemaString"])),
+                table_payload(dict(state.columns()).get("payload"), state.properties()),
+            )
+        return self._snapshot
+
+
+def _shards(cluster: Cluster) -> range:
+    return range(cluster.shards)
+
+
+def _check_features(stream: str, demanded: Collection[str]) -> None:
+    if features := set(demanded) - READABLE_FEATURES:
+        raise ReadError(
+            f"the table of {stream} uses {', '.join(sorted(features))}, which Weft does not read: "
+            "switch it off and rewrite the table, or read it with another engine"
+        )
+
+
+def _listed(
+    uri: str, storage_options: dict[str, str], cluster: Cluster, stream: str, version: int | None
+) -> TableSnapshot | None:
+    """Return a version of a table by its list of files, as ``StreamTable.open``. Blocks."""
     if not DeltaTable.is_deltatable(uri, storage_options or None):
         return None
     table = DeltaTable(uri, storage_options=storage_options or None)
@@ -146,17 +165,18 @@ def open_table(
             table.load_as_version(version)
         except (DeltaError, OverflowError) as error:
             raise ReadError(f"version: the table of {stream} has none {version}; its newest is {newest}") from error
-    features = set(table.protocol().reader_features or ()) - READABLE_FEATURES
-    if features:
-        raise ReadError(
-            f"the table of {stream} uses {', '.join(sorted(features))}, which Weft does not read: "
-            "switch it off and rewrite the table, or read it with another engine"
-        )
-    positions = {
-        shard: table.transaction_version(app_id(cluster.cluster_id, stream, shard)) for shard in range(cluster.shards)
-    }
-    ends = {shard: 0 if position is None else int(position) for shard, position in positions.items()}
-    return TableSnapshot(uri, storage_options, table.version(), ends, tuple(_files(table)), table)
+    _check_features(stream, table.protocol().reader_features or ())
+    found = {shard: app_id(cluster.cluster_id, stream, shard) for shard in _shards(cluster)}
+    types = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
+    return TableSnapshot(
+        uri,
+        storage_options,
+        table.version(),
+        {shard: int(table.transaction_version(app) or 0) for shard, app in found.items()},
+        FileIndex(_files(table)),
+        pa.schema(table.schema()),
+        table_payload(types.get("payload"), table.metadata().configuration),
+    )
 
 
 def _files(table: DeltaTable) -> Iterator[TableFile]:

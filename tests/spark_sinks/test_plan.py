@@ -11,11 +11,12 @@ import pytest
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source import plan as planning
+from spark_sinks.source.file_index import FileIndex, TableFile
 from spark_sinks.source.options import parse_options
 from spark_sinks.source.partitions import TablePart, Task, read_partition
 from spark_sinks.source.positions import Offsets
 from spark_sinks.source.stream_log import StreamLog
-from spark_sinks.source.tables import TableFile, TableSnapshot
+from spark_sinks.source.tables import TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
 from weft.protocols.shard.placement import shard_of
 from weft.storage.table.rows import row_schema
@@ -25,7 +26,7 @@ SCHEMA = row_schema(["line", "machine"])
 
 async def planned(hub: Hub, start: Offsets | None = None) -> tuple[StreamLog, TableSnapshot | None, list[Task]]:
     log = await StreamLog.open(parse_options({"store": hub.root, "stream": STREAM}))
-    table = log.table()
+    table = await log.table()
     start = dict.fromkeys(range(SHARDS), 0) if start is None else start
     return log, table, await planning.plan(log, table, start, log.heads)
 
@@ -115,7 +116,7 @@ def test_a_file_without_statistics_is_read_wherever_it_may_matter(hub: Hub, monk
     async def without_statistics() -> tuple[Offsets, list[Task]]:
         log, table, _ = await planned(hub)
         assert table is not None
-        bare = tuple(
+        bare = FileIndex(
             file._replace(
                 shard_min=None, shard_max=None, offset_min=None, offset_max=None, time_min=None, time_max=None
             )

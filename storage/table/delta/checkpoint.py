@@ -42,16 +42,23 @@ def take_facts(file: IO[bytes], name: str, take: Callable[[Action], None]) -> No
                     raise TableError(f"{name} is damaged: {error}") from error
 
 
-def small_files(file: IO[bytes], name: str, bytes_max: int) -> Iterator[AddedFile]:
-    """Yield the files of a checkpoint, or of a part of one, that have less than ``bytes_max`` bytes.
+def files(file: IO[bytes], name: str, bytes_max: int | None = None) -> Iterator[AddedFile]:
+    """Yield the files of a checkpoint, or of a part of one.
+
+    Args:
+        bytes_max: only files that have less bytes; None means all.
 
     Raises:
         As ``take_facts``.
     """
-    for batch, _ in _batches(file, name, ("add",), lambda group: _smallest(group) < bytes_max, _FILE_COLUMNS):
+
+    def worth(group: pq.RowGroupMetaData) -> bool:
+        return bytes_max is None or _smallest(group) < bytes_max
+
+    for batch, _ in _batches(file, name, ("add",), worth, _FILE_COLUMNS):
         adds = batch.column(0)
-        is_small = pc.less(pc.struct_field(adds, "size"), bytes_max)
-        for value in adds.filter(is_small, null_selection_behavior="drop").to_pylist():
+        wanted = adds.is_valid() if bytes_max is None else pc.less(pc.struct_field(adds, "size"), bytes_max)
+        for value in adds.filter(wanted, null_selection_behavior="drop").to_pylist():
             vector = value.get("deletionVector")
             yield AddedFile(value["path"], value["size"], value.get("stats"), vector)
 

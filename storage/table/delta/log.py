@@ -33,8 +33,7 @@ from weft.storage.table.delta.entries import (
     remove_action,
     txn_actions,
 )
-from weft.storage.table.delta.small_files import SmallFiles
-from weft.storage.table.delta.state import DeltaState, StateBuilder
+from weft.storage.table.delta.state import DeltaState, EntryFollower, StateBuilder
 from weft.storage.table.errors import TableConflict, TableError
 
 _logger = logging.getLogger(__name__)
@@ -95,7 +94,12 @@ class TableLog:
             # cleaned up.
             if await self.checkpoint_version() <= builder.version:
                 return builder.state() if builder.version >= 0 else None
-        raise TableError(f"{self._key}: its log was cleaned up {READINGS_MAX} times while it was read; try again later")
+        raise self._outrun()
+
+    def _outrun(self) -> TableError:
+        return TableError(
+            f"{self._key}: its log was cleaned up {READINGS_MAX} times while it was read; try again later"
+        )
 
     async def advance(self, state: DeltaState) -> DeltaState | None:
         """Return the newest version, read on from an earlier one; None if only a new reading shows it: the table was
@@ -114,30 +118,32 @@ class TableLog:
         """Return the log of a table that is made where another one was."""
         return TableLog(self._store, self._key, self._applications)
 
-    async def is_current(self, state: DeltaState | SmallFiles) -> bool:
+    async def is_current(self, state: DeltaState | EntryFollower) -> bool:
         """Return whether the entry of a version is in the log: the table was not moved away, and no other is there."""
         try:
             return await self._hash(state.version) == state.entry_hash
         except NotFound:
             return False
 
-    async def follow(self, files: SmallFiles) -> None:
-        """Bring a list of small files up to the newest version; it starts over if the table is another one by now.
+    async def follow(self, files: EntryFollower) -> None:
+        """Bring a follower up to the newest version; it starts over if the table is another one by now. Of a table that
+        is not there, its version is -1.
 
         Raises:
             TableError: as ``read``.
         """
-
-        def read(file: IO[bytes], name: str) -> None:
-            for added in checkpoint.small_files(file, name, files.bytes_max):
-                files.add(added)
-
-        if files.version >= 0 and not await self.is_current(files):
+        for _ in range(READINGS_MAX):
+            if files.version >= 0 and not await self.is_current(files):
+                files.clear()
+            with contextlib.suppress(NotFound):
+                if files.version < 0 and (start := await self._start()) >= 0:
+                    files.entry_hash = await self._read_checkpoint(start, files.read_checkpoint)
+                    files.version = start
+                await self._read_on(files)
+            if await self.checkpoint_version() <= files.version:
+                return
             files.clear()
-        if files.version < 0 and (start := await self._start()) >= 0:
-            files.entry_hash = await self._read_checkpoint(start, read)
-            files.version = start
-        await self._read_on(files)
+        raise self._outrun()
 
     async def append(
         self, state: DeltaState, files: Sequence[DataFile], transactions: Mapping[str, int], now_ms: int
@@ -205,7 +211,7 @@ class TableLog:
             return builder.state()
         raise TableConflict(f"{self._key}: others made {LOST_MAX} versions meanwhile")
 
-    async def _read_on(self, builder: StateBuilder | SmallFiles) -> int:
+    async def _read_on(self, builder: StateBuilder | EntryFollower) -> int:
         """Read the entries after a version. Return their number."""
         first, ahead = builder.version + 1, 1
         while True:
@@ -217,7 +223,7 @@ class TableLog:
                 await asyncio.sleep(0)  # a piece takes some milliseconds
             ahead = min(READ_AHEAD, 2 * ahead)
 
-    async def _take_entry(self, builder: StateBuilder | SmallFiles, number: int, first: bytes) -> None:
+    async def _take_entry(self, builder: StateBuilder | EntryFollower, number: int, first: bytes) -> None:
         lines, digest = Lines(builder.reads_files), sha256()
         try:
             async for piece in self._pieces(number, first):

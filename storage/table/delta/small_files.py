@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import IO
+
 import msgspec
 
+from weft.storage.table.delta import checkpoint
 from weft.storage.table.delta.entries import Action, AddedFile, DataFile, plain_path
 
 FILES_MAX = 100_000
@@ -52,6 +55,11 @@ class SmallFiles:
             self.add(action.add)
         elif action.remove is not None:
             self._files.pop(plain_path(action.remove.path), None)
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
+        """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        for added in checkpoint.files(file, name, self.bytes_max):
+            self.add(added)
 
     def add(self, added: AddedFile) -> None:
         """Add a file of the version, if it is a small one."""
