@@ -23,7 +23,7 @@ from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.storage.hub_keys import table_key
 
 if TYPE_CHECKING:
-    from weft.storage.table_maker.service import TableStatus
+    from weft.storage.table_maker.status import TableStatus
 
 _NS = 1_000_000_000
 
@@ -208,7 +208,12 @@ def stream_completeness_view(
 
 def table_status_view(table: TableStatus) -> View:
     """Return the work on a table, for operators."""
-    return {**msgspec.to_builtins(table), "committed_at": moment(table.committed_at)}
+    made_by = table.made_by
+    return {
+        **msgspec.to_builtins(table),
+        "committed_at": moment(table.committed_at),
+        "made_by": None if made_by is None else {"name": made_by.name, "since": moment(made_by.since)},
+    }
 
 
 def table_view(table: TableStatus, columns: Sequence[tuple[str, str]]) -> View:

@@ -90,7 +90,7 @@ class Pipeline(Section, frozen=True, kw_only=True):
         Checkpoint | None,
         Meta(
             description="Folder where Spark stores the pipeline's position. On a cluster it is one that the driver "
-            "and all executors reach. Required for every sink but `console`."
+            "and all executors reach. Required for every sink but `console` and `tables`."
         ),
     ] = None
 
@@ -107,10 +107,16 @@ class Pipeline(Section, frozen=True, kw_only=True):
 
 def check_pipeline(pipeline: Pipeline) -> list[Finding]:
     """Return the problems of a pipeline that its file alone shows."""
-    return [*_source(pipeline.source), *_steps(pipeline), *_sink(pipeline)]
+    return [*_source(pipeline), *_steps(pipeline), *_sink(pipeline)]
 
 
-def _source(source: PipelineSource) -> Iterator[Finding]:
+def _source(pipeline: Pipeline) -> Iterator[Finding]:
+    source = pipeline.source
+    for name, given in (("stream", source.stream), ("tenant", source.tenant)):
+        if "*" in given and pipeline.sink.kind != "tables":
+            yield Finding(
+                ("source", name), f"expected one name, got {quoted(given)}. `*` is for the sink `tables` only"
+            )
     if source.schema is not None:
         yield from check_schema(source.schema, ("source", "schema"))
     if source.since is not None:
@@ -177,7 +183,9 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
         yield Finding(
             ("sink", kind), "cannot take windows: a window that is written again replaces a row. Use delta or jdbc"
         )
-    if kind != "console" and pipeline.checkpoint is None:
+    if kind == "tables":
+        yield from _tables(pipeline)
+    elif kind != "console" and pipeline.checkpoint is None:
         yield Finding(("checkpoint",), f"is missing, and a sink of kind {kind} needs one. Name a folder for it")
     if pipeline.window_step is not None and getattr(settings, "keys", None) is not None:
         assert pipeline.window_step.window is not None
@@ -197,6 +205,26 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
             yield Finding((*path, "order_by"), "is only for `mode: upsert` without windows. Take it out")
         if settings.mode == "replace" and settings.partition_by is None:
             yield Finding((*path, "partition_by"), "is missing. `replace` needs the columns of the partitions")
+
+
+def _tables(pipeline: Pipeline) -> Iterator[Finding]:
+    """Yield what has no meaning where rows are all of the records, as they are."""
+    source = pipeline.source
+    for name, given in (
+        ("edges", source.edges),
+        ("keys", source.keys),
+        ("schema", source.schema),
+        ("since", source.since),
+    ):
+        if given is not None:
+            yield Finding(
+                ("source", name), "has no meaning with the sink `tables`: a table has all records. Take it out"
+            )
+    for name, present in (("steps", pipeline.steps), ("checkpoint", pipeline.checkpoint)):
+        if present:
+            yield Finding(
+                (name,), "has no meaning with the sink `tables`: its rows and positions are the log's. Take it out"
+            )
 
 
 def _share_a_folder(one: str, other: str) -> bool:

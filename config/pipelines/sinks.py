@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, field
 
 from weft.config.pipelines.source import Name, Names, Text
-from weft.config.values import Count, OneOf, Path, Section, Store, Urls
+from weft.config.values import Count, OneOf, Path, Section, Size, Store, Urls
+
+MiB = 1 << 20
 
 
 class SinkSettings(Section, frozen=True, kw_only=True):
@@ -112,6 +114,23 @@ class Kafka(SinkSettings, frozen=True, kw_only=True):
     ] = None
 
 
+class HubTables(SinkSettings, frozen=True, kw_only=True):
+    """The streams' own tables in the hub's store. The pipeline makes them instead of the hub while it runs, and each
+    record is a row exactly once. `stream` and `tenant` of the source may have a `*`."""
+
+    joined_size: Annotated[
+        Size,
+        Meta(
+            ge=16 * MiB,
+            le=1 << 30,
+            description="Size up to which small files are joined, as `tables.joined_size` of the hub.",
+        ),
+    ] = 512 * MiB
+    streams_at_once: Annotated[
+        Count, Meta(le=64, description="Number of streams whose jobs the cluster runs at the same time.")
+    ] = 8
+
+
 class Console(SinkSettings, frozen=True, kw_only=True):
     """Standard output, to try a pipeline. Nothing is kept."""
 
@@ -133,6 +152,9 @@ class PipelineSink(OneOf, frozen=True, kw_only=True):
     stream: Annotated[StreamTarget | None, Meta(description="Another stream of a Weft hub.")] = None
     jdbc: Annotated[Jdbc | None, Meta(description="A table of a database such as PostgreSQL.")] = None
     kafka: Annotated[Kafka | None, Meta(description="A topic of Kafka.")] = None
+    tables: Annotated[
+        HubTables | None, Meta(description="The streams' own tables in the hub's store. Takes no steps.")
+    ] = None
     console: Annotated[Console | None, Meta(description="Standard output, to try a pipeline.")] = None
 
     @property

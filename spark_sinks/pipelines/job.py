@@ -12,7 +12,9 @@ from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.sinks import Sink, make_sink, output_mode
 from spark_sinks.pipelines.steps import StepGroup, split
+from spark_sinks.pipelines.tables import tables_job
 from spark_sinks.pipelines.windows import start_windows
+from spark_sinks.tables.query import TablesQuery
 from weft.config.pipelines.pipeline import Pipeline
 
 
@@ -34,7 +36,7 @@ class MicroBatch:
 
 def start(
     pipeline: Pipeline, spark: SparkSession, *, once: bool = False, if_changed: IfChanged = "refuse"
-) -> StreamingQuery | WindowQuery:
+) -> StreamingQuery | WindowQuery | TablesQuery:
     """Start a pipeline and return its query.
 
     Args:
@@ -45,6 +47,8 @@ def start(
         PipelineError: a step cannot be applied; ``check`` detects this before.
         ReadError: the store holds no such stream.
     """
+    if pipeline.sink.tables is not None:
+        return TablesQuery(tables_job(pipeline, once=once), spark)
     if pipeline.window_step is not None:
         return start_windows(pipeline, spark, once=once, if_changed=if_changed)
     context = Context(pipeline)

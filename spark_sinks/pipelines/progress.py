@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_sinks.completeness.window_query import WindowQuery
+from spark_sinks.tables.query import TablesQuery
 
 
 class Progress(NamedTuple):
@@ -84,8 +85,10 @@ class Watcher:
         self._seen = -1
         self._last: WindowProgress | None = None
 
-    def new(self, query: StreamingQuery | WindowQuery) -> list[Progress] | list[WindowProgress]:
+    def new(self, query: StreamingQuery | WindowQuery | TablesQuery) -> list[Progress] | list[WindowProgress]:
         """Return the progress since the last call, in its order: micro-batches with records, or the last step."""
+        if isinstance(query, TablesQuery):
+            return self._fresh([Progress(*each) for each in query.rounds])
         if not isinstance(query, WindowQuery):
             return self._batches(query)
         facts = query.lastProgress
@@ -96,7 +99,9 @@ class Watcher:
         return [found]
 
     def _batches(self, query: StreamingQuery) -> list[Progress]:
-        reports = [progress_of(json.loads(each.json)) for each in query.recentProgress]
+        return self._fresh([progress_of(json.loads(each.json)) for each in query.recentProgress])
+
+    def _fresh(self, reports: list[Progress]) -> list[Progress]:
         fresh = [each for each in reports if each.batch > self._seen and each.records]
         if fresh:
             self._seen = fresh[-1].batch

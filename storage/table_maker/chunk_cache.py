@@ -17,6 +17,10 @@ from weft.storage.hub_keys import chunk_key
 
 READ_AHEAD = 4
 """Maximum number of whole chunks requested at once."""
+INDEXES_AHEAD = 16
+"""Maximum number of indexes requested at once."""
+LANE_BYTES = 512
+"""Memory of a lane or a section in an index."""
 
 
 class HeldChunk(NamedTuple):
@@ -24,9 +28,15 @@ class HeldChunk(NamedTuple):
 
     chunk: Chunk
     data: memoryview
+    """Empty if only the index is in memory."""
     sections: dict[StreamKey, StreamSection]
     payloads: dict[StreamKey, list[LaneUpdate]]
     """The lanes of each stream whose edges say what the payloads are."""
+
+    @property
+    def cost(self) -> int:
+        """Return the bytes of memory that it takes, about."""
+        return len(self.data) or LANE_BYTES * (1 + len(self.chunk.footer.lanes) + len(self.sections))
 
     @classmethod
     def of(cls, chunk: Chunk, data: memoryview) -> HeldChunk:
@@ -52,10 +62,12 @@ class ChunkCache:
 
     Args:
         bytes_max: chunks beyond this are dropped, the longest unused first; the newest remains.
+        whole: False keeps the indexes alone, and requests each section.
     """
 
-    def __init__(self, log: ShardLog, bytes_max: int) -> None:
+    def __init__(self, log: ShardLog, bytes_max: int, *, whole: bool = True) -> None:
         self._log = log
+        self._whole = whole
         self._bytes_max = bytes_max
         self._chunks: OrderedDict[int, HeldChunk] = OrderedDict()
         self._bytes = 0
@@ -74,7 +86,7 @@ class ChunkCache:
         async def read(n: int) -> Chunk | None:
             return None if last_n is not None and n > last_n else await self._read(n)
 
-        return self._log.indexes(first_n, read, READ_AHEAD)
+        return self._log.indexes(first_n, read, READ_AHEAD if self._whole else INDEXES_AHEAD)
 
     async def of_stream(self, stream: StreamKey, first_n: int, last_n: int) -> AsyncIterator[OfStream]:
         """Yield what chunks ``first_n`` to ``last_n`` say about a stream, without those that say nothing.
@@ -95,9 +107,9 @@ class ChunkCache:
 
     async def section(self, n: int, section: StreamSection) -> memoryview | bytes:
         """Return the bytes of one stream in chunk n, checked. Raises as ``ShardLog.section``."""
-        if n not in self._chunks:
+        if self._whole and n not in self._chunks:
             await self._read(n)
-        if n not in self._chunks:
+        if not self._whole or n not in self._chunks:
             return await self._log.section(n, section)
         data = self._chunks[n].data[section.position : section.position + section.length]
         try:
@@ -118,7 +130,7 @@ class ChunkCache:
             async for chunk in self.indexes(state.n + 1):
                 await apply_in_steps(state, chunk)
                 self.seen(chunk)
-                taken += len(self._chunks[state.n].data) if state.n in self._chunks else self._bytes_max
+                taken += self._chunks[state.n].cost if state.n in self._chunks else self._bytes_max
                 # Half of the room is left for chunks that are read ahead.
                 if 2 * taken >= self._bytes_max:
                     return True
@@ -145,11 +157,15 @@ class ChunkCache:
             task.exception()  # the waiting tasks get the error
 
     async def _fetch(self, n: int) -> Chunk | None:
-        found = await self._log.whole(n)
+        found = await self._log.whole(n) if self._whole else await self._index(n)
         if found is None:
             return None
-        self._chunks[n] = HeldChunk.of(*found)
-        self._bytes += len(found[1])
+        held = self._chunks[n] = HeldChunk.of(*found)
+        self._bytes += held.cost
         while self._bytes > self._bytes_max and len(self._chunks) > 1:
-            self._bytes -= len(self._chunks.popitem(last=False)[1].data)
-        return found[0]
+            self._bytes -= self._chunks.popitem(last=False)[1].cost
+        return held.chunk
+
+    async def _index(self, n: int) -> tuple[Chunk, memoryview] | None:
+        chunk = await self._log.index(n)
+        return None if chunk is None else (chunk, memoryview(b""))

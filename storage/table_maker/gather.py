@@ -101,18 +101,6 @@ class Gatherer:
                 return Gathered(run.at, run.last, run.next_n)
         raise TableError(f"{self._key}: the log of shard {view.shard} ends at offset {run.at}, its state says {end}")
 
-    async def pass_over(self, view: ShardView, n: int, end: int) -> Gathered:
-        """Return the position in a shard's log after everything before ``end``.
-
-        Raises:
-            NotFound, Corrupt: the log cannot be read.
-        """
-        async for chunk, section, _ in view.chunks.of_stream(self._stream, n, view.state.n):
-            if section is not None and section.base_offset + section.count >= end:
-                is_all = end == section.base_offset + section.count
-                return Gathered(end, LastChunk(chunk.header.n, chunk.footer_crc), chunk.header.n + is_all)
-        raise TableError(f"{self._key}: the log of shard {view.shard} ends before offset {end}")
-
 
 class _Part(NamedTuple):
     """A section whose rows are made next."""
@@ -224,3 +212,20 @@ def not_skipped(skips: Sequence[Skip], first: int, end: int) -> tuple[int, int]:
         elif skip.first > first:
             return first, min(skip.first, end)
     return first, end
+
+
+async def pass_over(key: str, stream: StreamKey, view: ShardView, n: int, end: int) -> Gathered:
+    """Return the position in a shard's log after everything before ``end``.
+
+    Args:
+        key: name of the table, for errors.
+        n: chunk of the first record, or an earlier one.
+
+    Raises:
+        NotFound, Corrupt: the log cannot be read.
+    """
+    async for chunk, section, _ in view.chunks.of_stream(stream, n, view.state.n):
+        if section is not None and section.base_offset + section.count >= end:
+            is_all = end == section.base_offset + section.count
+            return Gathered(end, LastChunk(chunk.header.n, chunk.footer_crc), chunk.header.n + is_all)
+    raise TableError(f"{key}: the log of shard {view.shard} ends before offset {end}")

@@ -1,4 +1,4 @@
-"""Division of a store's tables among the hub nodes that keep tables.
+"""Division of a store's tables among those who keep tables: hub nodes, and clusters of Spark that claim some.
 
 Each has an object in the store that it writes again while others are there. Who is alive is a hint: the version of a
 table decides which write counts. No wall clock matters: an object counts as long as its content changes.
@@ -10,7 +10,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from hashlib import blake2b
+
+import msgspec
 
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.shard.shard_state import StreamKey
@@ -27,11 +30,35 @@ FORGET_S = 120.0
 """Time after which the object of one that is gone is removed."""
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """The statement of a keeper that is no hub node: the tables that it makes for as long as it is alive."""
+
+    name: str
+    """Name of the maker, for people."""
+    since: int
+    """Start of the maker by its own clock, nanoseconds since 1970, for people."""
+    tenants: str = "*"
+    streams: str = "*"
+    """Patterns of names, in which ``*`` stands for any characters."""
+
+    def covers(self, stream: StreamKey) -> bool:
+        """Return whether a stream is among those claimed."""
+        return fnmatchcase(stream[0], self.tenants) and fnmatchcase(stream[1], self.streams)
+
+
+class _Beat(msgspec.Struct, frozen=True):
+    """Content of the object of a keeper with a claim; that of a hub node is a number."""
+
+    beat: int
+    claim: Claim
+
+
 class Keepers:
     """The keepers of a store as one of them sees them.
 
     Args:
         own: name of this keeper, unique to each start of a node.
+        claim: tables that this keeper makes instead of the hub's nodes; None for one of these.
         interval_s: interval of the table step, the upper bound of all intervals here.
         monotonic: seconds.
         changed: called when other tables may be this keeper's.
@@ -44,10 +71,15 @@ class Keepers:
         interval_s: float,
         monotonic: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
+        *,
+        claim: Claim | None = None,
     ) -> None:
         self._store, self._own, self._monotonic, self._changed = store, own, monotonic, changed
         self._beat_s = max(BEAT_MIN_S, min(BEAT_S, interval_s))
         self._alone_s = max(BEAT_MIN_S, min(ALONE_S, interval_s))
+        self._claim = claim
+        self._claims = {} if claim is None else {own: claim}
+        """Claims of keepers that are alive."""
         self._etag: str | None = None
         self._count = 0
         self._others: dict[str, tuple[bytes, float]] = {}
@@ -58,13 +90,16 @@ class Keepers:
         self._repeats = Repeats()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, waits: bool = True) -> None:
         """Join: look once, and go on in the background.
+
+        Args:
+            waits: whether it keeps no table before those that are alive know of it. It is only about work done twice.
 
         A store that does not answer is no reason to stop: the table step will not get far either.
         """
         await self._try()
-        if self._others:
+        if self._others and waits:
             # One that was alone looks for others only now and then; one that is gone is found out by then.
             self._waits_until = self._monotonic() + 1.5 * self._alone_s + self._beat_s
         self._task = asyncio.get_running_loop().create_task(self._run(), name="table-keepers")
@@ -85,15 +120,25 @@ class Keepers:
         return len(self._alive) + 1
 
     def keeps(self, stream: StreamKey) -> bool:
-        """Return whether this keeper makes a stream's table: of all that are alive, one does (rendezvous hashing)."""
+        """Return whether this keeper makes a stream's table: of all that are alive and may, one does (rendezvous
+        hashing). Hub nodes may if no claim covers the stream, and others only with such a claim."""
+        among = [name for name, claim in self._claims.items() if claim.covers(stream)]
+        if not among:
+            among = [name for name in (*self._alive, self._own) if name not in self._claims]
+        if self._own not in among:
+            return False
         if self._waits_until is not None:
             if self._monotonic() < self._waits_until and self._alive:
                 return False
             self._waits_until = None
-        if not self._alive:
+        if len(among) == 1:
             return True
         name = "/".join(stream).encode()
-        return max((*self._alive, self._own), key=lambda each: blake2b(name, key=each.encode()).digest()) == self._own
+        return max(among, key=lambda each: blake2b(name, key=each.encode()).digest()) == self._own
+
+    def claimed_by(self, stream: StreamKey) -> Claim | None:
+        """Return the claim of one that is alive and makes a stream's table; None if hub nodes make it."""
+        return next((claim for _, claim in sorted(self._claims.items()) if claim.covers(stream)), None)
 
     async def look(self) -> None:
         """See who is there, and show that this one is, if anyone looks.
@@ -122,11 +167,16 @@ class Keepers:
         if alive != self._alive:
             _logger.info("keepers of tables that are alive: %d", len(alive) + 1)
             self._alive = alive
+            self._claims = {name: claim for name in alive if (claim := _claim_in(found[name][0])) is not None}
+            if self._claim is not None:
+                self._claims[self._own] = self._claim
             self._changed()
 
     async def _beat(self) -> None:
         key, self._count = hub_keys.keeper_key(self._own), self._count + 1
         content = str(self._count).encode()
+        if self._claim is not None:
+            content = msgspec.json.encode(_Beat(self._count, self._claim))
         try:
             if self._etag is None:
                 self._etag = await self._store.create(key, content)
@@ -155,3 +205,10 @@ class Keepers:
                 _logger.warning("%s: %s%s", what, error, left_out(count))
         else:
             self._repeats.forget(what)
+
+
+def _claim_in(content: bytes) -> Claim | None:
+    try:
+        return msgspec.json.decode(content, type=_Beat).claim
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -6,43 +6,25 @@ files whose bytes are gone. Here every file is durable before a version depends 
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.object_file import ObjectFile
 from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.delta.slices import group_slices, parts_of
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table_maker.columns import table_schema
 from weft.storage.table_maker.delta import DeltaHandle, in_thread
 from weft.storage.table_maker.errors import TableConflict, TableError
-from weft.storage.table_maker.parquet_file import ParquetFile
 from weft.storage.table_maker.settings import DEFAULTS, TableSettings
 from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_maker.writers import FileWriter, OwnWriter
 
-_BATCH_ROWS = 16 << 10
-WHOLE_BYTES_MAX = 4 << 20
-"""Size up to which a file is read in one request."""
-READ_BYTES = 1 << 20
-"""Bytes of a column of a large row group that are read at a time."""
-READ_GROUPS_BYTES = 16 << 20
-"""Bytes of small row groups, without compression, that are read at a time."""
-PART_BYTES = 8 << 20
-"""Bytes of a joined file that are written at a time."""
 FILES_A_VERSION = 1000
 """Number of a checkpoint's files for which a version more lies between two. A million files take 2.5 s of a core
 and a gigabyte of memory, with short statistics."""
@@ -57,6 +39,7 @@ class Maintenance:
         clock: nanoseconds since 1970.
         is_sound: whether the clock can be believed; otherwise no file is removed as old.
         monotonic: seconds of a clock that never jumps.
+        writer: writer of the joined files; None writes them in this process.
         chance: a number from 0 to 1, another one for each start.
     """
 
@@ -69,13 +52,14 @@ class Maintenance:
         clock: Callable[[], int] = time.time_ns,
         is_sound: Callable[[], bool] = lambda: True,
         monotonic: Callable[[], float] = time.monotonic,
-        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        writer: FileWriter | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._tierer = tierer
         self._settings = settings
-        self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
+        self._clock, self._monotonic = clock, monotonic
+        self._writer = writer or OwnWriter(store, settings, clock=clock, monotonic=monotonic)
         self._is_sound = is_sound
         # Nothing says when an earlier process last did it. From a random moment on, processes that are restarted once
         # an hour do it as often as one that runs for good, and the tables of a hub do not do it all at once.
@@ -133,42 +117,13 @@ class Maintenance:
             return state
         await self._tierer.log.follow(self._small)
         files = self._small.files()
-        for small in await in_thread(lambda: small_runs(files, self._settings)):
-            run, joined = await self._join(small, schema)
-            if not self._is_sound():
-                break
-            state = await self._tierer.log.replace(state, run, joined, self._now_ms())
+        runs = await in_thread(lambda: small_runs(files, self._settings))
+        if runs:
+            async for run, joined in self._writer.join(self._tierer.key, runs, schema):
+                if not self._is_sound():
+                    break
+                state = await self._tierer.log.replace(state, run, joined, self._now_ms())
         return state
-
-    async def _join(self, run: Sequence[DataFile], schema: pa.Schema) -> tuple[Sequence[DataFile], DataFile]:
-        """Join files, at least two and as many as the time allows. Return them, and the file with their rows."""
-        out = await in_thread(lambda: ParquetFile(schema))
-        taken: list[DataFile] = []
-        # The first offset and the nonce name it: where it ends shows once the time is over.
-        path = f"shard-{run[0].shard}-{run[0].first_offset:020d}-{self._nonce()}.parquet"
-        size = await self._store.create_from(f"{self._tierer.key}/{path}", self._joined(run, out, taken))
-        return taken, out.data_file(path, size, self._now_ms())
-
-    async def _joined(
-        self, run: Sequence[DataFile], out: ParquetFile, taken: list[DataFile]
-    ) -> AsyncIterator[memoryview]:
-        """Yield the bytes of the joined file: a slice of it is in memory, and parts of a file that it is made of."""
-        until = self._monotonic() + self._settings.join_seconds_max
-        for file in run:
-            # Fewer than two files would save nothing.
-            if len(taken) > 1 and self._monotonic() >= until:
-                break
-            parts = _copied(await self._opened_file(file), out)
-            while (part := await in_thread(partial(next, parts, None))) is not None:
-                yield part
-            taken.append(file)
-        yield await in_thread(out.finish)
-
-    async def _opened_file(self, file: DataFile) -> Any:
-        key = f"{self._tierer.key}/{file.path}"
-        if file.size <= WHOLE_BYTES_MAX:
-            return pa.BufferReader((await self._store.get(key)).data)
-        return ObjectFile(self._store, key, file.size, asyncio.get_running_loop())
 
     async def checkpoint(self, state: DeltaState) -> bool:
         """Write a checkpoint when the last one is old, and drop log entries past retention."""
@@ -265,29 +220,3 @@ def _runs(files: Sequence[tuple[DataFile, int]], settings: TableSettings, tier: 
             size += file.size
     if run:
         yield run
-
-
-def _copied(source: Any, out: ParquetFile) -> Iterator[memoryview]:
-    """Add the rows of a file to another one, and yield the parts of that that are ready. Columns that the first lacks,
-    because they were added later, are null."""
-    streamed = pq.ParquetFile(source, page_checksum_verification=True, buffer_size=READ_BYTES, pre_buffer=False)
-    whole = pq.ParquetFile(source, metadata=streamed.metadata, page_checksum_verification=True, pre_buffer=True)
-    for each in group_slices(streamed.metadata):
-        out.keep_together(each.rows, each.bytes)
-        for part in parts_of(each, streamed.metadata, READ_GROUPS_BYTES):
-            # Small row groups are read at once. Each column of a large one comes in pieces: its rows may take far more.
-            file = whole if len(part) > 1 or each.bytes <= READ_GROUPS_BYTES else streamed
-            for batch in file.iter_batches(_BATCH_ROWS, row_groups=part):
-                out.add([_as_schema(batch, out.schema)])
-                if out.ready >= PART_BYTES:
-                    yield out.take()
-
-
-def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

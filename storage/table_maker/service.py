@@ -9,8 +9,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
@@ -18,13 +16,15 @@ from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, CollectedPast
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.table_maker.errors import TableError
-from weft.storage.table_maker.keepers import Keepers
+from weft.storage.table_maker.keepers import Claim, Keepers
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.settings import DEFAULTS, TableSettings
 from weft.storage.table_maker.shards import ShardView, load_shard
+from weft.storage.table_maker.status import StreamWork, TableStatus
 from weft.storage.table_maker.tabled import TablePositions, first_untabled, tabled_streams
 from weft.storage.table_maker.tierer import Tierer
 from weft.storage.table_maker.turns import Turns
+from weft.storage.table_maker.writers import FileWriter
 from weft.storage.table_maker.writes_due import WritesDue
 
 _logger = logging.getLogger(__name__)
@@ -33,75 +33,6 @@ EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError, CollectedP
 
 SLICE_STREAMS = 200
 """Number of streams that are checked without a pause."""
-
-
-class ShardPosition(msgspec.Struct, frozen=True):
-    """The progress of one shard of a stream."""
-
-    shard: int
-    table: int
-    """Offset below which all records are in the table."""
-    log: int
-    """Offset after the last one in the log."""
-
-
-class StoppedRange(msgspec.Struct, frozen=True):
-    """Records of one shard that cannot become rows; the shard's later ones wait behind them."""
-
-    shard: int
-    first: int
-    end: int
-    """Offset after the last of them."""
-    reason: str
-
-
-class TableStatus(msgspec.Struct, frozen=True):
-    """The status of one stream's table."""
-
-    tenant: str
-    stream: str
-    version: int
-    """Newest table version seen; -1 before the first."""
-    shards: list[ShardPosition]
-    lag_records: int
-    """Records in the log that are not in the table yet."""
-    rows_moved: int
-    """Rows moved since this node started."""
-    committed_at: int | None
-    """Time at which this node last moved rows (ns since 1970)."""
-    error: str | None
-    """Error of the last round; None when it succeeded."""
-    stopped: list[StoppedRange]
-
-
-class _Stream:
-    """A stream's tierer and the state of its work."""
-
-    def __init__(self, tierer: Tierer, maintenance: Maintenance) -> None:
-        self.tierer = tierer
-        self.maintenance = maintenance
-        self.committed_at: int | None = None
-        self.error: str | None = None
-
-    def wants_turn(self, is_due: bool) -> bool:
-        return (is_due and self.tierer.is_behind) or self.error is not None or self.maintenance.is_due
-
-    def status(self, key: StreamKey) -> TableStatus:
-        ends, positions = self.tierer.ends(), self.tierer.positions
-        shards = [ShardPosition(shard, positions.get(shard, 0), end) for shard, end in sorted(ends.items())]
-        return TableStatus(
-            *key,
-            self.tierer.version,
-            shards,
-            sum(max(0, item.log - item.table) for item in shards),
-            self.tierer.rows_moved,
-            self.committed_at,
-            self.error,
-            [
-                StoppedRange(each.shard, each.first, each.end, each.reason)
-                for _, each in sorted(self.tierer.stopped.items())
-            ],
-        )
 
 
 class TableService:
@@ -114,6 +45,9 @@ class TableService:
         clock: nanoseconds since 1970.
         is_sound: whether the clock can be believed; otherwise no file is removed as old.
         monotonic: seconds.
+        writer: writer of the files elsewhere; then only indexes of chunks are read here. None writes them in this
+            process.
+        claim: the tables that it makes instead of the hub's nodes; None for one of these.
     """
 
     def __init__(
@@ -125,15 +59,19 @@ class TableService:
         clock: Callable[[], int] = time.time_ns,
         is_sound: Callable[[], bool] = lambda: True,
         monotonic: Callable[[], float] = time.monotonic,
+        writer: FileWriter | None = None,
+        claim: Claim | None = None,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
+        self._writer, self._claim = writer, claim
         self._clock, self._is_sound, self._monotonic = clock, is_sound, monotonic
         self._views: list[ShardView] = []
-        self._streams: dict[StreamKey, _Stream] = {}
+        self._streams: dict[StreamKey, StreamWork] = {}
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         """Set when other streams may be this node's."""
-        self._keepers = Keepers(store, secrets.token_hex(8), settings.interval_s, monotonic, self._changed.set)
+        own = secrets.token_hex(8)
+        self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim)
         self._round: TablePositions | None = None
         """Positions that were read in ``opened_once``."""
         self._read_at: dict[int, float] = {}
@@ -157,6 +95,19 @@ class TableService:
             self._task = None
             await self._keepers.close()
 
+    async def catch_up(self) -> None:
+        """Run one round, beside those who make the tables at the moment. Errors go to ``status``."""
+        await self._keepers.start(waits=False)
+        try:
+            await self.run_once()
+        finally:
+            await self._keepers.close()
+
+    @property
+    def states(self) -> list[ShardState]:
+        """Return the states of the shards read so far. Callers must not change them."""
+        return [view.state for view in self._views]
+
     @property
     def is_running(self) -> bool:
         """Return whether rounds run: from ``start`` to ``close``."""
@@ -168,7 +119,7 @@ class TableService:
         keys = sorted(self._streams)
         if limit is not None and len(keys) > limit:
             keys = sorted(sorted(keys, key=lambda key: self._streams[key].error is None)[:limit])
-        return [self._streams[key].status(key) for key in keys]
+        return [self._streams[key].status(key, self._keepers.claimed_by(key)) for key in keys]
 
     @property
     def count(self) -> int:
@@ -200,7 +151,7 @@ class TableService:
         found = self._streams.get((tenant, stream))
         if found is None or found.tierer.version < 0:
             return None
-        return found.status((tenant, stream)), found.tierer.columns
+        return found.status((tenant, stream), self._keepers.claimed_by((tenant, stream))), found.tierer.columns
 
     async def first_untabled(self, shard: int) -> int | None:
         """Return the number of the first chunk of a shard with records that a table lacks; None while the tables are
@@ -283,7 +234,8 @@ class TableService:
 
     async def _wanting(self) -> list[StreamKey]:
         """Return the streams with work, found in slices: a hub may have very many."""
-        keys = list(dict.fromkeys(key for view in self._views for key in tabled_streams(view.state)))
+        found = dict.fromkeys(key for view in self._views for key in tabled_streams(view.state))
+        keys = [key for key in found if self._claim is None or self._claim.covers(key)]
         self._due.begin(keys, self._cluster.shards)
         # A deleted stream's table has all of it.
         deleted = {key for view in self._views for key in view.state.forgotten}.difference(keys)
@@ -300,7 +252,7 @@ class TableService:
             await asyncio.sleep(0)
         return wanting
 
-    def _wants_turn(self, key: StreamKey, stream: _Stream) -> bool:
+    def _wants_turn(self, key: StreamKey, stream: StreamWork) -> bool:
         if self._keepers.keeps(key):
             return stream.wants_turn(self._due.is_due(key))
         return stream.tierer.is_behind  # as far as this node has seen: it looks
@@ -321,7 +273,7 @@ class TableService:
     async def _follow(self, shard: int) -> bool:
         at = next((at for at, view in enumerate(self._views) if view.shard == shard), None)
         if at is None:
-            view = await load_shard(self._store, self._cluster, shard)
+            view = await load_shard(self._store, self._cluster, shard, whole=self._writer is None)
             view.chunks.seen = self._due.arrived
             self._views.append(view)
             return False
@@ -333,7 +285,7 @@ class TableService:
             self._views[at] = view._replace(state=await view.log.load())
             return False
 
-    def _stream(self, key: StreamKey) -> _Stream:
+    def _stream(self, key: StreamKey) -> StreamWork:
         if key not in self._streams:
             tierer = Tierer(
                 self._store,
@@ -343,11 +295,17 @@ class TableService:
                 settings=self._settings,
                 clock=self._clock,
                 monotonic=self._monotonic,
+                writer=self._writer,
             )
             maintenance = Maintenance(
-                self._store, tierer, settings=self._settings, clock=self._clock, is_sound=self._is_sound
+                self._store,
+                tierer,
+                settings=self._settings,
+                clock=self._clock,
+                is_sound=self._is_sound,
+                writer=self._writer,
             )
-            self._streams[key] = _Stream(tierer, maintenance)
+            self._streams[key] = StreamWork(tierer, maintenance)
         return self._streams[key]
 
     async def _turn(self, key: StreamKey) -> bool:
@@ -374,7 +332,7 @@ class TableService:
         # A failing shard must not delay the others.
         return self._keepers.keeps(key) and stream.tierer.done > before and stream.tierer.is_behind
 
-    async def _make(self, key: StreamKey, stream: _Stream) -> None:
+    async def _make(self, key: StreamKey, stream: StreamWork) -> None:
         before = stream.tierer.done
         if is_due := self._due.is_due(key):
             await stream.tierer.step()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RETENTION_HOURS = 168
+"""Retention of new tables, unless the settings say otherwise."""
+
 
 @dataclass(frozen=True)
 class TableSettings:
@@ -19,8 +22,9 @@ class TableSettings:
     """Bytes of small files that one rewrite joins."""
     compact_file_bytes_max: int = 128 << 20
     """Size from which on a file does not count as small: a quarter of the former, so that a join may be cut there."""
-    retention_hours: int = 168
-    """Age at which log entries, and files that no younger version needs, are removed; a property of each table."""
+    retention_hours: int | None = RETENTION_HOURS
+    """Age at which log entries, and files that no younger version needs, are removed; a property of each table. None
+    leaves it as a table has it."""
     streams_at_once: int = 4
     """Number of streams whose rows are written at the same time: overlaps a bucket's round trips. One tenant has all
     places except one, unless it is the only one."""

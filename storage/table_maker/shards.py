@@ -26,15 +26,18 @@ class ShardView(NamedTuple):
         return self.log.shard
 
 
-async def load_shard(store: ObjectStore, cluster: Cluster, shard: int) -> ShardView:
+async def load_shard(store: ObjectStore, cluster: Cluster, shard: int, *, whole: bool = True) -> ShardView:
     """Return a shard with its log read to the head.
+
+    Args:
+        whole: keep whole chunks in memory; otherwise their indexes.
 
     Raises:
         StoreError: the store did not answer.
         Corrupt: the log is damaged.
     """
     log = ShardLog(store, cluster, shard)
-    return ShardView(log, await log.load(), ChunkCache(log, CHUNK_BYTES_MAX // cluster.shards))
+    return ShardView(log, await log.load(), ChunkCache(log, CHUNK_BYTES_MAX // cluster.shards, whole=whole))
 
 
 async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:

@@ -19,7 +19,6 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
-from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, app_ids, source_ids, table_payload
@@ -28,9 +27,8 @@ from weft.storage.table_maker.columns import lacking, new_columns, table_schema
 from weft.storage.table_maker.declared import Declared
 from weft.storage.table_maker.delta import DeltaHandle, in_thread
 from weft.storage.table_maker.errors import StreamStopped, TableConflict, TableDiverged, TableError
-from weft.storage.table_maker.gather import Gathered, Gatherer, LastChunk, not_skipped
-from weft.storage.table_maker.parquet_file import ParquetFile
-from weft.storage.table_maker.settings import DEFAULTS, TableSettings
+from weft.storage.table_maker.gather import Gathered, LastChunk, not_skipped, pass_over
+from weft.storage.table_maker.settings import DEFAULTS, RETENTION_HOURS, TableSettings
 from weft.storage.table_maker.shards import ShardView
 from weft.storage.table_maker.statistics import (
     COMPLETE_EARLIER,
@@ -38,6 +36,7 @@ from weft.storage.table_maker.statistics import (
     STATISTICS_PROPERTY,
     statistics_columns,
 )
+from weft.storage.table_maker.writers import FileWriter, Made, OwnWriter, StreamRows, WantedRows
 
 ATTEMPTS_MAX = 5
 """Maximum number of times that a step starts over because another writer was first."""
@@ -50,15 +49,14 @@ _HOURS = re.compile(r"interval \d+ hours")
 
 
 class _Written(NamedTuple):
-    """A file in the store that no version names yet. A step that starts over uses it again if it still fits."""
+    """Files in the store that no version names yet. A step that starts over uses them again if they still fit."""
 
     shard: int
     first: int
-    """Position at which it begins."""
-    file: DataFile | None
-    """None if all offsets from there on are skipped."""
+    """Position at which they begin."""
+    made: Made
+    """Without files if all offsets from there on are skipped."""
     schema: pa.Schema
-    gathered: Gathered
 
 
 class Tierer:
@@ -69,6 +67,7 @@ class Tierer:
         clock: nanoseconds since 1970, for file times.
         monotonic: seconds.
         nonce: returns a name for a file that no other tierer uses.
+        writer: writer of the files; None writes them in this process, with the names of ``nonce``.
     """
 
     def __init__(
@@ -83,6 +82,7 @@ class Tierer:
         clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        writer: FileWriter | None = None,
     ) -> None:
         self.key = table_key(tenant, stream)
         self.log = TableLog(store, self.key, app_ids(cluster.cluster_id, stream))
@@ -100,10 +100,10 @@ class Tierer:
         """Rows that this tierer moved into the table."""
         self._store = store
         self._cluster = cluster
-        self._tenant, self._stream = tenant, stream
+        self._stream_key, self._stream = (tenant, stream), stream
         self._views = views
         self._settings = settings
-        self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
+        self._clock, self._monotonic = clock, monotonic
         self._sources: dict[int, LastChunk] = {}
         """Per shard the chunk of its position, compared with the log."""
         self._next_chunk: dict[int, tuple[int, int]] = {}
@@ -115,11 +115,11 @@ class Tierer:
         self._positions_known = False
         """True while ``positions`` are those of that version."""
         self._declared = Declared(tenant, stream, views)
-        self._gatherer = Gatherer(self.key, (tenant, stream), self._declared, settings, monotonic=monotonic)
+        self._writer = writer or OwnWriter(store, settings, clock=clock, monotonic=monotonic, nonce=nonce)
 
     def ends(self) -> dict[int, int]:
         """Return for each shard with the stream the offset after the last one in the log, as last refreshed."""
-        ends = {view.shard: view.state.next_offset.get((self._tenant, self._stream), 0) for view in self._views}
+        ends = {view.shard: view.state.next_offset.get(self._stream_key, 0) for view in self._views}
         return {shard: end for shard, end in ends.items() if end}
 
     @property
@@ -133,7 +133,7 @@ class Tierer:
         return sum(self.positions.values())
 
     async def step(self) -> int:
-        """Move new records, up to one file per shard. Return the number of rows, which are durable.
+        """Move new records, as many as the writer takes at a time. Return the number of rows, which are durable.
 
         Raises:
             TableError: the table cannot be read or written, or does not fit the log.
@@ -239,30 +239,46 @@ class Tierer:
             self._positions_known = True
         state = await self._grow(state)
         schema = table_schema(self.columns, self.payload)
-        unreadable: Exception | None = None
-        for view in self._views:
-            known = written.get(view.shard)
-            if known and (known.first, known.schema) == (self.positions.get(view.shard), schema):
-                continue
-            written.pop(view.shard, None)
-            self.stopped.pop(view.shard, None)
-            try:
-                made = await self._write(view, schema)
-            except (CodecError, NotFound, StreamStopped) as error:
-                # Damage of one shard must not keep the others' records from the table.
-                unreadable = error
-                if isinstance(error, StreamStopped):
-                    self.stopped[view.shard] = error
-                continue
-            if made is not None:
-                written[view.shard] = made
+        unreadable = await self._write(written, schema)
         if written:
             state = await self._commit(state, list(written.values()))
         self.version = state.version
         if unreadable is not None:
             raise unreadable
         self.keep(state)
-        return sum(item.file.rows for item in written.values() if item.file is not None)
+        return sum(file.rows for item in written.values() for file in item.made.files)
+
+    async def _write(self, written: dict[int, _Written], schema: pa.Schema) -> Exception | None:
+        """Write the next rows of each shard whose files no longer fit. Return the error of a shard that has one."""
+        unreadable: Exception | None = None
+        wanted: list[WantedRows] = []
+        for view in self._views:
+            first = self.positions.get(view.shard, 0)
+            known = written.get(view.shard)
+            if known and (known.first, known.schema) == (first, schema):
+                continue
+            written.pop(view.shard, None)
+            self.stopped.pop(view.shard, None)
+            try:
+                found = await self._wanted(view)
+            except (CodecError, NotFound) as error:
+                unreadable = error
+                continue
+            if isinstance(found, Gathered):
+                written[view.shard] = _Written(view.shard, first, Made((), found), schema)
+            elif found is not None:
+                wanted.append(found)
+        rows = StreamRows(self._stream_key, schema, self.payload, self._declared)
+        for each, made in zip(wanted, await self._writer.write(rows, wanted) if wanted else (), strict=True):
+            shard = each.view.shard
+            if isinstance(made, Made):
+                written[shard] = _Written(shard, self.positions.get(shard, 0), made, schema)
+                continue
+            # Damage of one shard must not keep the others' records from the table.
+            unreadable = made
+            if isinstance(made, StreamStopped):
+                self.stopped[shard] = made
+        return unreadable
 
     async def _read_positions(self, state: DeltaState) -> None:
         names = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in self.ends()}
@@ -322,43 +338,37 @@ class Tierer:
             self.columns = state.columns()
         return state
 
-    async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
-        """Write rows of one shard from its position on to a file in the store; None if there are none."""
+    async def _wanted(self, view: ShardView) -> WantedRows | Gathered | None:
+        """Return the records of one shard from its position on; the end of those that an operator skipped; or None if
+        there are none."""
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
         if first >= end:
             return None
-        start, limit = not_skipped(view.state.skips.get((self._tenant, self._stream), ()), first, end)
+        start, limit = not_skipped(view.state.skips.get(self._stream_key, ()), first, end)
         n = await self._first_chunk(view, first)
         if start == limit:
-            return _Written(view.shard, first, None, schema, await self._gatherer.pass_over(view, n, start))
-        out = await in_thread(lambda: ParquetFile(schema))
-        behind = sum(self.positions.get(shard, 0) < end for shard, end in self.ends().items())
-        gathered = await self._gatherer.gather(view, out, n, start, limit, self.payload, behind)
-        data = await in_thread(out.finish)
-        path = f"shard-{view.shard}-{start:020d}-{gathered.end:020d}-{self._nonce()}.parquet"
-        await self._store.create(f"{self.key}/{path}", data)
-        file = out.data_file(path, len(data), self._now_ms())
-        return _Written(view.shard, first, file, schema, gathered)
+            return await pass_over(self.key, self._stream_key, view, n, start)
+        return WantedRows(view, n, start, limit)
 
     async def _first_chunk(self, view: ShardView, first: int) -> int:
         """Return the chunk of an offset's record, or an earlier one."""
         position, n = self._next_chunk.get(view.shard, (-1, 0))
         if position != first:
-            n = self._sources[view.shard].n if first else await view.log.locate(self._tenant, self._stream, 0)
+            n = self._sources[view.shard].n if first else await view.log.locate(*self._stream_key, 0)
         # The table has all rows of collected chunks.
         return max(n, view.log.watermark)
 
     async def _commit(self, state: DeltaState, written: Sequence[_Written]) -> DeltaState:
-        files = [item.file for item in written if item.file is not None]
+        files = [file for item in written for file in item.made.files]
         transactions = {}
         for item in written:
             app = app_id(self._cluster.cluster_id, self._stream, item.shard)
-            transactions[app] = item.gathered.end
-            transactions.update(zip(source_ids(app), item.gathered.source, strict=True))
+            transactions[app] = item.made.gathered.end
+            transactions.update(zip(source_ids(app), item.made.gathered.source, strict=True))
         state = await self.log.append(state, files, transactions, self._now_ms())
         self.rows_moved += sum(file.rows for file in files)
         for item in written:
-            end, source, next_n = item.gathered
+            end, source, next_n = item.made.gathered
             self.positions[item.shard], self._sources[item.shard] = end, source
             self._next_chunk[item.shard] = (end, next_n)
         return state
@@ -368,12 +378,15 @@ class Tierer:
         return said | {STATISTICS_PROPERTY: ",".join(statistics_columns(levels))} | self._retention()
 
     def _retention(self) -> dict[str, str]:
-        return dict.fromkeys(RETENTION_PROPERTIES, f"interval {self._settings.retention_hours} hours")
+        return dict.fromkeys(
+            RETENTION_PROPERTIES, f"interval {self._settings.retention_hours or RETENTION_HOURS} hours"
+        )
 
     def _changed_properties(self, now: Mapping[str, str]) -> dict[str, str]:
         """Return the properties of a table that the settings, or this release, want otherwise."""
         # Another form is its owner's word.
-        ours = {name for name in RETENTION_PROPERTIES if _HOURS.fullmatch(now.get(name, ""))}
+        wanted = RETENTION_PROPERTIES if self._settings.retention_hours is not None else ()
+        ours = {name for name in wanted if _HOURS.fullmatch(now.get(name, ""))}
         changed = {name: value for name, value in self._retention().items() if name in ours and now[name] != value}
         if now.get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
             # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".

@@ -176,7 +176,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runtime",),
         ("read",),
         ("lineage", "replaced"),
-        ("completeness", "sinks"),
+        ("completeness", "sinks", "tables"),
         ("audit", "pipelines"),
         ("__init__",),
     ),

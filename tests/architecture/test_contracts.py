@@ -13,7 +13,6 @@ OTHER_IMPLEMENTATIONS = {
     "storage.filesystem.File": "of the disks that tests have",
     "storage.filesystem.Lock": "likewise",
     "storage.object_store.probe.Overlapping": "the store of a test of the probe; asks what a store can do",
-    "spark_sinks.runtime.waiting.Query": "pyspark's StreamingQuery",
     "edge_node.servers.listeners.door.Arrival": "connections without limits, of tests and of amqtt's plug-in",
 }
 """Contract -> where its second implementation is, if that is not in the product."""

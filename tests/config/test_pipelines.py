@@ -20,6 +20,7 @@ SINKS = {
     "delta": "{path: t, mode: upsert}",
     "jdbc": "{url: 'jdbc:postgresql://db/plant', table: hours}",
     "console": "{}",
+    "tables": "{}",
     "stream": "{hub: 'http://127.0.0.1:8090', stream: hours}",
     "kafka": "{brokers: 'kafka-1:9092', topic: hours}",
 }
@@ -45,3 +46,24 @@ def test_windows_go_only_into_sinks_that_replace_rows(kind: str) -> None:
         return
     with pytest.raises(ConfigError, match=r"cannot take windows: .* Use delta or jdbc"):
         parse(text, "hours.yaml", Pipeline, check_pipeline)
+
+
+def test_the_hubs_own_tables_have_all_records_as_they_are() -> None:
+    text = """\
+name: tables
+source: {store: hub, stream: "*", keys: [a], since: 2024-05-01}
+steps: [{sql: SELECT * FROM input}]
+checkpoint: checkpoint
+sink: {tables: {}}
+"""
+    with pytest.raises(ConfigError) as refused:
+        parse(text, "tables.yaml", Pipeline, check_pipeline)
+    found = str(refused.value)
+    assert [name in found for name in ("source.keys", "source.since", "steps", "checkpoint", "source.stream")] == [
+        True, True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_only_tables_have_a_pattern_as_stream() -> None:
+    with pytest.raises(ConfigError, match=r"source\.stream: expected one name, got"):
+        parse('name: a\nsource: {store: hub, stream: "*"}\nsink: {console: {}}', "a.yaml", Pipeline, check_pipeline)

@@ -30,6 +30,7 @@ from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import show_edges
+from weft.text.table_makers import table_makers
 
 if TYPE_CHECKING:
     from weft.cloud_hub.hub import Hub
@@ -261,6 +262,8 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         click.echo("LOST: this hub had acknowledged these records. Its store was restored to an earlier state, or lost "
                    "objects; the edges send again what they still have")  # fmt: skip
         print_table(("edge", "log", "stream", "records", "from seq"), lost)
+    if makers := table_makers(facts["tables"]):
+        print_table(("tables", "made by", "since", "records behind"), makers)
     for table in facts["tables"]:
         for stopped in table["stopped"]:
             print_stopped(config_file, table, stopped)

@@ -16,6 +16,7 @@ from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import ChecksRows, make_sink, output_mode
 from spark_sinks.pipelines.steps import StepGroup, all_steps, split
+from spark_sinks.pipelines.tables import check_tables
 from spark_sinks.pipelines.windows import analysed_windows
 from spark_sinks.runtime.quiet import without_context_logs
 from spark_sinks.runtime.session import is_connect
@@ -35,6 +36,9 @@ def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "r
         if_changed: as for the start of the pipeline.
     """
     report, context = Report(), Context(pipeline)
+    if pipeline.sink.tables is not None:
+        check_tables(pipeline, report)
+        return report
     log = _opened(context, report)
     result = _analysed(pipeline, spark, context, log, report) if log is not None else None
     if result is not None:

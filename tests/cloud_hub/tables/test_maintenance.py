@@ -21,6 +21,7 @@ from weft.storage.object_store import ObjectStore
 from weft.storage.table.delta.entries import DataFile
 from weft.storage.table_maker.maintenance import Maintenance, small_runs
 from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.writers import OwnWriter
 
 
 async def many_commits(store: ObjectStore, count: int, **bounds: Any) -> tuple[Any, Maintenance, dict[int, list[Run]]]:
@@ -53,7 +54,7 @@ async def test_files_of_several_megabytes_are_read_and_written_in_parts(
     directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, small in (("WHOLE_BYTES_MAX", 1000), ("READ_BYTES", 4096), ("PART_BYTES", 50_000)):
-        monkeypatch.setattr(f"weft.storage.table_maker.maintenance.{name}", small)
+        monkeypatch.setattr(f"weft.storage.table_maker.joining.{name}", small)
     monkeypatch.setattr("weft.storage.table_maker.parquet_file.SLICE_BYTES_MAX", 100_000)
     log = await LogWriter.open(directory)
     chance, runs = random.Random(1), {0: [Run(LANE, 0, 3, payloads=[b"1", b"2", b"3"])], 1: []}
@@ -155,16 +156,18 @@ async def test_few_small_files_are_left_alone(directory: ObjectStore) -> None:
 
 
 async def test_a_writer_that_was_first_costs_nothing_but_the_rewrite(directory: ObjectStore) -> None:
-    _, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
+    tierer, _, runs = await many_commits(directory, 4, compact_files_min=2)
     commits = []
 
-    async def interrupt(run: Any, schema: Any) -> Any:
-        table(directory).alter.set_table_description("somebody was first")
-        commits.append(run)
-        return await join(run, schema)
+    class Interrupted(OwnWriter):
+        async def join(self, key: str, runs: Any, schema: Any) -> Any:
+            async for joined in super().join(key, runs, schema):
+                table(directory).alter.set_table_description("somebody was first")
+                commits.append(joined)
+                yield joined
 
-    join, maintenance._join = maintenance._join, interrupt  # type: ignore[method-assign]
-    await maintenance.maintain()
+    bounds = TableSettings(compact_files_min=2)
+    await Maintenance(directory, tierer, settings=bounds, writer=Interrupted(directory, bounds)).maintain()
     assert commits
     assert len(table(directory).file_uris()) == 8
     assert contents(directory) == expected(runs)

@@ -27,7 +27,8 @@ PIPELINES = [
     ),
     Mistake(
         "a shipped pipeline that is none, to be changed", "spark new x",
-        "weft: there is no shipped pipeline 'x'. Shipped are anomalies, clean, features, machine-hours, sessions",
+        "weft: there is no shipped pipeline 'x'. Shipped are anomalies, clean, features, machine-hours, "
+        "sessions, tables",
         in_process=True, needs="<spark>",
     ),
     pipeline(

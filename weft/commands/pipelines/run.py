@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from spark_sinks.completeness.definition import IfChanged
     from spark_sinks.completeness.window_query import WindowQuery
     from spark_sinks.pipelines.progress import Progress, WindowProgress
+    from spark_sinks.tables.query import TablesQuery
     from weft.config.load import Loaded
     from weft.config.pipelines.pipeline import Pipeline
 
@@ -124,7 +125,7 @@ class Show:
         self._watcher = Watcher()
         self._as_json = as_json
 
-    def __call__(self, query: StreamingQuery | WindowQuery) -> None:
+    def __call__(self, query: StreamingQuery | WindowQuery | TablesQuery) -> None:
         """Print new progress."""
         for progress in self._watcher.new(query):
             if self._as_json:

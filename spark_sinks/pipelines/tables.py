@@ -1,0 +1,57 @@
+"""A pipeline with the sink ``tables``: the hub's own tables, made by Spark."""
+
+from __future__ import annotations
+
+import os
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError
+from spark_sinks.pipelines.check.report import Report
+from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.store_options import with_environment
+from spark_sinks.source.stream_log import open_hub
+from spark_sinks.tables.query import TablesJob
+from weft.config.pipelines.pipeline import Pipeline
+from weft.storage.chunk_log import ShardLog
+from weft.storage.table_maker.keepers import Claim
+
+
+def tables_job(pipeline: Pipeline, *, once: bool = False) -> TablesJob:
+    """Return the job of a pipeline.
+
+    Args:
+        once: make one round, whatever the trigger of the pipeline is.
+    """
+    source, sink = pipeline.source, pipeline.sink.tables
+    assert sink is not None
+    options = with_environment({}, os.environ) if source.store.startswith("s3://") else {}
+    return TablesJob(
+        pipeline.name,
+        ReadOptions(source.store, "tables", store_options=tuple(sorted(options.items()))),
+        source.tenant,
+        source.stream,
+        None if once else pipeline.trigger_s,
+        sink.joined_size,
+        sink.streams_at_once,
+    )
+
+
+def check_tables(pipeline: Pipeline, report: Report) -> None:
+    """Add the findings about the store and its streams. Nothing is written."""
+    job = tables_job(pipeline)
+    try:
+        found = run(_streams(job))
+    except ReadError as error:
+        report.refuse(("source", "store"), str(error))
+        return
+    claim = Claim(job.name, 0, job.tenants, job.streams)
+    if not any(map(claim.covers, found)):
+        report.doubt(("source", "stream"), f"no stream of the store is {job.tenants}/{job.streams} yet")
+
+
+async def _streams(job: TablesJob) -> list[tuple[str, str]]:
+    store, cluster = await open_hub(job.access)
+    found: dict[tuple[str, str], None] = {}
+    for shard in range(cluster.shards):  # one after the other: each may be large, and only names are kept
+        found |= dict.fromkeys((await ShardLog(store, cluster, shard).load()).next_offset)
+    return list(found)
