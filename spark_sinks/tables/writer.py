@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -154,7 +155,7 @@ class SparkWriter:
         except asyncio.CancelledError:
             self._spark.interruptTag(self._tag)
             raise
-        except PySparkException as error:
+        except (PySparkException, Py4JError) as error:
             raise TableError(f"the Spark job failed: {_reason(error)}") from error
         results = {row.number: pickle.loads(row.result) for row in found}  # noqa: S301
         return [results[number] for number in range(count)]
@@ -164,7 +165,7 @@ class SparkWriter:
         return self._spark.range(0, count, 1, count).mapInArrow(running(work), COLUMNS).collect()
 
 
-def _reason(error: PySparkException) -> str:
+def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    python = [line for line in lines if "Error: " in line or "Exception: " in line]
+    python = [line.lstrip(": ") for line in lines if "Error: " in line or "Exception: " in line]
     return (python or lines or [type(error).__name__])[0][:REASON_CHARACTERS_MAX]

@@ -72,6 +72,7 @@ class TableService:
         """Set when other streams may be this node's."""
         own = secrets.token_hex(8)
         self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim)
+        self._makes_all = False
         self._round: TablePositions | None = None
         """Positions that were read in ``opened_once``."""
         self._read_at: dict[int, float] = {}
@@ -96,7 +97,9 @@ class TableService:
             await self._keepers.close()
 
     async def catch_up(self) -> None:
-        """Run one round, beside those who make the tables at the moment. Errors go to ``status``."""
+        """Run one round over all tables, also those that others make at the moment. Errors go to ``status``."""
+        # Another one that makes a table may be dead and still count as alive, and the round would leave it as it is.
+        self._makes_all = True
         await self._keepers.start(waits=False)
         try:
             await self.run_once()
@@ -252,8 +255,11 @@ class TableService:
             await asyncio.sleep(0)
         return wanting
 
+    def _keeps(self, key: StreamKey) -> bool:
+        return self._makes_all or self._keepers.keeps(key)
+
     def _wants_turn(self, key: StreamKey, stream: StreamWork) -> bool:
-        if self._keepers.keeps(key):
+        if self._keeps(key):
             return stream.wants_turn(self._due.is_due(key))
         return stream.tierer.is_behind  # as far as this node has seen: it looks
 
@@ -313,7 +319,7 @@ class TableService:
         stream, what = self._stream(key), f"the table of {key[0]}/{key[1]} is not being updated"
         before, rows = stream.tierer.done, stream.tierer.rows_moved
         try:
-            if self._keepers.keeps(key):
+            if self._keeps(key):
                 await self._make(key, stream)
             else:
                 await stream.tierer.look()
@@ -330,7 +336,7 @@ class TableService:
             if stream.tierer.rows_moved > rows:
                 stream.committed_at = self._clock()
         # A failing shard must not delay the others.
-        return self._keepers.keeps(key) and stream.tierer.done > before and stream.tierer.is_behind
+        return self._keeps(key) and stream.tierer.done > before and stream.tierer.is_behind
 
     async def _make(self, key: StreamKey, stream: StreamWork) -> None:
         before = stream.tierer.done

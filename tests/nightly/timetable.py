@@ -222,6 +222,10 @@ JOBS: Mapping[str, Job] = {
         "kills of a Spark job", "tests/spark_sinks/cluster/test_storm.py",
         minutes=55, slice_units=50, slice_s=1150,
     ),
+    "spark_tables": pytest_job(
+        "passes of deaths of a pipeline that makes tables", "tests/spark_sinks/tables/test_crashes.py",
+        minutes=5, slice_units=1, slice_s=120,
+    ),
     "claims": pytest_job(
         "claims under copies, dead disks and clocks", "tests/end_to_end/test_claims.py",
         minutes=15, slice_units=4, slice_s=80,
@@ -236,7 +240,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "decoders": searched(
         "decoders", "seconds of fuzzed decoders", _decoders,
-        minutes=46, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
+        minutes=41, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
     ),
     "segments": pytest_job(
         "damaged segment logs", "tests/fuzz/test_segments.py", minutes=26, slice_units=3_000, slice_s=150,

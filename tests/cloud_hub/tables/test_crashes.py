@@ -23,7 +23,7 @@ from weft.storage.table_maker.settings import TableSettings
 from weft.storage.table_maker.shards import load_shards
 from weft.storage.table_maker.tierer import Tierer
 
-STORE_CALLS = ("create", "create_from", "get", "get_range", "list", "sync", "delete")
+STORE_CALLS = ("create", "create_from", "swap", "get", "get_range", "list", "sync", "delete")
 DELTA_CALLS = ("open", "create", "checkpoint", "clean_log", "vacuum")
 
 

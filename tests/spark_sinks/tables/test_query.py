@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.names import app_ids
+from weft.storage.table_maker.keepers import Claim, Keepers
 from weft.storage.table_maker.service import TableService
 
 pytestmark = pytest.mark.spark
@@ -76,3 +78,15 @@ def test_a_table_by_spark_is_that_of_the_hub(spark: SparkSession, hub: Hub) -> N
     assert made.equals(rows(hub.root))
     assert made.num_rows == len(hub.expected())
     assert told == facts(hub.root)
+
+
+def test_one_round_makes_also_the_tables_of_a_pipeline_that_died(spark: SparkSession, hub: Hub) -> None:
+    hub.write(1)
+
+    async def die() -> None:
+        claim = Claim("spark pipeline tables", 0)
+        await Keepers(open_store(hub.root), "dead", 10.0, time.monotonic, claim=claim)._beat()
+
+    asyncio.run(die())
+    make(hub.root, spark)
+    assert rows(hub.root).num_rows == len(hub.expected())
