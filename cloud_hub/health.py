@@ -1,4 +1,4 @@
-"""Health of a hub process: reasons to restart it, and reasons to send it nobody."""
+"""Health of a hub process: reasons to restart it, and reasons to send it no work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ retry does not count, and a load balancer detects an outage before edges fill th
 
 
 class Health(NamedTuple):
-    """What the health of a process depends on, at one moment."""
+    """Facts on which the health of a process depends, at one moment."""
 
     own: Sequence[Sequencer]
     """Its own shards."""

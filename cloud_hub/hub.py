@@ -47,8 +47,7 @@ from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.shard.shard_status import shard_views
-from weft.cloud_hub.shard.shards import KnownShards, Shards
+from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening

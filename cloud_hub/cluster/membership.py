@@ -16,11 +16,12 @@ import msgspec
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.owners import LEAVING, Owners
 from weft.config.log_lines.repeats import Repeats, left_out
-from weft.storage import hub_keys, nodes
+from weft.storage import hub_keys
 from weft.storage.cluster import ClusterUnusable, raise_level, read_level
-from weft.storage.nodes import NodeEntry
 from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.presence import BEAT_S, Presence
+from weft.storage.presence import nodes
+from weft.storage.presence.nodes import NodeEntry
+from weft.storage.presence.presence import BEAT_S, Presence
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class NotFinalized(Exception):
 
 
 class Work(NamedTuple):
-    """What a process has to do at present, for its entry."""
+    """Work of a process at present, for its entry."""
 
     shards: tuple[int, ...] = ()
     """Shards that it has loaded."""

@@ -20,8 +20,8 @@ from weft.cloud_hub.cluster.division import divide
 from weft.protocols.link import Hello, RefuseCode
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkRefused
-from weft.storage.nodes import NodeEntry, decode_entry
-from weft.storage.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Seen
+from weft.storage.presence.nodes import NodeEntry, decode_entry
+from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Seen
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Site:
     weight: float = 1.0
     """Cores for each process."""
     label: str = ""
-    """What tells it from others where the port is any free one."""
+    """Difference from others where the port is any free one."""
 
     def name(self, process: int) -> str:
         """Return the name of one of the machine's processes."""

@@ -20,7 +20,7 @@ from weft.protocols.link import RefuseCode
 _logger = logging.getLogger(__name__)
 
 MOVES_PER_S = 100
-"""Maximum number of edges that are sent on in a second: each connects anew and opens its lanes at the other process."""
+"""Maximum number of edges that are sent on in a second: each connects again and opens its lanes elsewhere."""
 LOOKED_AT_ONCE = 256
 """Number of links that are looked at without a pause."""
 SEND_ON_INTERVAL_S = 5.0

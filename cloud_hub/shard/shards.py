@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard.shard_state import ShardState
@@ -100,7 +100,7 @@ class Shards:
         await self.load_own()
 
     async def load_own(self) -> None:
-        """Load the shards that the process owns by now. Those it owns no more are closed when nobody needs them."""
+        """Load the shards that the process owns by now. Others are closed some time after their last use."""
         now = self._now()
         self._used_at.update(dict.fromkeys(self._sequencers, now))
         await asyncio.gather(*(self.get(shard) for shard in range(self.count) if self._owners.is_own(shard)))
@@ -180,3 +180,23 @@ class KnownShards:
             if state is None and self._tables is not None:
                 state = self._tables.state(shard)
             yield KnownShard(state or ShardState(self._cluster_id, shard), state is not None)
+
+
+def shard_views(sequencers: Iterable[Sequencer], owners: Ownership) -> list[dict[str, Any]]:
+    """Return the part of ``GET /v1/status`` on the shards that a process holds."""
+    return [_view(sequencer, owners) for sequencer in sequencers]
+
+
+def _view(sequencer: Sequencer, owners: Ownership) -> dict[str, Any]:
+    counters, shard = sequencer.counters, sequencer.log.shard
+    return {
+        "shard": shard,
+        "owner": owners.owner(shard),
+        "own": owners.is_own(shard),
+        "chunk": sequencer.state.n if sequencer.state.n >= 0 else None,
+        "lanes": len(sequencer.state.lanes),
+        "sessions": sequencer.sessions.count,
+        "pending_bytes": sequencer.sessions.pending_bytes,
+        "trouble": sequencer.trouble,
+        "written": {"chunks": counters.chunks, "records": counters.records, "bytes": counters.bytes},
+    }

@@ -13,7 +13,7 @@ from spark_sinks.source.stream_log import open_hub
 from spark_sinks.tables.query import TablesJob
 from weft.config.pipelines.pipeline import Pipeline
 from weft.storage.chunk_log import ShardLog
-from weft.storage.table_maker.keepers import Claim
+from weft.storage.presence.keepers import Claim
 
 
 def tables_job(pipeline: Pipeline, *, once: bool = False) -> TablesJob:

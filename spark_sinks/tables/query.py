@@ -20,7 +20,7 @@ from spark_sinks.source.stream_log import open_hub
 from spark_sinks.tables.clock import LOOK_S, DriverClock
 from spark_sinks.tables.work import StoreAccess
 from spark_sinks.tables.writer import SparkWriter
-from weft.storage.table_maker.keepers import Claim
+from weft.storage.presence.keepers import Claim
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 

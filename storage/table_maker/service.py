@@ -15,8 +15,8 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, CollectedPast
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
+from weft.storage.presence.keepers import Claim, Keepers
 from weft.storage.table_maker.errors import TableError
-from weft.storage.table_maker.keepers import Claim, Keepers
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.settings import DEFAULTS, TableSettings
 from weft.storage.table_maker.shards import ShardView, load_shard
@@ -48,6 +48,7 @@ class TableService:
         writer: writer of the files elsewhere; then only indexes of chunks are read here. None writes them in this
             process.
         claim: the tables that it makes instead of the hub's nodes; None for one of these.
+        name: unique to each start; None for a random one.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TableService:
         monotonic: Callable[[], float] = time.monotonic,
         writer: FileWriter | None = None,
         claim: Claim | None = None,
+        name: str | None = None,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
         self._writer, self._claim = writer, claim
@@ -70,7 +72,7 @@ class TableService:
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         """Set when other streams may be this node's."""
-        own = secrets.token_hex(8)
+        own = name or secrets.token_hex(8)
         self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim)
         self._makes_all = False
         self._round: TablePositions | None = None

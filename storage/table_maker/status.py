@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.protocols.shard.shard_state import StreamKey
-from weft.storage.table_maker.keepers import Claim
+from weft.storage.presence.keepers import Claim
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.tierer import Tierer
 

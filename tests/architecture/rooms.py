@@ -137,7 +137,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
         ("object_store", "segment_log"),
-        ("cluster", "data_directory", "manifest", "nodes", "presence"),
+        ("cluster", "data_directory", "manifest", "presence"),
         ("chunks", "table"),
         ("chunk_log",),
         ("store_formats", "table_maker"),

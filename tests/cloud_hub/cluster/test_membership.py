@@ -16,13 +16,14 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import membership
 from weft.cloud_hub.cluster.membership import Membership, NotFinalized, finalize
 from weft.protocols.chunk_index.footer import LEVEL_MAX
-from weft.storage import hub_keys, nodes
+from weft.storage import hub_keys
 from weft.storage.chunk_log import ClusterUnusable, open_cluster
 from weft.storage.cluster import raise_level, read_level
 from weft.storage.manifest import Manifest, changed, decode, encode
-from weft.storage.nodes import NodeEntry
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.object_store.memory import MemoryStore
+from weft.storage.presence import nodes
+from weft.storage.presence.nodes import NodeEntry
 
 
 def member(store: ObjectStore, name: str, level: int, release_level: int) -> Membership:

@@ -1,4 +1,4 @@
-"""Owners of shards over several hosts: who joins, stops, pauses, leaves, and who claims to be somebody else."""
+"""Owners of shards over several hosts: processes that join, stop, pause, leave, and pose as others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, Membership, Work
 from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
 from weft.storage import hub_keys
-from weft.storage.nodes import NodeEntry
 from weft.storage.object_store import StoreError
 from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
+from weft.storage.presence.nodes import NodeEntry
+from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
 
 SHARDS = 16
 KNOWN_S, START_S, ALONE_S = KNOWN_BEATS * BEAT_S, START_BEATS * BEAT_S, ALONE_BEATS * BEAT_S

@@ -11,7 +11,7 @@ from tests.support.waiting import until
 from weft.storage import hub_keys
 from weft.storage.object_store import open_store
 from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table_maker.keepers import Keepers
+from weft.storage.presence.keepers import Keepers
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 
@@ -28,7 +28,8 @@ class Fleet:
         self.records = 0
 
     async def join(self) -> TableService:
-        service = TableService(open_store(str(self.root)), self.log.cluster, settings=SETTINGS)
+        name = f"hub-{len(self.services)}"  # any random ones may leave a node without a stream
+        service = TableService(open_store(str(self.root)), self.log.cluster, settings=SETTINGS, name=name)
         self.services.append(service)
         service.start()
         await until(lambda: all(each._keepers.alive == len(self.services) for each in self.services))

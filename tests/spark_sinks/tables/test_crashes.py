@@ -25,7 +25,7 @@ from tests.spark_sinks.tables.test_query import query as started
 from tests.support.slices import SLICE
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
-from weft.storage.table_maker.keepers import BEAT_S, MISSED_MAX
+from weft.storage.presence.keepers import BEAT_S, MISSED_MAX
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 

@@ -19,9 +19,9 @@ from tests.spark_sinks.conftest import STREAM, Hub
 from weft.storage.chunk_log import table_key
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
+from weft.storage.presence.keepers import Claim, Keepers
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.names import app_ids
-from weft.storage.table_maker.keepers import Claim, Keepers
 from weft.storage.table_maker.service import TableService
 
 pytestmark = pytest.mark.spark

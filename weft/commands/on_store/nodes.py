@@ -9,8 +9,8 @@ import click
 from weft.commands.common import config_argument, json_option
 from weft.commands.on_store.cluster import on_store
 from weft.output import print_json, print_table
-from weft.storage.nodes import NodeEntry
 from weft.storage.object_store import ObjectStore
+from weft.storage.presence.nodes import NodeEntry
 
 
 @click.command()
@@ -22,7 +22,7 @@ def nodes(config_file: str, *, as_json: bool) -> None:
     Each owns some of the shards and sends edges of others on to their owners. One that starts owns none for half a
     minute (`joining`). An entry that was not written for five minutes is not shown.
     """
-    from weft.storage.nodes import running
+    from weft.storage.presence.nodes import running
 
     async def work(store: ObjectStore) -> list[NodeEntry]:
         return await running(store, time.time_ns())

@@ -23,7 +23,7 @@ class NodeEntry(msgspec.Struct, frozen=True):
     id: str
     """Unique to each start."""
     url: str
-    """Where it listens, for people."""
+    """URL at which it listens, for people."""
     software: str
     level: int
     """The highest level that the node's release knows."""

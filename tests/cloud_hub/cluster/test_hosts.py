@@ -1,0 +1,51 @@
+"""Hub nodes on one store, with real links: edges move to who joins, and away from who leaves or dies."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from tests.cloud_hub.api.test_application import records
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.waiting import until
+from weft.cloud_hub.hub import Hub
+from weft.protocols.shard.placement import shard_of
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store import open_store
+
+BEAT_S = 0.2
+SLOWLY_S = 30.0
+"""Time for an entry to be believed, edges to be looked at, and shards to be loaded."""
+
+
+def own(hub: Hub) -> set[int]:
+    return {view["shard"] for view in hub.status()["shards"] if view["own"]}
+
+
+def linked(hub: Hub) -> list[str]:
+    return [view["edge"] for view in hub.status()["links"] if view["edge"]]
+
+
+async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_path: Path) -> None:
+    store, log = open_store(str(tmp_path)), EdgeLog()
+    log.append(*records(0, [b"1"]))
+    async with running_hub(store, shards=4, beat_interval_s=BEAT_S) as first, contextlib.AsyncExitStack() as later:
+        assert own(first) == {0, 1, 2, 3}
+        edge = next(f"press-{n}" for n in range(999) if shard_of("default", f"press-{n}", 4) == 0)
+        async with running_link(first, log, LinkIdentity("default", edge, 0xABC, "weft 0.1.0")) as status:
+            await until(lambda: status.records_acked == 1)
+            second = await later.enter_async_context(running_hub(store, shards=4, beat_interval_s=BEAT_S))
+            third = await later.enter_async_context(running_hub(store, shards=4, beat_interval_s=BEAT_S))
+            hubs = [first, second, third]
+            await until(lambda: sorted(len(own(hub)) for hub in hubs) == [1, 1, 2], SLOWLY_S)
+            await until(lambda: set.union(*map(own, hubs)) == {0, 1, 2, 3}, SLOWLY_S)
+            (owner,) = [hub for hub in hubs if 0 in own(hub)]
+            await until(lambda: [hub for hub in hubs if linked(hub)] == [owner], SLOWLY_S)
+            log.append(*records(1, [b"2"]))
+            await until(lambda: status.records_acked == 2)
+            await later.aclose()
+            await until(lambda: own(first) == {0, 1, 2, 3} and linked(first) == [edge], SLOWLY_S)
+            log.append(*records(2, [b"3"]))
+            await until(lambda: status.records_acked == 3)
+            (read,) = (await get(first, "/v1/streams"))[1]["streams"]
+            assert read["records"] == 3
