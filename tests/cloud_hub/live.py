@@ -32,7 +32,7 @@ async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]
     sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05, follow_interval_s=0.05)
     hub = Hub(
         HubSettings(
-            store="given", port=0, **{"sequencer": sequencer, "shards": 2, "table_interval_s": None, **settings}
+            store="given", **{"port": 0, "sequencer": sequencer, "shards": 2, "table_interval_s": None, **settings}
         ),
         store=store,
     )

@@ -51,10 +51,12 @@ def test_a_copy_of_a_shipped_pipeline_is_good(name: str, weft: Weft, shared_plan
     from sklearn.ensemble import IsolationForest  # takes a second, which every worker's collection would
 
     write_model("model.pickle", IsolationForest(n_estimators=2).fit([[0.0] * len(FEATURES)]), "1")
-    done = weft("check", "mine.yaml", "--set", f"source.store={shared_plant.root}", "--set", "sink={console: {}}")
+    elsewhere = ("--set", "sink={console: {}}") if name != "tables" else ()
+    done = weft("check", "mine.yaml", "--set", f"source.store={shared_plant.root}", *elsewhere)
     assert (done.return_value, done.stderr) == (0, ""), done.stderr
     assert done.stdout.splitlines()[-1].startswith("mine.yaml is good: ")
-    assert "_from array<struct<edge:string" in done.stdout.splitlines()[-2], "every shipped pipeline carries lineage"
+    if name != "tables":
+        assert "_from array<struct<edge:string" in done.stdout.splitlines()[-2], "all that make rows carry lineage"
 
 
 def test_a_mistake_has_its_line_for_people_and_for_programs(weft: Weft, shared_plant: Hub) -> None:

@@ -29,7 +29,7 @@ from weft.storage.presence.keepers import BEAT_S, MISSED_MAX
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 BOUNDS = TableSettings(compact_files_min=2, checkpoint_versions=2, vacuum_interval_s=0.0)
 """A round writes rows, joins files, writes a checkpoint and vacuums."""
