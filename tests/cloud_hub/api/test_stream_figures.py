@@ -221,6 +221,7 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
     assert values["process_open_fds"] > 3
 
 
+@pytest.mark.slow
 async def test_a_scrape_loads_no_shard_of_another_process(tmp_path: object) -> None:
     log, store, port = EdgeLog(), open_store(str(tmp_path)), free_port()
     log.append(*records(0, [b"x"] * 30))

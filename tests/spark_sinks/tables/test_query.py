@@ -24,7 +24,7 @@ from weft.storage.table.delta.log import TableLog
 from weft.storage.table.names import app_ids
 from weft.storage.table_maker.service import TableService
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def query(store: str, spark: SparkSession, *settings: str, once: bool = True) -> TablesQuery:
