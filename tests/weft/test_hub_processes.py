@@ -177,8 +177,7 @@ def test_an_edge_goes_to_its_process_and_is_served_by_another_while_that_is_away
     wait_until(lambda: answers(port + 1))
     wait_until(lambda: (stored(port), stored(port + 1)) == (4, 4))
     found = ask(port, "v1/streams/telemetry/records")["records"]
-    assert sorted((record["edge"], record["seq"]) for record in found) == [
-        (n, seq) for n in edge_names for seq in (0, 1)
-    ]
+    expected = [(name, seq) for name in sorted(edge_names) for seq in (0, 1)]
+    assert sorted((record["edge"], record["seq"]) for record in found) == expected
     assert [node.stop() for node in nodes] == [0, 0]
     assert hub.stop() == 0
