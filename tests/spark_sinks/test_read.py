@@ -38,6 +38,7 @@ def test_a_stream_without_a_tail_is_planned_as_plain_parquet(spark: SparkSession
     assert "Project" not in plan(ours)
 
 
+@pytest.mark.slow
 def test_files_without_and_with_numbers_of_columns_are_read_together(
     spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
