@@ -300,8 +300,7 @@ class Hub:
         """Close the links and stop. Edges still have all unacknowledged records."""
         link_log.logger.removeFilter(self._throttle)
         if self._membership is not None:
-            await self._membership.leave()
-            await self._links.send_on(within_s=SHUTDOWN_S)
+            await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         await self._links.close()
         await self._server.stop_listening()
         if self._figures is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 30.0
 """Interval at which a node reads the cluster's level again."""
+DRAIN_BEATS = 2.5
+"""Time after which a process that leaves waits no longer for others to load its shards. They look once a beat."""
+DRAIN_LOOK_S = 0.5
 ANNOUNCE_INTERVAL_S = 60.0
 """Interval at which a node that is alone writes its entry again; after five missed ones it counts as gone."""
 
@@ -118,12 +121,28 @@ class Membership:
         await self._presence.start()
         self._task = asyncio.create_task(self._read_levels(), name="cluster-level")
 
-    async def leave(self) -> None:
-        """Say that the node owns no more shards, if others are there to take them; else do nothing."""
+    async def drain(self, links: Callable[[], int], send_on: Callable[[], Awaitable[None]]) -> None:
+        """Give the shards to others if any are there, and the links with them, as far as that does not take too long.
+        Until then the node serves its edges.
+
+        Args:
+            links: number of links that are open.
+            send_on: sends edges to those who have loaded their shards by now.
+        """
         if self._owners is None or not self._owners.others():
             return
         await self._owners.leave()
-        await self._presence.look()
+        deadline = asyncio.get_running_loop().time() + DRAIN_BEATS * self._owners.beat_s
+        while True:
+            try:
+                await self._presence.look()
+            except StoreError as error:
+                logger.warning("the node leaves, but cannot say so to others: %s", error)
+                return
+            await send_on()
+            if not links() or not self._owners.is_relieved or asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(min(DRAIN_LOOK_S, self._owners.beat_s))
 
     async def close(self) -> None:
         """Stop, and remove the entry. A remaining entry counts as gone after five minutes."""

@@ -116,6 +116,11 @@ class Owners:
         """Return whether this process owns a shard."""
         return self._owners[shard] == self.own
 
+    @property
+    def is_relieved(self) -> bool:
+        """Return whether other processes are there that own shards."""
+        return any(entry.state == READY for entry in self.others())
+
     def others(self) -> list[NodeEntry]:
         """Return the entries of the other processes among whom shards are divided, by name."""
         return [entry for name, entry in sorted(self._members.items()) if entry is not None and name != self.own]

@@ -208,7 +208,11 @@ JOBS: Mapping[str, Job] = {
     ),
     "storms": pytest_job(
         "blows in storms of S3 servers and hub nodes", "tests/end_to_end/test_storms.py",
-        minutes=50, slice_units=45, slice_s=740,
+        minutes=40, slice_units=45, slice_s=740,
+    ),
+    "host_storms": pytest_job(
+        "minutes of three hosts under blows", "tests/end_to_end/hosts/test_storm.py",
+        minutes=20, slice_units=10, slice_s=720,
     ),
     "broker_storms": pytest_job(
         "kills under AMQP and HTTP", "tests/end_to_end/test_broker_storms.py",
@@ -220,7 +224,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "spark_storms": pytest_job(
         "kills of a Spark job", "tests/spark_sinks/cluster/test_storm.py",
-        minutes=55, slice_units=50, slice_s=1150,
+        minutes=45, slice_units=50, slice_s=1150,
     ),
     "spark_tables": pytest_job(
         "passes of deaths of a pipeline that makes tables", "tests/spark_sinks/tables/test_crashes.py",
