@@ -49,13 +49,14 @@ def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
     """
     found = HubFindings(shards=config.shards or NEW_SHARDS)
     if config.tokens_file is None:
-        if not parse_bind(config.listen).is_loopback:
+        if config.anonymous != "never" and not parse_bind(config.listen).is_loopback:
             message = (
                 "is missing: every program that reaches the port may link and read. `weft token create` creates one"
             )
             found.doubtful.append(Finding(("tokens_file",), message))
     else:
         _look_at_tokens(config.tokens_file, found)
+    if config.tokens_file is not None or config.anonymous == "never":
         found.doubtful += _tokens_in_clear_text(config)
     _look_at_store(config, found, offline=offline)
     return found

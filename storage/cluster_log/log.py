@@ -7,6 +7,7 @@ still true when its entry is there. Entries are never deleted: they say who chan
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from weft.storage.cluster_log.state import SNAPSHOT_BYTES_MAX, ClusterState
 from weft.storage.damage import naming
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError
 
+_RANDOM_BITS = random.SystemRandom().getrandbits
 SNAPSHOT_ENTRIES = 64
 """Number of entries after which a writer makes a snapshot."""
 SNAPSHOT_ANYWAY_ENTRIES = 1024
@@ -70,7 +72,12 @@ class ClusterLog:
         random_bits: for nonces of entries and waits.
     """
 
-    def __init__(self, store: ObjectStore, cluster_id: bytes, random_bits: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster_id: bytes,
+        random_bits: Callable[[int], int] = _RANDOM_BITS,
+    ) -> None:
         self._store = store
         self._cluster_id = cluster_id
         self._random_bits = random_bits

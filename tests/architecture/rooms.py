@@ -172,6 +172,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("shard",),
         ("health",),
         ("api", "stream_deletion"),
+        ("declared",),
         ("links", "preflight"),
         ("hub",),
     ),
