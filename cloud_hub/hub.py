@@ -254,7 +254,7 @@ class Hub:
         figures = self._figures if self._settings.process == 0 else None
         metrics = Metrics(
             shards, figures, self._links, self._clock, collected, clocks_differ=self._links.clocks_differ,
-            tables=self._tables, refusals=self._refusals,
+            tables=self._tables, refusals=self._refusals, declared=self._declared.samples,
         )  # fmt: skip
         longest = self._settings.response_bytes_max
         api = Api(

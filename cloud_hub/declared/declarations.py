@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from weft.cloud_hub.api.tokens import TokenFile
@@ -11,6 +11,7 @@ from weft.cloud_hub.api.views import View
 from weft.cloud_hub.declared.credentials import Credentials
 from weft.cloud_hub.declared.expected_edges import ExpectedEdges
 from weft.cloud_hub.settings import HubSettings
+from weft.config.metrics.exposition import Sample
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster import ClusterUnusable
 from weft.storage.cluster_log.follower import ClusterLogFollower
@@ -73,10 +74,17 @@ class Declarations:
         elif is_usable:
             _logger.info("SIGHUP: read the tokens file again; tokens: %d", self.credentials.count)
 
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of the cluster log for Prometheus."""
+        follower = self._running
+        yield Sample("weft_hub_cluster_log_entry", follower.state.n)
+        yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
+        unusable = len(self.credentials.unusable) + len(self.expected_edges.unusable)
+        yield Sample("weft_hub_cluster_log_unusable", len(follower.state.skipped) + unusable)
+
     def view(self) -> View:
         """Return the state of the cluster log in this process for its status page."""
-        follower = self._follower
-        assert follower is not None, "the hub has not been started"
+        follower = self._running
         unusable = {"token": self.credentials.unusable, "stream": self.expected_edges.unusable}
         named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable.items() for name, why in of.items())
         return {
@@ -87,6 +95,11 @@ class Declarations:
             "skipped": [{"entry": each.n, "why": each.why} for each in follower.state.skipped],
             "unusable": list(islice(named, UNUSABLE_SHOWN_MAX)),
         }
+
+    @property
+    def _running(self) -> ClusterLogFollower:
+        assert self._follower is not None, "the hub has not been started"
+        return self._follower
 
     def _changed(self) -> None:
         if self._follower is not None:

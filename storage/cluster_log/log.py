@@ -148,6 +148,16 @@ class ClusterLog:
         data = await self._read(state.n)
         return data is not None and (state.crc is None or states.crc_of(data) == state.crc)
 
+    async def newest(self, state: ClusterState, count: int) -> list[Declaration]:
+        """Return the last entries up to a state's, newest first; those that are not usable are left out. One GET for
+        each."""
+        found = []
+        for n in range(state.n, max(0, state.n - count), -1):
+            seen = await self._look(n)
+            if seen is not None and not isinstance(seen[1], Corrupt):
+                found.append(seen[1])
+        return found
+
     async def append(self, decide: Callable[[ClusterState], Change | None], author: Author) -> ClusterState:
         """Write an entry. It is durable, and every process will read it, when this returns.
 

@@ -89,6 +89,13 @@ def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> Non
     weft("hub", "stream", "expect", config, "acme/telemetry", "--withdraw")
     assert weft("hub", "tenant", "remove", config, "acme").output == "withdrew tenant acme\n"
     assert listed("tenant", config) == []
+    acts = json.loads(weft("hub", "declarations", config, "--last", "3", "--json").output)
+    assert [(each["entry"], each["act"], each["kind"], each["name"]) for each in acts] == [
+        (7, "withdrew", "tenant", "acme"), (6, "withdrew", "stream", "acme/telemetry"), (5, "withdrew", "token", "one"),
+    ]  # fmt: skip
+    whole = weft("hub", "declarations", config).output
+    assert "mara" in whole
+    assert "sha256" not in whole
 
 
 def test_the_first_token_of_an_open_hub_is_asked_about(config: Path) -> None:

@@ -24,12 +24,12 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import clock, cluster, deletion, nodes, skip, stream, tenants, tokens
+from weft.commands.on_store import clock, cluster, declaring, deletion, nodes, skip, stream, tenants, tokens
 from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
-from weft.text.fleet import show_cluster_log, show_edges
+from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges
 from weft.text.table_makers import table_makers
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ command.add_command(deletion.declare_deletion)
 command.add_command(stream.command)
 command.add_command(tokens.command)
 command.add_command(tenants.command)
+command.add_command(declaring.declarations)
 
 processes_option = click.option(
     "--processes",
@@ -222,7 +223,8 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         print_json(facts)
         return
     level = f"{facts['level']} (this release knows {facts['release_level']})"
-    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level})
+    position = cluster_log_position(facts.get("cluster_log"))
+    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level, "cluster log": position})
     shards = [
         (
             s["shard"],

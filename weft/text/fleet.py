@@ -100,6 +100,13 @@ def _ago(moment: str, now: float) -> str:
     return approximate_duration(max(now - then, 0.0))
 
 
+def cluster_log_position(facts: Mapping[str, Any] | None) -> str:
+    """Return the position of the cluster log that a hub process knows."""
+    if facts is None:  # of an earlier release
+        return _UNKNOWN
+    return f"entry {facts['entry']}, as of {approximate_duration(facts['seen_seconds_ago'])} ago"
+
+
 def show_cluster_log(facts: Mapping[str, Any] | None) -> None:
     """Print what is wrong with the cluster log at a hub process, if something is."""
     if facts is None:  # of an earlier release

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from weft.commands.common import config_argument, json_option
 from weft.commands.on_store.cluster import on_store
 from weft.config.units import parse_duration_ns
-from weft.output import Failed, Refused
+from weft.output import Failed, Refused, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
+    from weft.storage.cluster_log.entry import Declaration
     from weft.storage.cluster_log.log import ClusterLog
     from weft.storage.cluster_log.state import ClusterState
 
-_NS = 1_000_000_000
+LAST_MAX = 10_000
+"""Maximum number of entries that one command reads."""
 reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
 by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
 
@@ -44,6 +47,46 @@ def read_facts(config_file: str) -> ClusterState:
         raise Failed(str(error)) from None
     _warn(state)
     return state
+
+
+@click.command("declarations")
+@config_argument
+@click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of entries.")
+@json_option
+def declarations(config_file: str, *, last: int, as_json: bool) -> None:
+    """Show the newest entries of the cluster log of CONFIG: who declared or withdrew what, when and why.
+
+    They are the record of administrative acts, and are never deleted. Documents of facts are not shown.
+    """
+    from weft.cloud_hub.api.views import moment
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> list[Declaration]:
+        log = await _open(store)
+        state = await log.load()
+        _warn(state)
+        return await log.newest(state, last)
+
+    try:
+        found = on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    rows = [
+        {
+            "entry": each.n,
+            "at": moment(each.at),
+            "by": each.by,
+            "act": "withdrew" if each.document is None else "declared",
+            "kind": each.kind,
+            "name": each.name,
+            "reason": each.reason,
+        }
+        for each in found
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("entry", "at", "by", "act", "kind", "name", "reason"), [tuple(row.values()) for row in rows])
 
 
 def declare(config_file: str, decision: Callable[[int], Decision], by: str | None, reason: str) -> ClusterState:
