@@ -143,6 +143,13 @@ def test_an_unusable_entry_is_named_by_every_command(config: Path) -> None:
     assert [each["name"] for each in listed_out(config)] == ["acme", "other"]
 
 
+def test_a_closed_hub_without_a_token_is_a_warning(config: Path) -> None:
+    warning = "anonymous: the store declares no token, so the hub refuses every request. `weft hub token add` adds one"
+    assert warning in weft("hub", "check", config).stderr
+    weft("hub", "token", "add", config, "ops", "--scope", "admin")
+    assert weft("hub", "check", config).stderr == ""
+
+
 def listed_out(config: Path) -> Any:
     return json.loads(weft("hub", "tenant", "list", config, "--json").stdout)
 
