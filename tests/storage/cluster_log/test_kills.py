@@ -20,7 +20,7 @@ WRITERS, KILLS = 3, 24
 
 
 def write(folder: str) -> None:
-    """Declare for ever, and say so after each declaration."""
+    """Declare until it is killed, and say so after each declaration."""
 
     async def main() -> None:
         log = log_of(open_store(folder), random.SystemRandom().getrandbits(64))
