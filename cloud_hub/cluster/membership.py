@@ -7,8 +7,10 @@ level. ``finalize`` raises it when every running node knows it (docs/how-to/upgr
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +36,15 @@ ANNOUNCE_INTERVAL_S = 60.0
 """Interval at which a node that is alone writes its entry again; after five missed ones it counts as gone."""
 
 
+@functools.cache  # reading it takes two milliseconds, too long to do for every link
+def software() -> str:
+    """Return name and version of this release, for peers and people."""
+    try:
+        return f"weft {version('weft-fabric')}"
+    except PackageNotFoundError:
+        return "weft"
+
+
 class NotFinalized(Exception):
     """The level cannot be raised. The message has the reason and advice."""
 
@@ -44,6 +55,8 @@ class Work(NamedTuple):
     shards: tuple[int, ...] = ()
     """Shards that it has loaded."""
     links: int = 0
+    cluster_log: int = 0
+    """Number of the last entry of the cluster log that it knows."""
 
 
 class Membership:
@@ -155,7 +168,8 @@ class Membership:
         entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now(), beat)
         if self._owners is not None:
             interval_s = self._owners.beat_s if self._owners.has_strangers() else ANNOUNCE_INTERVAL_S
-            entry = self._owners.entered(entry, *self._work(), interval_s)
+            entry = self._owners.entered(entry, interval_s)
+            entry = msgspec.structs.replace(entry, **self._work()._asdict())
         return msgspec.json.encode(entry)
 
     async def _looked(self) -> None:

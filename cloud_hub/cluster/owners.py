@@ -142,7 +142,7 @@ class Owners:
         """Return whether processes of other machines are there."""
         return any(not self._is_sibling(name) for name in self._members)
 
-    def entered(self, entry: NodeEntry, shards: tuple[int, ...], links: int, interval_s: float) -> NodeEntry:
+    def entered(self, entry: NodeEntry, interval_s: float) -> NodeEntry:
         """Return this process's entry with what others need to divide the shards; it is going to be written.
 
         Args:
@@ -153,7 +153,7 @@ class Owners:
         return msgspec.structs.replace(
             entry, name=self.own, since=self.since, host=site.host, port=self.port, process=site.process,
             advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
-            shards=shards, links=links, interval_s=interval_s,
+            interval_s=interval_s,
         )  # fmt: skip
 
     def _note_write(self, interval_s: float) -> None:

@@ -137,7 +137,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
         ("object_store", "segment_log"),
-        ("cluster", "data_directory", "manifest", "presence"),
+        ("cluster", "cluster_log", "data_directory", "manifest", "presence"),
         ("chunks", "table"),
         ("chunk_log",),
         ("store_formats", "table_maker"),
@@ -145,6 +145,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "proofs": (
         ("audit",),
         ("trace",),
+    ),
+    "storage.cluster_log": (
+        ("entry",),
+        ("state",),
+        ("log",),
+        ("follower",),
     ),
     "storage.segment_log": (
         ("errors", "settings", "names"),
@@ -166,6 +172,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("shard",),
         ("health",),
         ("api", "stream_deletion"),
+        ("declared",),
         ("links", "preflight"),
         ("hub",),
     ),
