@@ -110,7 +110,7 @@ class Hub:
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
         self._tables: TableService | None = None
-        self._declared = Declarations(settings, self._clock.now, self._links.end_revoked)
+        self._declared = Declarations(settings, self._clock.now, self._links.end_revoked, self._drains)
         idle_max, refusals = settings.idle_connections_max, self._refusals
         self._server = HttpServer(idle_max, "limits.idle_connections", time.monotonic, refusals, shutdown_s=SHUTDOWN_S)
         self._figures: StreamFigures | None = None
@@ -151,6 +151,7 @@ class Hub:
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(
             self.cluster.shards, self._site(node_id), node_id, changed=self._owners_changed,
+            is_drained=self._declared.drained.covers,
             wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
         self._membership = Membership(
@@ -186,6 +187,10 @@ class Hub:
     def _work(self) -> Work:
         loaded = self._shards.loaded if self._shards is not None else ()
         return Work(loaded, len(self._links), self._declared.position)
+
+    def _drains(self) -> None:
+        if self._membership is not None:
+            self._membership.look_now()
 
     async def _owners_changed(self) -> None:
         if self._shards is not None:

@@ -134,6 +134,10 @@ class Membership:
         await self._presence.start()
         self._task = asyncio.create_task(self._read_levels(), name="cluster-level")
 
+    def look_now(self) -> None:
+        """Divide the shards at once, and tell the others: an operator has drained some process."""
+        self._presence.hurry()
+
     async def drain(self, links: Callable[[], int], send_on: Callable[[], Awaitable[None]]) -> None:
         """Give the shards to others if any are there, and the links with them, as far as that does not take too long.
         Until then the node serves its edges.

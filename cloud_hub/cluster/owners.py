@@ -67,6 +67,7 @@ class Owners:
         shards: their number in the store.
         changed: called when shards have other owners.
         beat_s: interval at which processes write their entries.
+        is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
         monotonic: seconds.
         wall_clock: nanoseconds since 1970.
     """
@@ -78,6 +79,7 @@ class Owners:
         node_id: str,
         *,
         changed: Callable[[], Awaitable[None]],
+        is_drained: Callable[[str, str], bool] = lambda host, name: False,  # noqa: ARG005
         monotonic: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
         beat_s: float = BEAT_S,
@@ -96,6 +98,7 @@ class Owners:
         self._gone_at = math.inf
         """Moment from which others take it for gone, unless it writes its entry before."""
         self._leaves = False
+        self._is_drained = is_drained
         self._members: dict[str, NodeEntry | None] = {}
         """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
         self._owners = divide(shards, dict.fromkeys(self._site_names(), 1.0))
@@ -104,7 +107,7 @@ class Owners:
     @property
     def state(self) -> str:
         """Return the state of this process: joining, ready or leaving."""
-        if self._leaves:
+        if self._leaves or self._is_drained(self._site.host, self.own):
             return LEAVING
         return READY if self._joined_at is not None and self._monotonic() >= self._joined_at else JOINING
 

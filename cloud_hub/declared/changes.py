@@ -12,11 +12,13 @@ import msgspec
 
 from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, Scope, TokenIdentity, check_identity
 from weft.cloud_hub.declared.documents import (
+    NODE,
     SECRETS_MAX,
     STREAM,
     TENANT,
     TOKEN,
     Document,
+    NodeDocument,
     Quotas,
     Secret,
     StreamDocument,
@@ -183,6 +185,23 @@ def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
         if document == b"{}":
             document = None
         return None if document == before else Change(STREAM, name, document)
+
+    return decide
+
+
+def drain(name: str, is_drained: bool) -> Decision:
+    """Declare that a process, or all of a machine, gives its shards and edges to others, or takes some again.
+
+    Raises:
+        CannotDeclare: from the decision: the word to take back was not given.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(NODE).get(name)
+        if fact is None and not is_drained:
+            raise CannotDeclare(f"{name} is not drained; drained are: {_listed(state.facts(NODE))}")
+        document = encode(NodeDocument(drained=True), None if fact is None else fact.document) if is_drained else None
+        return None if fact is not None and document == fact.document else Change(NODE, name, document)
 
     return decide
 

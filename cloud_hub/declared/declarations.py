@@ -9,6 +9,14 @@ from itertools import islice
 from weft.cloud_hub.api.tokens import TokenFile
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.declared.credentials import Credentials
+from weft.cloud_hub.declared.documents import (
+    NODE,
+    STREAM,
+    TOKEN,
+    NodeDocument,
+    UnreadableDocument,
+    decode,
+)
 from weft.cloud_hub.declared.expected_edges import ExpectedEdges
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
@@ -16,10 +24,42 @@ from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster import ClusterUnusable
 from weft.storage.cluster_log.follower import ClusterLogFollower
 from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log.state import ClusterState
 from weft.storage.object_store import ObjectStore
 
 _logger = logging.getLogger(__name__)
 UNUSABLE_SHOWN_MAX = 16
+
+
+class Drained:
+    """Names of hub processes and machines that are to give their shards and edges to others."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self.unusable: dict[str, str] = {}
+        """Names of nodes whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> bool:
+        """Take over the declarations of the cluster log. Return whether others are drained than before."""
+        before, found = self._names, set[str]()
+        self.unusable = {}
+        for name, fact in state.facts(NODE).items():
+            try:
+                if decode(fact.document, NodeDocument).drained:
+                    found.add(name)
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+        self._names = frozenset(found)
+        return self._names != before
+
+    def covers(self, host: str, name: str) -> bool:
+        """Return whether a process is drained, itself or with its machine.
+
+        Args:
+            host: name of its machine.
+            name: its own name.
+        """
+        return host in self._names or name in self._names
 
 
 class Declarations:
@@ -28,15 +68,21 @@ class Declarations:
     Args:
         now: nanoseconds since 1970.
         changed: called after a change of tokens.
+        drains: called when other processes than before are to give their shards to others.
 
     Raises:
         TokensUnusable, OSError: the tokens file cannot be used.
     """
 
-    def __init__(self, settings: HubSettings, now: Callable[[], int], changed: Callable[[Credentials], None]) -> None:
+    def __init__(
+        self, settings: HubSettings, now: Callable[[], int], changed: Callable[[Credentials], None],
+        drains: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         file = TokenFile(settings.tokens_file) if settings.tokens_file else None
         self.credentials = Credentials(file, settings.tokens_required, now)
         self.expected_edges = ExpectedEdges(settings.expected_edges)
+        self.drained = Drained()
+        self._drains = drains
         self._interval_s = settings.cluster_log_interval_s
         self._told = changed
         self._follower: ClusterLogFollower | None = None
@@ -79,14 +125,14 @@ class Declarations:
         follower = self._running
         yield Sample("weft_hub_cluster_log_entry", follower.state.n)
         yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
-        unusable = len(self.credentials.unusable) + len(self.expected_edges.unusable)
+        unusable = sum(map(len, self._unusable().values()))
         yield Sample("weft_hub_cluster_log_unusable", len(follower.state.skipped) + unusable)
 
     def view(self) -> View:
         """Return the state of the cluster log in this process for its status page."""
         follower = self._running
-        unusable = {"token": self.credentials.unusable, "stream": self.expected_edges.unusable}
-        named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable.items() for name, why in of.items())
+        unusable = self._unusable().items()
+        named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable for name, why in of.items())
         return {
             "entry": follower.state.n,
             "seen_seconds_ago": follower.age_s,
@@ -95,6 +141,11 @@ class Declarations:
             "skipped": [{"entry": each.n, "why": each.why} for each in follower.state.skipped],
             "unusable": list(islice(named, UNUSABLE_SHOWN_MAX)),
         }
+
+    def _unusable(self) -> dict[str, dict[str, str]]:
+        return {
+            TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
+        }  # fmt: skip
 
     @property
     def _running(self) -> ClusterLogFollower:
@@ -109,3 +160,5 @@ class Declarations:
     def _refresh(self, follower: ClusterLogFollower) -> None:
         self.credentials.refresh(follower.state)
         self.expected_edges.refresh(follower.state)
+        if self.drained.refresh(follower.state):
+            self._drains()

@@ -10,7 +10,7 @@ from msgspec import Meta
 from weft.cloud_hub.api.tokens import Scope
 from weft.protocols.shard.shard_state import StreamKey
 
-TOKEN, TENANT, STREAM = "token", "tenant", "stream"
+TOKEN, TENANT, STREAM, NODE = "token", "tenant", "stream", "node"
 """Kinds of facts."""
 SECRETS_MAX = 2
 """Maximum number of secrets of a token that are in force at once: during a rotation, the old and the new one."""
@@ -64,7 +64,14 @@ class StreamDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """Names and patterns of edges that the stream needs to be complete; None for no word."""
 
 
-Document = TypeVar("Document", TokenDocument, TenantDocument, StreamDocument)
+class NodeDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A hub process or a machine with some; the name of the fact is that of the process or of the machine."""
+
+    drained: bool = False
+    """True while it gives its shards and its edges to others."""
+
+
+Document = TypeVar("Document", TokenDocument, TenantDocument, StreamDocument, NodeDocument)
 
 
 def decode(document: bytes, kind: type[Document]) -> Document:
@@ -79,7 +86,9 @@ def decode(document: bytes, kind: type[Document]) -> Document:
         raise UnreadableDocument(str(error)) from error
 
 
-def encode(document: TokenDocument | TenantDocument | StreamDocument, before: bytes | None = None) -> bytes:
+def encode(
+    document: TokenDocument | TenantDocument | StreamDocument | NodeDocument, before: bytes | None = None
+) -> bytes:
     """Return the bytes of a document.
 
     Args:
