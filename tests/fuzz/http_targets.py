@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 
 import msgspec
 import zstandard
@@ -16,7 +15,7 @@ from weft.bounds import Owner, OwnerKind
 from weft.edge_node.servers.http.access import claim_of, credentials_of
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.browsers import Browsers
-from weft.edge_node.servers.http.connection import longest_body
+from weft.edge_node.servers.http.connection import longest_body_by
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange, Taker
 from weft.edge_node.servers.http.out.websocket import WebSocketWrapping, upgrade
@@ -91,7 +90,7 @@ def _requests(data: bytes) -> None:
     """The first byte says in what pieces the rest comes."""
     if not data:
         return
-    parser = RequestParser(partial(longest_body, SETTINGS), lambda _: None)
+    parser = RequestParser(longest_body_by(SETTINGS), lambda _: None)
     size, stream, taken = data[0] << 1 or PIECE_BYTES, data[1:], 0
     try:
         for at in range(0, len(stream), size):

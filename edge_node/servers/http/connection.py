@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -50,7 +51,7 @@ class HttpConnection(WritingConnection):
         self._sender = Sender(service, door, arrival)
         self._held = Held(service.context.unfinished, self._sender.owner)
         self._turn = service.context.ingest.turn
-        self._parser = RequestParser(partial(longest_body, service.settings), self._on_head)
+        self._parser = RequestParser(longest_body_by(service.settings), self._on_head)
         self._replies = Replies(service, self._reply)
         self._pending = self._replies.pending
         self._broken: Problem | None = None
@@ -353,12 +354,21 @@ class HttpConnection(WritingConnection):
 _POSTS = (b"/v1/streams/", b"/v1/topics/")
 
 
-def longest_body(settings: HttpSettings, request: Request) -> LongestBody:
-    """Return the bound on a request's body: the longest message where the body is one message that is stored unchanged.
-    A body that must be parsed, for its messages or for the fields of a key or a time, has a bound of its own."""
-    if request.target.startswith(_POSTS) and _is_one_message(request):
-        return LongestBody(settings.message_bytes_max, "limits.message")
-    return LongestBody(settings.body_bytes_max, "limits.request")
+def longest_body_by(settings: HttpSettings) -> Callable[[Request], LongestBody]:
+    """Return the function that gives the bound on a request's body: the longest message where the body is one message
+    that is stored unchanged. A body that must be parsed, for its messages or for the fields of a key or a time, has a
+    bound of its own."""
+    of_message = LongestBody(settings.message_bytes_max, "limits.message")
+    of_request = LongestBody(settings.body_bytes_max, "limits.request")
+    shorter = min(of_message, of_request)
+
+    def longest_body(request: Request) -> LongestBody:
+        headers = request.headers
+        if b"content-encoding" not in headers and int(headers.get(b"content-length", shorter.size + 1)) <= shorter.size:
+            return shorter  # which it keeps, whatever it is
+        return of_message if request.target.startswith(_POSTS) and _is_one_message(request) else of_request
+
+    return longest_body
 
 
 def _is_one_message(request: Request) -> bool:

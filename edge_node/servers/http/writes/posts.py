@@ -143,12 +143,16 @@ class Posts:
         elif kind == _JSON and body.lstrip()[:1] == b"[" and request.header(b"weft-batch") != "no":
             payloads = bodies.elements(body, records_max)
         else:
-            return [body], _plain(request, key, with_content_type(headers, content_type)), False
-        return payloads, _plain(request, key, tuple(headers)), True
+            return [body], _plain(request, key, with_content_type(headers, content_type), is_one=True), False
+        return payloads, _plain(request, key, tuple(headers), is_one=False), True
 
 
-def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:
-    """Return the converter of messages that are not events."""
+def _plain(request: Request, key: str, pairs: HeaderPairs, *, is_one: bool) -> Make:
+    """Return the converter of messages that are not events.
+
+    Args:
+        is_one: whether it is used once, so that headers need not be packed for many.
+    """
     time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
     own = placed(key, time_field, precision)
     if b"weft-time" in request.headers:
@@ -156,7 +160,9 @@ def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:
             raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
         pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
     if own.is_plain:
-        encoded, pairs = key.encode(), packed_headers(pairs)
+        encoded = key.encode()
+        if not is_one:
+            pairs = packed_headers(pairs)
         return lambda payload: NewRecord(encoded, payload, pairs)
 
     def make(payload: bytes) -> NewRecord:

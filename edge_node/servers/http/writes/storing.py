@@ -193,7 +193,7 @@ class Storing:
         if once is not None and begun is not None:
             return self._store_once_in_pieces(exchange, target, records, once, answer)
         routed = self._routed(exchange, target, records)
-        cost = sum(route.cost for route in routed)
+        cost = routed[0].cost if len(routed) == 1 else sum(route.cost for route in routed)
         if once is None:
             if cost > COST_MAX:
                 return self._store_in_pieces(exchange, target, records, answer)
@@ -315,7 +315,8 @@ class Storing:
     def _routed(self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord]) -> list[Route]:
         self._off_pattern = 0
         routed = [self.route(exchange, target, record.key) for record in records]
-        self.misfits.took(self._off_pattern)
+        if self._off_pattern:
+            self.misfits.took(self._off_pattern)
         return routed
 
     def _routed_piece(self, exchange: Exchange, target: PostTarget | None, records: Iterable[NewRecord]) -> list[Route]:
@@ -336,6 +337,11 @@ class Storing:
 
 
 def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord], routed: Sequence[Route]) -> Pieces:
+    if len(records) == 1:  # as most requests have
+        (route,), (record,) = routed, records
+        run = gathered.groups[route.destination]
+        gathered.add(route, record.key, record.payload, exchange, 0, record.headers)
+        return Pieces({run: (len(run.keys) - 1, 1)})
     stretches: dict[Records, tuple[int, int]] = {}
     for route, stretch in groupby(zip(records, routed, strict=True), itemgetter(1)):
         run = gathered.groups[route.destination]
