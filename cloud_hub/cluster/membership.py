@@ -97,7 +97,7 @@ class Membership:
         self._presence = Presence(
             store, hub_keys.NODES, node_id, self._entry, boot=clock.boot, looked=self._looked, wrote=clock.wrote,
             beat_s=BEAT_S if owners is None else owners.beat_s, alone_write_s=ANNOUNCE_INTERVAL_S,
-            is_watched=None if owners is None else owners.has_strangers,
+            is_watched=None if owners is None else owners.beats,
         )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
 
@@ -171,7 +171,7 @@ class Membership:
     def _entry(self, beat: int) -> bytes:
         entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now(), beat)
         if self._owners is not None:
-            interval_s = self._owners.beat_s if self._owners.has_strangers() else ANNOUNCE_INTERVAL_S
+            interval_s = self._owners.beat_s if self._owners.beats() else ANNOUNCE_INTERVAL_S
             entry = self._owners.entered(entry, interval_s)
             entry = msgspec.structs.replace(entry, **self._work()._asdict())
         return msgspec.json.encode(entry)

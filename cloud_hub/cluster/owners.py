@@ -97,6 +97,11 @@ class Owners:
         """Moment from which it may own shards; None before the first look."""
         self._gone_at = math.inf
         """Moment from which others take it for gone, unless it writes its entry before."""
+        self._beats_since: float | None = None
+        """Moment since which it has written its entry each beat; None while it does not."""
+        self._beats_until = -math.inf
+        """Moment up to which it goes on to do so after the last stranger has gone, who may only have been alone so far
+        and would see nobody otherwise."""
         self._leaves = False
         self._is_drained = is_drained
         self._members: dict[str, NodeEntry | None] = {}
@@ -145,6 +150,10 @@ class Owners:
         """Return whether processes of other machines are there."""
         return any(not self._is_sibling(name) for name in self._members)
 
+    def beats(self) -> bool:
+        """Return whether this process has to look, and to write its entry, each beat: strangers look."""
+        return self.has_strangers() or self._monotonic() < self._beats_until
+
     def entered(self, entry: NodeEntry, interval_s: float) -> NodeEntry:
         """Return this process's entry with what others need to divide the shards; it is going to be written.
 
@@ -162,6 +171,10 @@ class Owners:
     def _note_write(self, interval_s: float) -> None:
         """Note that the own entry is written: after a pause, others have taken this process's shards."""
         now = self._monotonic()
+        if interval_s > self.beat_s:
+            self._beats_since = None
+        elif self._beats_since is None:
+            self._beats_since = now
         if now > self._gone_at and self.has_strangers():
             self._joined_at = now + KNOWN_BEATS * self.beat_s
         self._gone_at = now + MISSED_MAX * interval_s
@@ -181,6 +194,8 @@ class Owners:
         strangers = any(not self._is_sibling(name) for name in members)
         if self._joined_at is None:
             self._joined_at = now + KNOWN_BEATS * self.beat_s if strangers else now
+        if strangers:
+            self._beats_until = now + KNOWN_BEATS * self.beat_s
         self._members = dict(members)
         if now - self._started < START_BEATS * self.beat_s:
             for name in self._site_names():
@@ -241,8 +256,10 @@ class Owners:
         return found
 
     def _interval_s(self, entry: NodeEntry) -> float:
-        """Return the longest time between an entry's writes: by now, all on other machines know of this process."""
-        is_known = self._joined_at is not None and self._monotonic() >= self._joined_at + self.beat_s
+        """Return the longest time between an entry's writes. One that was alone has promised few: it is only held to a
+        write each beat when this process has made so many that the other must have seen one."""
+        since = self._beats_since
+        is_known = since is not None and self._monotonic() >= since + KNOWN_BEATS * self.beat_s
         return self.beat_s if is_known and not self._is_sibling(entry.name) else entry.interval_s
 
     async def _divide(self) -> None:

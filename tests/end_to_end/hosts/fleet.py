@@ -126,17 +126,13 @@ class Fleet:
         """Return the numbers of the edges whose link is at one of these URLs."""
         return [number for number, status in enumerate(self.statuses) if status.url.rstrip("/") in urls]
 
-    def latencies(self, *, outside: Sequence[tuple[float, float]] = ()) -> list[float]:
-        """Return the seconds from each record to its acknowledgement, in order of length.
-
-        Args:
-            outside: spans of monotonic seconds whose records do not count.
-        """
+    def latencies(self, since: float = 0.0) -> list[float]:
+        """Return the seconds from each record made since a moment to its acknowledgement, in order of length."""
         return sorted(
             acked - made
             for log in self.logs
             for made, acked in zip(log.made_at, log.acked_at, strict=False)
-            if not any(begin <= made < end for begin, end in outside)
+            if made >= since
         )
 
     def served_again(self, edges: Iterable[int], since: float) -> list[float]:

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.end_to_end.hosts.fleet import STREAM, Fleet
 from tests.end_to_end.hosts.network import BRIDGE_ADDRESS, Host, make_bridge
 from tests.end_to_end.storms import HubNode
@@ -34,6 +36,7 @@ from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 
 DRAIN_TIMEOUT_S = 180.0
+SHARDS = 16
 STOPPED_S = 25.0
 """Of a host that is stopped: longer than its entry counts, and than its watermark holds."""
 OWNERS_S = 45.0
@@ -55,18 +58,21 @@ class Hosts:
             urls = [f"http://{host.address}:{7480 + process}" for process in range(processes)]
             node = HubNode(
                 folder / f"hub-{number}", f"hub-{number}", uri, processes,
-                HUB_SETTINGS.format(urls=", ".join(urls)), address=host.address, port=7480, shards=16,
+                HUB_SETTINGS.format(urls=", ".join(urls)), address=host.address, port=7480, shards=SHARDS,
             )  # fmt: skip
             node.command = [*host.inside, *node.command]
             if server is not None:
                 node.environment = server.options(self.paths[number].port)
             self.nodes.append(node)
         self.urls = [[f"http://{host.address}:{7480 + process}" for process in range(processes)] for host in self.hosts]
+        self.started = 0
+        """Number of nodes that were started, the first ones."""
         self.store: ObjectStore = open_store(uri, server.options() if server else None)
 
-    async def start(self) -> None:
-        """Start all nodes at once; they answer when this returns."""
-        await asyncio.gather(*(asyncio.to_thread(node.start) for node in self.nodes))
+    async def start(self, count: int) -> None:
+        """Start nodes at once, the first ones; they answer when this returns."""
+        await asyncio.gather(*(asyncio.to_thread(node.start) for node in self.nodes[self.started : count]))
+        self.started = count
 
     def stop(self) -> None:
         """End all nodes, paths and hosts."""
@@ -91,14 +97,22 @@ class Hosts:
             found.append(sum(shard["own"] for status in statuses for shard in status["shards"]))
         return found
 
+    def processor_s(self) -> list[float]:
+        """Return the processor time that the processes of each node have used, seconds."""
+        found = []
+        for node in self.nodes[: self.started]:
+            processes = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+            found.append(sum(sum(each.cpu_times()[:2]) for each in processes))
+        return found
+
     async def until_divided(self) -> None:
-        """Wait until each shard has one owner, and each host owns some."""
+        """Wait until each shard has one owner, and each host that runs owns some."""
         deadline = time.monotonic() + 3 * OWNERS_S
         while True:
             shares = await asyncio.to_thread(self.shares)
-            if sum(shares) == 16 and min(shares) > 0:
+            if sum(shares) == SHARDS and min(shares[: self.started]) > 0:
                 return
-            assert time.monotonic() < deadline, f"the hosts own {shares} of 16 shards"
+            assert time.monotonic() < deadline, f"the hosts own {shares} of {SHARDS} shards"
             await asyncio.sleep(0.5)
 
 
@@ -140,6 +154,21 @@ async def strike(hosts: Hosts, blow: Blow, chance: random.Random) -> None:
             path.set(ways[blow.kind])
             await asyncio.sleep(chance.uniform(3.0, 15.0))
             path.set(Way.OPEN)
+
+
+async def measure_calm(hosts: Hosts, fleet: Fleet, seconds: float) -> dict[str, Any]:
+    """Return what the hub costs while nothing is hurt, and how even its nodes' shares of the work are."""
+    puts, began = sum(path.puts for path in hosts.paths), time.monotonic()
+    used, records = hosts.processor_s(), sum(len(log.acked_at) for log in fleet.logs)
+    await asyncio.sleep(seconds)
+    took_s, records = time.monotonic() - began, sum(len(log.acked_at) for log in fleet.logs) - records
+    spent = [after - before for before, after in zip(used, hosts.processor_s(), strict=True)]
+    return {
+        "puts_per_s": round((sum(path.puts for path in hosts.paths) - puts) / took_s, 2),
+        "hub_us_per_record": round(1e6 * sum(spent) / max(1, records), 1),
+        "edges_by_host": [len(fleet.at(urls)) for urls in hosts.urls],
+        "processor_s_by_host": [round(each, 2) for each in spent],
+    }
 
 
 def share(latencies: Sequence[float], part: float) -> float:
@@ -191,15 +220,19 @@ async def storm(options: argparse.Namespace) -> dict[str, Any]:
             if server is not None:
                 stack.enter_context(server)
             hosts = Hosts(options.folder, options.hosts, options.processes, server)
-            await hosts.start()
+            await hosts.start(options.hosts - options.join)
             await hosts.until_divided()
             urls = [urls[0] for urls in hosts.urls]
             fleet = Fleet(options.edges, urls, rate=options.rate, ack_timeout_s=options.ack_timeout)
             fleet.start()
             await asyncio.sleep(options.calm)
-            put_before, began = sum(path.puts for path in hosts.paths), time.monotonic()
-            await asyncio.sleep(options.calm)
-            puts = (sum(path.puts for path in hosts.paths) - put_before) / max(0.001, time.monotonic() - began)
+            calm = await measure_calm(hosts, fleet, options.calm)
+            if options.join:
+                joined = time.monotonic()
+                await hosts.start(options.hosts)
+                await hosts.until_divided()
+                await asyncio.sleep(options.calm)
+                calm["slowest_ack_s_of_join"] = round(fleet.latencies(since=joined)[-1], 3)
             end = time.monotonic() + options.seconds
             kinds = options.only or list(BLOWS + (STORE_BLOWS if server else ()))
             while time.monotonic() < end:
@@ -221,7 +254,7 @@ async def storm(options: argparse.Namespace) -> dict[str, Any]:
             hosts.stop()
     return {
         **checked,
-        "puts_per_s": round(puts, 2),
+        **calm,
         "shards_at_the_end": shares,
         "ack_s": {name: share(fleet.latencies(), part) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
         "blows": [
@@ -236,6 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--join", type=int, default=0, help="number of the hosts that start under load, before blows")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--edges", type=int, default=50)
     parser.add_argument("--rate", type=float, default=20.0, help="records a second of each edge")
