@@ -80,6 +80,19 @@ class StaleListing(MemoryStore):
         return []
 
 
+class FoldersFirst(MemoryStore):
+    """A container of Azure with a hierarchical namespace, and a directory bucket of S3."""
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        found = sorted(await super().list(prefix), key=lambda item: item.key.replace("/", " "))
+        return [item for item in found if item.key > (after or "")][:limit]
+
+
+class ListsFromTheStart(MemoryStore):
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        return await super().list(prefix, None if limit else after, limit)
+
+
 class NoLongSuffix(MemoryStore):
     """gofakes3: 416 to a suffix range that is longer than the object."""
 
@@ -130,6 +143,8 @@ class ReportsTheLoser(MemoryStore):
         (SwapThatIsLost, "a swap that the store accepted is not there"),
         (RangesFromTheStart, "ranged read"),
         (StaleListing, "does not list an object"),
+        (FoldersFirst, "in the order of their names"),
+        (ListsFromTheStart, "from a name on"),
         (NoLongSuffix, "suffix range that is longer"),
         (ChecksThenCreates, "concurrent creates of one key succeed"),
         (ChecksThenSwaps, "concurrent swaps of one etag succeed"),
