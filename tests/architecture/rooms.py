@@ -141,10 +141,16 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("chunks", "table"),
         ("chunk_log",),
         ("store_formats", "table_maker"),
+        ("backup",),
+    ),
+    "storage.backup": (
+        ("record", "places", "copying"),
+        ("shards", "tables", "view"),
+        ("making", "restoring"),
     ),
     "proofs": (
         ("audit",),
-        ("trace",),
+        ("trace", "verify"),
     ),
     "storage.cluster_log": (
         ("entry",),

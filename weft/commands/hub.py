@@ -24,7 +24,19 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import clock, cluster, declaring, deletion, drain, nodes, skip, stream, tenants, tokens
+from weft.commands.on_store import (
+    backup,
+    clock,
+    cluster,
+    declaring,
+    deletion,
+    drain,
+    nodes,
+    skip,
+    stream,
+    tenants,
+    tokens,
+)
 from weft.config.errors import format_path
 from weft.config.units import Address, kind_of, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
@@ -61,6 +73,9 @@ command.add_command(stream.command)
 command.add_command(tokens.command)
 command.add_command(tenants.command)
 command.add_command(declaring.declarations)
+command.add_command(backup.backup)
+command.add_command(backup.restore)
+command.add_command(backup.verify)
 
 processes_option = click.option(
     "--processes",
