@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
 from weft.storage.object_store import AlreadyExists, ObjectStore
 from weft.storage.object_store.protocol import Buffer
@@ -13,6 +14,7 @@ AT_ONCE = 8
 WHOLE_BYTES_MAX = 4 << 20
 """Size up to which an object is copied in one piece; of larger ones ``PIECE_BYTES`` are in memory."""
 PIECE_BYTES = 4 << 20
+CONTENTS = "contents"
 
 
 @dataclass
@@ -23,6 +25,11 @@ class Copied:
     bytes: int = 0
     there: int = 0
     """Objects that an earlier run had copied."""
+
+
+def content_key(data: bytes) -> str:
+    """Return the key of an object that is kept by its content."""
+    return f"{CONTENTS}/{sha256(data).hexdigest()}"
 
 
 class Copier:
@@ -50,6 +57,23 @@ class Copier:
             self.counts.there += 1
         else:
             self._count(size)
+
+    async def keep(self, key: str, size: int) -> str:
+        """Copy an object that may change, under a key of its content, which is returned.
+
+        Raises:
+            NotFound: the object is gone.
+        """
+        if size <= WHOLE_BYTES_MAX:
+            data = (await self.source.get(key)).data
+            await self.put(to := content_key(data), data)
+            return to
+        # Read twice: what is as long as this changes no more.
+        digest = sha256()
+        async for piece in self._pieces(key, size):
+            digest.update(piece)
+        await self.copy(key, size, to := f"{CONTENTS}/{digest.hexdigest()}")
+        return to
 
     async def put(self, key: str, data: Buffer) -> bool:
         """Create an object. Return False if there is one."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import msgspec
 
 from weft.storage import hub_keys
-from weft.storage.backup.copying import Copied, Copier
-from weft.storage.backup.places import content_key, others
+from weft.storage.backup.copying import Copied, Copier, content_key
+from weft.storage.backup.places import others
 from weft.storage.backup.record import (
     FORMAT,
     RECORD,
@@ -116,7 +116,7 @@ class _Run:
         started = clock()
         places = asyncio.Semaphore(SHARDS_AT_ONCE)
         manifests = [(await log.manifest())[0] for log in self._logs]
-        tables = await table_parts(self._store)
+        tables = await table_parts(self._store, self._note)
         ends = [await head_of(log, max(each.snapshot_n, 0)) for log, each in zip(self._logs, manifests, strict=True)]
         self._note(f"{sum(ends)} chunks of {len(ends)} shards, {len(tables)} tables")
 
@@ -148,11 +148,10 @@ class _Run:
             lines = bytearray()
             async for item in others(self._store):
                 try:
-                    data = (await self._store.get(item.key)).data
+                    content = await self._copier.keep(item.key, item.size)
                 except NotFound:
                     continue
-                await self._copier.put(content_key(data), data)
-                lines += msgspec.json.encode((item.key, content_key(data), len(data))) + b"\n"
+                lines += msgspec.json.encode((item.key, content, item.size)) + b"\n"
             key = content_key(bytes(lines))
             if key == before:
                 return key

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from hashlib import sha256
 
 from weft.storage import hub_keys
 from weft.storage.object_store import Listed, ObjectStore
@@ -22,7 +21,6 @@ AFTER_ALL = "~"
 """Name after all others of a folder: no name of an object begins with it."""
 PASSING = (hub_keys.NODES, hub_keys.KEEPERS, PROBES)
 """Folders of running nodes, of which a backup keeps nothing."""
-CONTENTS = "contents"
 _SHARD = re.compile(r"shard-\d+")
 _OF_LOG = ("chunk", "snapshot", "ended")
 LOG_FOLDER = "_delta_log"
@@ -33,11 +31,6 @@ _VERSION = re.compile(rf"{LOG_FOLDER}/(\d{{20}})\.")
 def table_home(tenant: str, stream: str, life: str) -> str:
     """Return the folder of a table in a backup."""
     return f"{hub_keys.table_key(tenant, stream)}/{life}"
-
-
-def content_key(data: bytes) -> str:
-    """Return the key of an object that is kept by its content."""
-    return f"{CONTENTS}/{sha256(data).hexdigest()}"
 
 
 def version_of(name: str) -> int:

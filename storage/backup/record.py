@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.storage import hub_keys
 from weft.storage.object_store import NotFound, ObjectStore
 
-RECORD = "backup.json"
+RECORD = hub_keys.BACKUP
 FORMAT = 1
 
 

@@ -17,8 +17,7 @@ from weft.storage.cluster import restored
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
 
 _logger = logging.getLogger(__name__)
-MARK = "restoring"
-"""Key of the object that says which backup is being restored into a store, while that goes on."""
+MARK = hub_keys.RESTORING
 
 
 async def restore(
@@ -49,8 +48,8 @@ async def restore(
             if table.last_checkpoint is not None:
                 await _put(target, f"{key}/{LAST_CHECKPOINT}", table.last_checkpoint)
             note(f"table {table.tenant}/{table.stream}: version {table.version}")
-        for key in view.others:
-            await _put(target, key, (await view.get(key)).data)
+        for key, size in view.others:
+            await copier.copy(key, size, key)
     except NotFound as gone:
         raise BackupUnusable(f"the backup lacks {gone}: `weft hub verify` on it names all that is missing") from gone
     await _put(target, hub_keys.CLUSTER, restored(view.record.cluster, view.record.started, clock()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import msgspec
@@ -15,13 +15,22 @@ from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.delta.log import LastCheckpoint, TableLog
 
 
-async def table_parts(store: ObjectStore) -> list[TablePart]:
+async def table_parts(store: ObjectStore, note: Callable[[str], None]) -> list[TablePart]:
     """Return the newest version of every table of a store.
+
+    Args:
+        note: takes a line on each folder among the tables that has none: it is left out.
 
     Raises:
         TableError: one cannot be read.
     """
-    return [part async for tenant, stream in tables(store) if (part := await _part(store, tenant, stream)) is not None]
+    found = []
+    async for tenant, stream in tables(store):
+        if (part := await _part(store, tenant, stream)) is not None:
+            found.append(part)
+        else:
+            note(f"{hub_keys.table_key(tenant, stream)} is no table, and is left out")
+    return found
 
 
 async def _part(store: ObjectStore, tenant: str, stream: str) -> TablePart | None:

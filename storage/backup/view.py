@@ -40,9 +40,9 @@ class BackupView:
                 self._held[key] = table.last_checkpoint
 
     @property
-    def others(self) -> list[str]:
-        """Return the keys of the further objects."""
-        return list(self._others)
+    def others(self) -> list[tuple[str, int]]:
+        """Return keys and sizes of the further objects."""
+        return [(key, size) for key, (_, size) in self._others.items()]
 
     async def get(self, key: str) -> Object:
         """Return the whole object."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.restored_hub import STREAM, Edge
+from tests.storage.object_store.emulators import bucket_server
 from tests.support.waiting import until
 from weft.cli import cli
 from weft.cloud_hub.hub import Hub
@@ -72,12 +73,24 @@ async def load(*edges: Edge) -> AsyncIterator[None]:
         await asyncio.gather(*tasks)
 
 
+Opener = Callable[[str], ObjectStore]
+"""Function from a name to the store of that name."""
+
+
+@pytest.fixture(params=["folder", "gs", "az"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Stores in folders, or in buckets of one server."""
+    if request.param == "folder":
+        yield lambda name: open_store(str(tmp_path / name))
+        return
+    with bucket_server(request.param, tmp_path) as server:
+        bucket = server.new_bucket()
+        yield lambda name: open_store(f"{bucket}/{name}", server.options)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("retain_log_s", [None, 1.0], ids=["whole-log", "collected-log"])
-async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(
-    tmp_path: Path, retain_log_s: float | None
-) -> None:
-    store, place, port = open_store(str(tmp_path / "store")), open_store(str(tmp_path / "backup")), free_port()
+async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(tmp_path: Path, opener: Opener) -> None:
+    store, place, port = opener("store"), opener("backup"), free_port()
     url = f"http://127.0.0.1:{port}"
     async with Edge(tmp_path, "keeps", url, 4096) as keeps, Edge(tmp_path, "forgets", url, 8) as forgets:
         async with running_hub(store, port=port, **TABLES) as hub:
@@ -90,8 +103,9 @@ async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(
             for edge in (keeps, forgets):
                 await until_told(hub, edge)
         assert (await verify(place)).is_whole
-        shutil.rmtree(tmp_path / "store")
-        new = open_store(str(tmp_path / "new"))
+        for item in await store.list(""):
+            await store.delete(item.key)
+        new = opener("new")
         await restored_from(place, new)
         found = await verify(new)
         assert (found.findings, found.lost, [lane.gone for lane in found.lanes]) == ([], [], [[], []])

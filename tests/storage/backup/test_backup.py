@@ -14,11 +14,12 @@ from weft.storage import hub_keys
 from weft.storage.backup import making
 from weft.storage.backup.record import RECORD, BackupUnusable
 from weft.storage.backup.restoring import restore
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
 from weft.storage.manifest import changed
 from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Buffer
+from weft.storage.store_formats import check_store
 
 
 async def states(store: ObjectStore) -> list[bytes]:
@@ -185,6 +186,30 @@ async def test_objects_of_later_releases_come_along_and_those_of_running_nodes_d
     assert not [name for name in names if name.startswith(("nodes", "keepers", "probe", "tables"))]
     await backed_up(store, place)
     assert (await (await restored(place)).get("cluster/manifest")).data == b"second"
+
+
+async def test_long_objects_of_later_releases_come_along() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    await store.create("groups/long", bytes(9 << 20))
+    await backed_up(store, place)
+    assert (await (await restored(place)).get("groups/long")).data == bytes(9 << 20)
+
+
+async def test_no_hub_takes_a_backup_or_a_half_restored_store_for_a_new_one() -> None:
+    store, place, target = MemoryStore(), MemoryStore(), EndsEarly()
+    await busy(store)
+    await backed_up(store, place)
+    with pytest.raises(ClusterUnusable, match="holds a backup, on which no hub runs"):
+        await check_store(place)
+    target.left = 5
+    with pytest.raises(StoreError):
+        await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
+    with pytest.raises(ClusterUnusable, match="a backup is being restored into the store"):
+        await check_store(target)
+    target.left = 10**9
+    await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
+    await check_store(target)
 
 
 async def test_states_of_lanes_that_left_come_along_up_to_the_end() -> None:
