@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.object_store.emulators import GoogleEndpoint
 from tests.storage.object_store.racy_server import racy_server
 from tests.support.s3_servers import MINIO, VERSITYGW, Kind, S3Server, installed
 from tests.support.stopwatch import Stopwatch
@@ -206,3 +207,12 @@ async def test_a_real_server_is_taken(tmp_path: Path, kind: Kind) -> None:
         stores = [open_store(f"{server.uri}/root", server.options()) for _ in range(2)]
         await probe(*stores)
         assert await stores[0].list("") == []
+
+
+@pytest.mark.slow
+async def test_an_emulator_without_the_api_that_holds_conditions_is_not_taken(gs: GoogleEndpoint) -> None:
+    """fake-gcs-server alone, which the other tests reach through a translator."""
+    options = gs.options | {"GOOGLE_BASE_URL": gs.server}
+    options["GOOGLE_SERVICE_ACCOUNT_KEY"] = options["GOOGLE_SERVICE_ACCOUNT_KEY"].replace(gs.url, gs.server)
+    with pytest.raises(StoreError, match="400 Bad Request"):
+        await probe(open_store(f"{gs.new_bucket()}/root", options))

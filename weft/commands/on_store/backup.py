@@ -67,7 +67,7 @@ def backup(config_file: str, target: str, *, as_json: bool) -> None:
 
         return await make_backup(open_hub_store(uri), open_hub_store(target), clock=time.time_ns, note=_note(as_json))
 
-    record, copied = _on_stores(target, work)
+    record, copied = _on_stores(f"{uri} to {target}", work)
     if as_json:
         print_json({
             "started": record.started,
