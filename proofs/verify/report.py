@@ -51,6 +51,8 @@ class LaneEnd(msgspec.Struct, frozen=True):
     retired: bool
     in_order: bool
     """True if the edge had stopped in order."""
+    is_awaited: bool
+    """True in a restored store while its edge has not come since: later records may come, or be lost."""
 
 
 class ShardReport(msgspec.Struct):
@@ -105,10 +107,14 @@ class VerifyReport(msgspec.Struct):
             self.findings_more += 1
 
 
-def lane_end(shard: int, lane: Lane, held: LaneState) -> LaneEnd:
-    """Return how far a lane is."""
+def lane_end(shard: int, lane: Lane, held: LaneState, restored: int) -> LaneEnd:
+    """Return the end of a lane.
+
+    Args:
+        restored: moment at which the store was restored, in nanoseconds since 1970; 0 for never.
+    """
     gone = [(gap.first, gap.end) for gap in held.gaps if gap.reason == GapReason.ABSENT]
     return LaneEnd(
         lane.tenant, lane.edge, format_log_id(lane.log_id), lane.stream, shard, held.ranges.contiguous_end(),
-        held.complete_up_to, gone, held.retired is not None, held.ended_in_order(),
+        held.complete_up_to, gone, held.retired is not None, held.ended_in_order(), held.last_seen < restored,
     )  # fmt: skip

@@ -51,7 +51,8 @@ async def verify(store: ObjectStore) -> VerifyReport:
         check_positions(report, found, state, cluster.cluster_id, logs)
     for shard, checked in logs.items():
         if checked.state is not None:
-            report.lanes += [lane_end(shard, lane, held) for lane, held in sorted(checked.state.lanes.items())]
+            lanes = sorted(checked.state.lanes.items())
+            report.lanes += [lane_end(shard, lane, held, cluster.restored) for lane, held in lanes]
     return report
 
 

@@ -173,6 +173,8 @@ async def test_a_last_word_from_before_the_restore_is_not_believed(tmp_path: Pat
     shutil.rmtree(tmp_path / "store")
     shutil.rmtree(tmp_path / "lost")
     await weft("hub", "restore", "--from", str(tmp_path / "backup"), "--to", str(tmp_path / "store"))
+    shown = await weft("hub", "verify", "--store", str(tmp_path / "store"))
+    assert "NOT YET HEARD since the restore, so that later records may be lost: back, lost" in shown
     async with running_hub(open_store(str(tmp_path / "store")), port=port) as hub:
         before = (await lane_of(hub, "back"))["epoch"]
         async with Edge(tmp_path, "back", url, 8):
@@ -190,6 +192,7 @@ async def test_a_last_word_from_before_the_restore_is_not_believed(tmp_path: Pat
         await until(names_one)
     shown = await weft("hub", "verify", "--store", str(tmp_path / "store"), "--lanes")
     assert ", restored at " in shown
+    assert "HEARD" not in shown, "both are retired"
 
 
 async def is_in_order(hub: Hub, *edges: str) -> bool:

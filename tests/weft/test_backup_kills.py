@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,18 @@ def test_backups_that_are_killed_go_on_and_a_restored_hub_has_what_the_edge_hold
             publish(edge.mqtt_port, TOPIC, [f"message {sent[0] + at} {'x' * 1000}" for at in range(100)])
             sent[0] += 100
 
+    def has_sent(more: int) -> Callable[[], bool]:
+        wanted = sent[0] + more
+        return lambda: sent[0] >= wanted
+
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     config = tmp_path / "hub.yaml"
     for number in range(KILLS):
         killed(config, place, number % 3)
-        wait_until(lambda before=sent[0]: sent[0] >= before + 200)
+        wait_until(has_sent(200))
     assert weft("hub", "backup", config, "--to", place).exit_code == 0
-    wait_until(lambda before=sent[0]: sent[0] >= before + 500)
+    wait_until(has_sent(500))
     ended.set()
     thread.join()
     hub.kill()

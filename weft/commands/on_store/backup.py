@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from weft.storage.backup.record import BackupRecord
 
 T = TypeVar("T")
+EDGES_SHOWN = 20
 RUNS_SHOWN = 5
 """Runs of lost records that are shown of a lane."""
 
@@ -171,6 +172,16 @@ def _show(report: VerifyReport, lanes: list[LaneEnd]) -> None:
         click.echo(f"LOST: records {run.first} to {run.end - 1} of {harmless(lane)} were in chunks that are missing")
     if lanes:
         _show_lanes(lanes)
+    edges = {(lane.tenant, lane.edge) for lane in report.lanes}
+    click.echo(
+        f"{counted(len(report.lanes), 'lane')} of {counted(len(edges), 'edge')}. What an edge holds from the next "
+        "number of its lane on, it sends by itself"
+    )
+    awaited = sorted({lane.edge for lane in report.lanes if lane.is_awaited and not lane.retired})
+    if awaited:
+        more = f" and {len(awaited) - EDGES_SHOWN} more" if len(awaited) > EDGES_SHOWN else ""
+        named = harmless(", ".join(awaited[:EDGES_SHOWN]))
+        click.echo(f"NOT YET HEARD since the restore, so that later records may be lost: {named}{more}")
     lost = sum(end - first for lane in report.lanes for first, end in lane.gone)
     if lost:
         click.echo(f"LOST: {counted(lost, 'record')}, which edges had deleted after this hub had acknowledged them")
