@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import IO
 
+from weft.proofs.backup.places import listed
 from weft.proofs.verify.log_check import CheckedLog
 from weft.proofs.verify.report import TableReport, VerifyReport
-from weft.storage.backup.places import listed
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.delta import checkpoint

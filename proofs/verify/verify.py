@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from weft.proofs.backup.places import tables
+from weft.proofs.backup.view import BackupView, open_backup
 from weft.proofs.verify.log_check import CheckedLog, LogCheck
 from weft.proofs.verify.report import VerifyReport, lane_end
 from weft.proofs.verify.table_check import check_positions, check_table, read_table, sources
-from weft.storage.backup.places import tables
-from weft.storage.backup.view import BackupView, open_backup
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore

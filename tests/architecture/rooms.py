@@ -141,16 +141,15 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("chunks", "table"),
         ("chunk_log",),
         ("store_formats", "table_maker"),
-        ("backup",),
     ),
-    "storage.backup": (
+    "proofs": (
+        ("audit", "backup"),
+        ("trace", "verify"),
+    ),
+    "proofs.backup": (
         ("record", "places", "copying"),
         ("shards", "tables", "view"),
         ("making", "restoring"),
-    ),
-    "proofs": (
-        ("audit",),
-        ("trace", "verify"),
     ),
     "storage.cluster_log": (
         ("entry",),

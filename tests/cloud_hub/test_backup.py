@@ -21,11 +21,11 @@ from weft.cli import cli
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.proofs.audit.audit import audit
+from weft.proofs.backup.making import make_backup
+from weft.proofs.backup.restoring import restore
+from weft.proofs.backup.view import open_backup
 from weft.proofs.verify.verify import verify
 from weft.protocols.ranges import RangeSet
-from weft.storage.backup.making import make_backup
-from weft.storage.backup.restoring import restore
-from weft.storage.backup.view import open_backup
 from weft.storage.object_store import ObjectStore, open_store
 
 TABLES = {"table_interval_s": 0.1}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from tests.storage.backup.places import backed_up, busy, view_of
+from tests.proofs.backup.places import backed_up, busy, view_of
 from weft.proofs.verify.report import StoreFault, VerifyReport
 from weft.proofs.verify.verify import verify
 from weft.protocols.chunk import GapRange

@@ -14,9 +14,9 @@ from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json
 from weft.text.record import timestamp
 
 if TYPE_CHECKING:
+    from weft.proofs.backup.copying import Copied
+    from weft.proofs.backup.record import BackupRecord
     from weft.proofs.verify.report import LaneEnd, VerifyReport
-    from weft.storage.backup.copying import Copied
-    from weft.storage.backup.record import BackupRecord
 
 T = TypeVar("T")
 EDGES_SHOWN = 20
@@ -26,8 +26,8 @@ RUNS_SHOWN = 5
 
 def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
     """Run ``work``, and report its errors."""
+    from weft.proofs.backup.record import BackupUnusable
     from weft.protocols.errors import CodecError
-    from weft.storage.backup.record import BackupUnusable
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError, StoreUnfit
     from weft.storage.table.errors import TableError
@@ -64,7 +64,7 @@ def backup(config_file: str, target: str, *, as_json: bool) -> None:
     uri = load_hub(config_file).store
 
     async def work() -> tuple[BackupRecord, Copied]:
-        from weft.storage.backup.making import make_backup
+        from weft.proofs.backup.making import make_backup
 
         return await make_backup(open_hub_store(uri), open_hub_store(target), clock=time.time_ns, note=_note(as_json))
 
@@ -100,9 +100,9 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     """
 
     async def work() -> tuple[Copied, int]:
-        from weft.storage.backup.record import BackupUnusable
-        from weft.storage.backup.restoring import restore as restore_backup
-        from weft.storage.backup.view import open_backup
+        from weft.proofs.backup.record import BackupUnusable
+        from weft.proofs.backup.restoring import restore as restore_backup
+        from weft.proofs.backup.view import open_backup
 
         view = await open_backup(open_hub_store(source))
         if view is None:

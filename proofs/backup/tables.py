@@ -7,10 +7,10 @@ from functools import partial
 
 import msgspec
 
+from weft.proofs.backup.copying import Copier, CopyTurns, missing
+from weft.proofs.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home, tables, version_of
+from weft.proofs.backup.record import TablePart
 from weft.storage import hub_keys
-from weft.storage.backup.copying import Copier, CopyTurns, missing
-from weft.storage.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home, tables, version_of
-from weft.storage.backup.record import TablePart
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.delta.log import LastCheckpoint, TableLog
 

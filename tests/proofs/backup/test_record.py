@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.storage.backup.record import RECORD, BackupRecord, ShardPart, TablePart, encode, read_record
+from weft.proofs.backup.record import RECORD, BackupRecord, ShardPart, TablePart, encode, read_record
 from weft.storage.object_store.memory import MemoryStore
 
 WRITTEN = b"""{

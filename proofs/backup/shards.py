@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 
+from weft.proofs.backup.copying import Copier, CopyTurns, missing
+from weft.proofs.backup.places import listed
+from weft.proofs.backup.record import BackupUnusable, ShardPart
 from weft.protocols.chunk import Chunk, parse_file_name
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
-from weft.storage.backup.copying import Copier, CopyTurns, missing
-from weft.storage.backup.places import listed
-from weft.storage.backup.record import BackupUnusable, ShardPart
 from weft.storage.chunk_log import ShardLog
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import NotFound, ObjectStore

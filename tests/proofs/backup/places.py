@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from weft.storage.backup.copying import Copied
-from weft.storage.backup.making import make_backup
-from weft.storage.backup.record import BackupRecord
-from weft.storage.backup.restoring import restore
-from weft.storage.backup.view import BackupView, open_backup
+from weft.proofs.backup.copying import Copied
+from weft.proofs.backup.making import make_backup
+from weft.proofs.backup.record import BackupRecord
+from weft.proofs.backup.restoring import restore
+from weft.proofs.backup.view import BackupView, open_backup
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
+from weft.proofs.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home
+from weft.proofs.backup.record import BackupRecord, BackupUnusable, TablePart, read_record
 from weft.protocols.chunk import parse_file_name
 from weft.storage import hub_keys
-from weft.storage.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home
-from weft.storage.backup.record import BackupRecord, BackupUnusable, TablePart, read_record
 from weft.storage.object_store import Listed, NotFound, Object, ObjectStore, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listing, check_key, check_prefix, clamp_range
 

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
-from tests.storage.backup.places import backed_up, busy, quiet, restored, view_of
+from tests.proofs.backup.places import backed_up, busy, quiet, restored, view_of
+from weft.proofs.backup import making
+from weft.proofs.backup.record import RECORD, BackupUnusable
+from weft.proofs.backup.restoring import restore
 from weft.protocols.lane import Lane
 from weft.storage import hub_keys
-from weft.storage.backup import making
-from weft.storage.backup.record import RECORD, BackupUnusable
-from weft.storage.backup.restoring import restore
 from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
 from weft.storage.manifest import changed
 from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError

@@ -8,11 +8,11 @@ from functools import partial
 
 import msgspec
 
+from weft.proofs.backup.copying import Copied, Copier, CopyTurns
+from weft.proofs.backup.places import LAST_CHECKPOINT, listed
+from weft.proofs.backup.record import BackupUnusable
+from weft.proofs.backup.view import BackupView
 from weft.storage import hub_keys
-from weft.storage.backup.copying import Copied, Copier, CopyTurns
-from weft.storage.backup.places import LAST_CHECKPOINT, listed
-from weft.storage.backup.record import BackupUnusable
-from weft.storage.backup.view import BackupView
 from weft.storage.cluster import restored
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
 

@@ -14,10 +14,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.storage import hub_keys
-from weft.storage.backup.copying import Copied, Copier, content_key
-from weft.storage.backup.places import others
-from weft.storage.backup.record import (
+from weft.proofs.backup.copying import Copied, Copier, content_key
+from weft.proofs.backup.places import others
+from weft.proofs.backup.record import (
     FORMAT,
     RECORD,
     BackupRecord,
@@ -28,8 +27,9 @@ from weft.storage.backup.record import (
     encode,
     read_record,
 )
-from weft.storage.backup.shards import copy_shard, head_of
-from weft.storage.backup.tables import copy_table, table_parts
+from weft.proofs.backup.shards import copy_shard, head_of
+from weft.proofs.backup.tables import copy_table, table_parts
+from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
