@@ -9,7 +9,9 @@ from weft.proofs.backup.view import BackupView, open_backup
 from weft.proofs.verify.log_check import CheckedLog, LogCheck
 from weft.proofs.verify.report import VerifyReport, lane_end
 from weft.proofs.verify.table_check import check_positions, check_table, read_table, sources
+from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.delta.state import DeltaState
@@ -46,6 +48,7 @@ async def verify(store: ObjectStore) -> VerifyReport:
     for shard in range(cluster.shards):
         log = ShardLog(view or store, cluster, shard)
         logs[shard] = await LogCheck(log, report, frozenset(wanted[shard])).run()
+    await _check_declared(view or store, cluster.cluster_id, report)
     for tenant, stream, state in read:
         found = await check_table(view or store, report, tenant, stream, state)
         check_positions(report, found, state, cluster.cluster_id, logs)
@@ -54,6 +57,17 @@ async def verify(store: ObjectStore) -> VerifyReport:
             lanes = sorted(checked.state.lanes.items())
             report.lanes += [lane_end(shard, lane, held, cluster.restored) for lane, held in lanes]
     return report
+
+
+async def _check_declared(store: ObjectStore, cluster_id: bytes, report: VerifyReport) -> None:
+    """Read the cluster log, and note the entries that are not usable."""
+    try:
+        state = await ClusterLog(store, cluster_id).load()
+    except CodecError as error:
+        report.note("cluster", "damaged", str(error))
+        return
+    for each in state.skipped:
+        report.note("cluster", "damaged", each.why)
 
 
 async def _tables(store: ObjectStore, view: BackupView | None) -> list[tuple[str, str]]:

@@ -9,12 +9,15 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.proofs.backup.places import backed_up, busy, quiet, restored, view_of
+from tests.storage.cluster_log.declaring import MARA, declares
 from weft.proofs.backup import making
 from weft.proofs.backup.record import RECORD, BackupUnusable
 from weft.proofs.backup.restoring import restore
+from weft.proofs.verify.verify import verify
 from weft.protocols.lane import Lane
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.manifest import changed
 from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError
 from weft.storage.object_store.memory import MemoryStore
@@ -167,8 +170,7 @@ async def test_objects_of_later_releases_come_along_and_those_of_running_nodes_d
     store, place = MemoryStore(), MemoryStore()
     await busy(store)
     kept = {
-        "cluster/chunk/0000": b"a token",
-        "cluster/manifest": b"first",
+        "facts/manifest": b"first",
         "deletions/default/telemetry/0": b"declared",
         "groups/a": b"a position",
         "shard-0/lease": b"of a later release",
@@ -179,13 +181,32 @@ async def test_objects_of_later_releases_come_along_and_those_of_running_nodes_d
     for key in ("nodes/a", "keepers/b", "probe/c/object", "tables/default/telemetry/x.part"):
         await store.create(key, b"passing")
     await backed_up(store, place)
-    await store.swap("cluster/manifest", b"second", (await store.get("cluster/manifest")).etag)
+    await store.swap("facts/manifest", b"second", (await store.get("facts/manifest")).etag)
     new = await restored(place)
     assert {key: (await new.get(key)).data for key in kept} == kept
     names = [item.key for item in await new.list("")]
     assert not [name for name in names if name.startswith(("nodes", "keepers", "probe", "tables"))]
     await backed_up(store, place)
-    assert (await (await restored(place)).get("cluster/manifest")).data == b"second"
+    assert (await (await restored(place)).get("facts/manifest")).data == b"second"
+
+
+async def test_declared_facts_come_along_as_they_were() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    writer = await busy(store)
+    log = ClusterLog(store, writer.cluster.cluster_id)
+    for n in range(70):  # over a snapshot
+        await log.append(declares(f"edge-{n}"), MARA)
+    await backed_up(store, place)
+    for n in range(70, 75):
+        await log.append(declares(f"edge-{n}"), MARA)
+    new = await restored(place)
+    state = await ClusterLog(new, writer.cluster.cluster_id).load()
+    assert (state.n, len(state.facts("token")), list(state.skipped)) == (70, 70, [])
+    report = await verify(place)
+    assert report.findings == []
+    await new.delete(hub_keys.entry_key(67))
+    [fault] = (await verify(new)).findings
+    assert "entry/00000000000000000067 is missing" in fault.sentence
 
 
 async def test_long_objects_of_later_releases_come_along() -> None:
