@@ -59,7 +59,7 @@ def backup(config_file: str, target: str, *, as_json: bool) -> None:
     the last complete backup remains until the next one is complete.
 
     \b
-    weft hub backup hub.yaml --to s3://other-bucket/weft-backup
+    weft hub backup hub.yaml --to s3://plant-backup/weft
     """
     uri = load_hub(config_file).store
 
@@ -96,7 +96,7 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     that still hold later records send them by themselves.
 
     \b
-    weft hub restore --from s3://other-bucket/weft-backup --to s3://plant-data/weft-2
+    weft hub restore --from s3://plant-backup/weft --to s3://plant-data/weft-2
     """
 
     async def work() -> tuple[Copied, int]:
