@@ -40,6 +40,11 @@ class BackupView:
                 self._held[key] = table.last_checkpoint
 
     @property
+    def contents(self) -> set[str]:
+        """Return the keys in the backup of the further objects."""
+        return {content for content, _ in self._others.values()}
+
+    @property
     def others(self) -> list[tuple[str, int]]:
         """Return keys and sizes of the further objects."""
         return [(key, size) for key, (_, size) in self._others.items()]

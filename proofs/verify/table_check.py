@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO
 
 from weft.proofs.backup.places import listed
+from weft.proofs.backup.tables import LiveFiles
 from weft.proofs.verify.log_check import CheckedLog
 from weft.proofs.verify.report import TableReport, VerifyReport
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta import checkpoint
-from weft.storage.table.delta.entries import Action, plain_path
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table.errors import TableError
 from weft.storage.table.names import app_id, app_ids, source_ids
-
-
-class LiveFiles:
-    """The files of a table's version, by name: some 200 bytes of memory for each."""
-
-    reads_files = True
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the table."""
-        self.version, self.entry_hash = -1, b""
-        self.sizes: dict[str, int] = {}
-
-    def take(self, action: Action) -> None:
-        """Take one action of the next entry."""
-        if action.add is not None:
-            self.sizes[plain_path(action.add.path)] = action.add.size
-        elif action.remove is not None:
-            self.sizes.pop(plain_path(action.remove.path), None)
-
-    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
-        """Take a checkpoint, or a part of one."""
-        for added in checkpoint.files(file, name):
-            self.sizes[plain_path(added.path)] = added.size
 
 
 async def read_table(store: ObjectStore, cluster_id: bytes, tenant: str, stream: str) -> DeltaState | None:

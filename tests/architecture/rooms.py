@@ -149,7 +149,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "proofs.backup": (
         ("record", "places", "copying"),
         ("shards", "tables", "view"),
-        ("making", "restoring"),
+        ("making", "pruning", "restoring"),
     ),
     "storage.cluster_log": (
         ("entry",),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
 from tests.proofs.backup.places import backed_up, busy, view_of
+from weft.proofs.backup.pruning import prune
 from weft.proofs.verify.report import StoreFault, VerifyReport
 from weft.proofs.verify.verify import verify
 from weft.protocols.chunk import GapRange
@@ -140,6 +141,16 @@ async def test_a_collected_log_begins_at_its_watermark() -> None:
     assert (report.shards[0].first, report.shards[0].end) == (4, 6)
 
 
+async def collected(store: ObjectStore, writer: LogWriter, watermark: int) -> None:
+    """Delete the chunks of the first shard below a watermark, as the hub does."""
+    await writer.snapshot(0)
+    log = ShardLog(store, writer.cluster, 0)
+    manifest, etag = await log.manifest()
+    assert await log.swap_manifest(changed(manifest, watermark=watermark), etag)
+    for n in range(watermark):
+        await store.delete(hub_keys.chunk_key(0, n))
+
+
 class TestTables:
     @pytest.fixture
     async def store(self, tmp_path: Path) -> ObjectStore:
@@ -159,6 +170,37 @@ class TestTables:
             [table] = report.tables
             assert table.rows_up_to == {0: 90, 1: 1}
             assert table.files == 2
+
+    async def test_a_pruned_backup_has_what_its_record_needs_and_no_more(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        place = open_store(str(tmp_path / "backup"))
+        await store.create("facts/a", b"first")
+        await backed_up(store, place)
+        before = {item.key for item in await place.list("")}
+        assert await prune(place, await view_of(place)) == 0
+        writer = await LogWriter.open(store)
+        for shard in range(2):
+            await writer.follow(shard)
+        await writer.append(0, Run(LANE, 60, 10))
+        views = await load_shards(store, writer.cluster)
+        await Tierer(store, writer.cluster, "default", "telemetry", views).step()
+        await collected(store, writer, 5)
+        await store.swap("facts/a", b"second", (await store.get("facts/a")).etag)
+        home = next(key for key in before if key.endswith(".parquet")).rpartition("/")[0]
+        others = ["tables/default/deleted/2b1f/x.parquet", "tables/default/telemetry/another-life/x.parquet"]
+        for key in (*others, f"{home}/orphan.parquet"):
+            await place.create(key, b"x")
+        await backed_up(store, place)
+        deleted = await prune(place, await view_of(place))
+        after = {item.key for item in await place.list("")}
+        gone = {hub_keys.chunk_key(0, n) for n in range(5)} | {*others, f"{home}/orphan.parquet"}
+        assert before - after == {key for key in before if key in gone or "snapshot" in key} | (
+            {key for key in before if key.startswith("contents/")} - after
+        )
+        assert not gone & after
+        assert deleted == len(gone) + 1 + 2  # the former snapshot, the former fact and the former list of facts
+        assert (await verify(place)).findings == []
 
     async def test_a_missing_file_is_named(self, store: ObjectStore) -> None:
         files = [item.key for item in await store.list("tables") if item.key.endswith(".parquet")]

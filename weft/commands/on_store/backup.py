@@ -50,25 +50,32 @@ def _note(as_json: bool) -> Callable[[str], None]:
 @click.command()
 @config_argument
 @click.option("--to", "target", required=True, metavar="URI", help="Place of the backup: a folder, or a bucket's URI.")
+@click.option("--prune", is_flag=True, help="Delete from the backup what belongs to earlier states of the store.")
 @json_option
-def backup(config_file: str, target: str, *, as_json: bool) -> None:
+def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None:
     """Copy the store of the hub of CONFIG to another place, while its nodes run.
 
     The copy has every record that was acknowledged before the command began, and is consistent: log, snapshots, tables
     and everything else fit each other. Given again, the command copies what is new. After an interruption it goes on;
-    the last complete backup remains until the next one is complete.
+    the last complete backup remains until the next one is complete. With --prune, chunks that the hub has deleted,
+    files that its tables no longer have, and streams that were deleted leave the backup after that.
 
     \b
     weft hub backup hub.yaml --to s3://plant-backup/weft
     """
     uri = load_hub(config_file).store
 
-    async def work() -> tuple[BackupRecord, Copied]:
+    async def work() -> tuple[BackupRecord, Copied, int]:
         from weft.proofs.backup.making import make_backup
+        from weft.proofs.backup.pruning import prune as prune_backup
+        from weft.proofs.backup.view import open_backup
 
-        return await make_backup(open_hub_store(uri), open_hub_store(target), clock=time.time_ns, note=_note(as_json))
+        place = open_hub_store(target)
+        made = await make_backup(open_hub_store(uri), place, clock=time.time_ns, note=_note(as_json))
+        view = await open_backup(place) if prune else None
+        return *made, 0 if view is None else await prune_backup(place, view)
 
-    record, copied = _on_stores(f"{uri} to {target}", work)
+    record, copied, deleted = _on_stores(f"{uri} to {target}", work)
     if as_json:
         print_json({
             "started": record.started,
@@ -79,8 +86,11 @@ def backup(config_file: str, target: str, *, as_json: bool) -> None:
             ],
             "copied": copied.objects,
             "copied_bytes": copied.bytes,
+            "deleted": deleted,
         })  # fmt: skip
         return
+    if prune:
+        click.echo(f"deleted {counted(deleted, 'object')} of earlier states")
     click.echo(f"copied {counted(copied.objects, 'object')} of {copied.bytes / 1e6:.1f} MB; {target} is complete up to")
     click.echo(f"{timestamp(record.started)}. `weft hub verify --store {target}` reads it through")
 
