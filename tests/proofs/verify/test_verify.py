@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from tests.proofs.backup.places import backed_up, busy, view_of
+from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
+from tests.proofs.backup.places import backed_up, busy, quiet, view_of
 from weft.proofs.backup.pruning import prune
+from weft.proofs.backup.restoring import restore
 from weft.proofs.verify.report import StoreFault, VerifyReport
 from weft.proofs.verify.verify import verify
 from weft.protocols.chunk import GapRange
@@ -201,6 +202,23 @@ class TestTables:
         assert not gone & after
         assert deleted == len(gone) + 1 + 2  # the former snapshot, the former fact and the former list of facts
         assert (await verify(place)).findings == []
+
+    async def test_a_table_behind_a_checkpoint_comes_back_whole(self, store: ObjectStore, tmp_path: Path) -> None:
+        table(store).create_checkpoint()
+        writer = await LogWriter.open(store)
+        for shard in range(2):
+            await writer.follow(shard)
+        await writer.append(0, Run(LANE, 60, 10))
+        await Tierer(store, writer.cluster, "default", "telemetry", await load_shards(store, writer.cluster)).step()
+        place, new = open_store(str(tmp_path / "backup")), open_store(str(tmp_path / "new"))
+        await backed_up(store, place)
+        assert await prune(place, await view_of(place)) == 1, "the entry before the checkpoint"
+        await restore(await view_of(place), new, clock=lambda: 1, note=quiet)
+        assert rows(new) == rows(store)
+        for each in (place, new):
+            assert (await verify(each)).findings == []
+            [found] = (await verify(each)).tables
+            assert (found.files, found.rows_up_to) == (3, {0: 100, 1: 1})
 
     async def test_a_missing_file_is_named(self, store: ObjectStore) -> None:
         files = [item.key for item in await store.list("tables") if item.key.endswith(".parquet")]
