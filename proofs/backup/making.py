@@ -9,6 +9,7 @@ all that this record names; the next one goes on with what is there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -59,17 +60,18 @@ async def make_backup(
         ClusterUnusable: the store holds no hub.
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
-    cluster = await open_cluster(store, None)
-    found = await _open(target, cluster)
+    found = await _open(target, await open_cluster(store, None))
     copier = Copier(store, target)
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        run = _Run(cluster, copier, found, note)
+        run = _Run(await open_cluster(store, None), copier, found, note)
         try:
             record = await run.copy(clock)
         except (CollectedPast, NotFound) as gone:
-            note(
-                f"the hub has deleted what was to be copied ({gone}): begin again, attempt {attempt} of {ATTEMPTS_MAX}"
-            )
+            note(f"the hub has deleted what was to be copied, {gone}: begin again ({attempt} of {ATTEMPTS_MAX})")
+            continue
+        if (await store.get(hub_keys.CLUSTER)).data != record.cluster:
+            # Its shards or its level may be others now, and what was copied of no moment.
+            note(f"{hub_keys.CLUSTER} has changed meanwhile: begin again ({attempt} of {ATTEMPTS_MAX})")
             continue
         await _replace(target, record, found)
         return record, copier.counts
@@ -82,9 +84,9 @@ async def make_backup(
 async def _open(target: ObjectStore, cluster: Cluster) -> FoundRecord | None:
     found = await read_record(target)
     if found is None:
-        for item in await target.list("", limit=1):
-            if item.key == hub_keys.CLUSTER:
-                raise BackupUnusable("the place of the backup holds a hub's store: name an empty one")
+        with contextlib.suppress(NotFound):
+            await target.get(hub_keys.CLUSTER)
+            raise BackupUnusable("the place of the backup holds a hub's store: name an empty one")
         return None
     known = msgspec.json.decode(found.record.cluster, type=dict[str, object]).get("cluster_id")
     if known != cluster.cluster_id.hex():
@@ -113,7 +115,7 @@ class _Run:
         self._previous = {part.shard: part for part in found.record.shards} if found is not None else {}
 
     async def copy(self, clock: Callable[[], int]) -> BackupRecord:
-        started = clock()
+        started, identity = clock(), (await self._store.get(hub_keys.CLUSTER)).data
         places = asyncio.Semaphore(SHARDS_AT_ONCE)
         manifests = [(await log.manifest())[0] for log in self._logs]
         tables = await table_parts(self._store, self._note)
@@ -131,8 +133,7 @@ class _Run:
         for table in tables:
             await self._table(table)
         listed = await self._others()
-        data = (await self._store.get(hub_keys.CLUSTER)).data
-        return BackupRecord(FORMAT, data, parts, tables, listed, started, clock())
+        return BackupRecord(FORMAT, identity, parts, tables, listed, started, clock())
 
     async def _table(self, part: TablePart) -> None:
         await copy_table(part, self._copier)

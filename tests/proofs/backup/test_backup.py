@@ -11,6 +11,7 @@ from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.proofs.backup.places import backed_up, busy, quiet, restored, view_of
 from tests.storage.cluster_log.declaring import MARA, declares
 from weft.proofs.backup import making
+from weft.proofs.backup.making import make_backup
 from weft.proofs.backup.record import RECORD, BackupUnusable
 from weft.proofs.backup.restoring import restore
 from weft.proofs.verify.verify import verify
@@ -146,6 +147,29 @@ async def test_a_backup_after_a_collection_does_not_show_what_is_between() -> No
     record, _ = await backed_up(store, place)
     assert (record.shards[0].first, record.shards[0].end) == (10, 12)
     assert await states(await restored(place)) == await states(store)
+
+
+class ChangesItsCluster(MemoryStore):
+    """A store whose cluster file is written again while it is copied, as by a change of its level."""
+
+    reads = 0
+
+    async def get(self, key: str) -> Object:
+        if "/chunk/" in key:
+            self.reads += 1
+            if self.reads == 2:
+                found = await super().get(hub_keys.CLUSTER)
+                await self.swap(hub_keys.CLUSTER, found.data + b" ", found.etag)
+        return await super().get(key)
+
+
+async def test_a_cluster_that_changes_meanwhile_is_copied_as_it_is_after() -> None:
+    store, place = ChangesItsCluster(), MemoryStore()
+    await busy(store)
+    lines: list[str] = []
+    record, _ = await make_backup(store, place, clock=lambda: 1, note=lines.append)
+    assert record.cluster == (await store.get(hub_keys.CLUSTER)).data
+    assert any("cluster.json has changed meanwhile" in line for line in lines)
 
 
 async def test_a_store_of_another_history_is_refused() -> None:

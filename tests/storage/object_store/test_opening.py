@@ -102,6 +102,7 @@ async def test_credentials_come_from_the_environment(endpoint: Endpoint, monkeyp
     assert [item.key for item in await store.list("tables")] == [f"tables/t/_delta_log/{0:020d}.json"]
 
 
+@pytest.mark.slow
 async def test_a_check_names_the_kind_of_the_store(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
