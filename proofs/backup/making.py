@@ -119,7 +119,11 @@ class _Run:
         places = asyncio.Semaphore(SHARDS_AT_ONCE)
         manifests = [(await log.manifest())[0] for log in self._logs]
         tables = await table_parts(self._store, self._note)
-        ends = [await head_of(log, max(each.snapshot_n, 0)) for log, each in zip(self._logs, manifests, strict=True)]
+        # A shard that takes lanes from another has a higher number. Its end is read first, so that the other's log has
+        # everything up to what it took.
+        ends = [0] * len(self._logs)
+        for log in reversed(self._logs):
+            ends[log.shard] = await head_of(log, max(manifests[log.shard].snapshot_n, 0))
         self._note(f"{sum(ends)} chunks of {len(ends)} shards, {len(tables)} tables")
 
         async def shard(log: ShardLog, manifest: Manifest, end: int) -> ShardPart:
