@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -30,6 +30,7 @@ from weft.proofs.backup.record import (
 )
 from weft.proofs.backup.shards import copy_shard, head_of
 from weft.proofs.backup.tables import copy_table, table_parts
+from weft.proofs.backup.view import read_others
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster
 from weft.storage.manifest import Manifest
@@ -40,6 +41,8 @@ ATTEMPTS_MAX = 5
 """Number of times that a run begins again because the hub deleted what it was about to copy."""
 OTHERS_READINGS_MAX = 5
 SHARDS_AT_ONCE = 4
+NEVER_CHANGED = (f"{hub_keys.ENTRIES}/", f"{hub_keys.CLUSTER_SNAPSHOTS}/")
+"""Further objects that never change: they are read once."""
 
 
 async def make_backup(
@@ -61,9 +64,10 @@ async def make_backup(
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
     found = await _open(target, await open_cluster(store, None))
+    kept = await read_others(target, found.record) if found is not None else []
     copier = Copier(store, target)
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        run = _Run(await open_cluster(store, None), copier, found, note)
+        run = _Run(await open_cluster(store, None), copier, found, kept, note)
         try:
             record = await run.copy(clock)
         except (CollectedPast, NotFound) as gone:
@@ -108,11 +112,17 @@ class _Run:
     """One attempt at a backup."""
 
     def __init__(
-        self, cluster: Cluster, copier: Copier, found: FoundRecord | None, note: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        copier: Copier,
+        found: FoundRecord | None,
+        kept: Sequence[tuple[str, str, int]],
+        note: Callable[[str], None],
     ) -> None:
         self._copier, self._note, self._store = copier, note, copier.source
         self._logs = [ShardLog(copier.source, cluster, shard) for shard in range(cluster.shards)]
         self._previous = {part.shard: part for part in found.record.shards} if found is not None else {}
+        self._kept = kept
 
     async def copy(self, clock: Callable[[], int]) -> BackupRecord:
         started, identity = clock(), (await self._store.get(hub_keys.CLUSTER)).data
@@ -149,13 +159,17 @@ class _Run:
         They belong together, as chunks and manifest of a log do: they are read until two readings are the same.
         """
         before = ""
+        known = {key: (content, size) for key, content, size in self._kept}
         for _ in range(OTHERS_READINGS_MAX):
             lines = bytearray()
             async for item in others(self._store):
-                try:
-                    content = await self._copier.keep(item.key, item.size)
-                except NotFound:
-                    continue
+                content, size = known.get(item.key, ("", -1))
+                if size != item.size or not item.key.startswith(NEVER_CHANGED):
+                    try:
+                        content = await self._copier.keep(item.key, item.size)
+                    except NotFound:
+                        continue
+                    known[item.key] = content, item.size
                 lines += msgspec.json.encode((item.key, content, item.size)) + b"\n"
             key = content_key(bytes(lines))
             if key == before:

@@ -180,6 +180,15 @@ async def _nothing() -> AsyncIterator[Listed]:
         yield item
 
 
+async def read_others(store: ObjectStore, record: BackupRecord) -> list[tuple[str, str, int]]:
+    """Return key, key in the backup and bytes of each further object. Raises as ``open_backup``."""
+    try:
+        lines = (await store.get(record.others)).data.splitlines()
+        return [msgspec.json.decode(line, type=tuple[str, str, int]) for line in lines]
+    except (NotFound, msgspec.MsgspecError) as error:
+        raise BackupUnusable(f"{record.others}, a list of objects, is missing or damaged: {error}") from error
+
+
 async def open_backup(store: ObjectStore) -> BackupView | None:
     """Return the backup in a place; None if there is none.
 
@@ -190,9 +199,4 @@ async def open_backup(store: ObjectStore) -> BackupView | None:
     found = await read_record(store)
     if found is None:
         return None
-    try:
-        lines = (await store.get(found.record.others)).data.splitlines()
-        others = [msgspec.json.decode(line, type=tuple[str, str, int]) for line in lines]
-    except (NotFound, msgspec.MsgspecError) as error:
-        raise BackupUnusable(f"{found.record.others}, a list of objects, is missing or damaged: {error}") from error
-    return BackupView(store, found.record, others)
+    return BackupView(store, found.record, await read_others(store, found.record))

@@ -224,6 +224,9 @@ async def test_declared_facts_come_along_as_they_were() -> None:
     for n in range(70, 75):
         await log.append(declares(f"edge-{n}"), MARA)
     new = await restored(place)
+    _, copied = await backed_up(store, place)
+    assert copied.objects == 5 + 1, "the new ones, and their list"
+    assert copied.there == 0, "the former ones are not read again"
     state = await ClusterLog(new, writer.cluster.cluster_id).load()
     assert (state.n, len(state.facts("token")), list(state.skipped)) == (70, 70, [])
     report = await verify(place)
