@@ -49,7 +49,7 @@ from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
-from weft.config.units import Address
+from weft.config.units import Address, is_bucket
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link
@@ -142,9 +142,9 @@ class Hub:
         self._access = Access(self._declared.credentials, settings.open_to_network, settings.hosts)
         self._links.start(self._declared.credentials)
         store = self._given_store or open_store(settings.store, settings.store_options)
-        is_bucket = self._given_store is None and settings.store.startswith("s3://")
+        raced = self._given_store is None and is_bucket(settings.store)
         await check_store(store, self._rules.level)  # before the probe, which writes
-        await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)
+        await probe(store, open_store(settings.store, settings.store_options) if raced else None)
         level = self._rules.level
         self.cluster = await open_cluster(store, settings.shards, release_level=level, new_shards=NEW_SHARDS)
         await self._clock.measure(store)

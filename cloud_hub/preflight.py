@@ -17,7 +17,7 @@ from weft.cloud_hub.declared.documents import TOKEN
 from weft.config.errors import Finding
 from weft.config.machine import folder, not_listening, too_readable, why_unreadable
 from weft.config.models import HubConfig
-from weft.config.units import Address, parse_bind
+from weft.config.units import Address, is_bucket, parse_bind
 from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
@@ -168,7 +168,7 @@ async def _open_store(config: HubConfig, *, probed: bool) -> int | None:
     store = open_store(config.store)
     await check_store(store)
     if probed:
-        await probe(store, open_store(config.store) if config.store.startswith("s3://") else None)
+        await probe(store, open_store(config.store) if is_bucket(config.store) else None)
     return await _read_shards(store, config.shards)
 
 

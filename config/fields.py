@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from weft.config import units
 from weft.config.payload_schema import paths, types
+from weft.config.units import BUCKETS, WRITTEN
 
 
 class Shape(NamedTuple):
@@ -119,13 +120,14 @@ def _store(text: str, folder: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
         if found := ONE_SLASH.match(text):
+            kind = found[1] if found[1] in BUCKETS else "s3"
             raise ValueError(
-                f"expected s3://bucket/prefix, with two slashes, or a folder, got {units.quoted(text)}. "
+                f"expected {kind}://bucket/prefix, with two slashes, or a folder, got {units.quoted(text)}. "
                 f"Write ./{found[0]}... for a folder of that name"
             )
         return _path(text, folder)
-    if scheme not in ("s3", "file", "memory") or not rest:
-        raise ValueError(f"expected a folder or s3://bucket/prefix, got {units.quoted(text)}")
+    if scheme not in (*BUCKETS, "file", "memory") or not rest:
+        raise ValueError(f"expected a folder, {WRITTEN}; got {units.quoted(text)}")
     if "@" in rest or "?" in rest:
         raise ValueError("expected a store without credentials or options: those come from the environment")
     return text
@@ -229,7 +231,7 @@ UNITS = {
     "networks": Unit("an address or network such as 192.0.2.0/28", _network, str),
     "hosts": Unit("a host name such as edge.example.com", _host, str),
     "path": Unit("a path", _path, str),
-    "store": Unit("a folder or s3://bucket/prefix", _store, str),
+    "store": Unit(f"a folder, {WRITTEN}", _store, str),
     "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
     "expression": Unit(
         "an expression such as rms > 2.5",

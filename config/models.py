@@ -169,9 +169,9 @@ class HubConfig(Section, frozen=True, kw_only=True):
     store: Annotated[
         Store,
         Meta(
-            description="Store of the hub: a folder, or `s3://bucket/prefix`. Credentials for S3 come from the "
-            "environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, "
-            "`AWS_REGION`) or from the machine's role."
+            description="Store of the hub: a folder, `s3://bucket/prefix`, `gs://bucket/prefix` or "
+            "`az://container/prefix`. Credentials come from the environment, whose variables "
+            "`docs/reference/stores.md` lists, or from the machine's role."
         ),
     ]
     shards: Annotated[

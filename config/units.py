@@ -1,4 +1,4 @@
-"""Durations, sizes, rates and addresses, read and written the way people write them: 250ms, 16GiB, 256KiB/s."""
+"""Durations, sizes, rates, addresses and URIs of stores, read and written the way people write them: 250ms, 16GiB."""
 
 from __future__ import annotations
 
@@ -229,3 +229,25 @@ def parse_listen(text: str) -> Address | UnixSocket:
             raise ValueError(f"expected unix: and a path of at most {UNIX_PATH_BYTES_MAX} bytes, got {quoted(text)}")
         return UnixSocket(path)
     return parse_bind(text)
+
+
+BUCKETS = {
+    "s3": "Amazon S3, or a service that speaks its protocol",
+    "gs": "Google Cloud Storage",
+    "az": "Azure Blob Storage",
+}
+"""Scheme of a store's URI -> the service that keeps the store."""
+WRITTEN = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+"""URIs of stores in buckets, for errors."""
+
+
+def is_bucket(uri: str) -> bool:
+    """Return whether a store or table at ``uri`` is in a bucket; a container of Azure is one."""
+    scheme, separator, _ = uri.partition("://")
+    return bool(separator) and scheme in BUCKETS
+
+
+def kind_of(uri: str) -> str:
+    """Return the kind of a store by its URI: the service, or a folder."""
+    scheme = uri.partition("://")[0]
+    return BUCKETS.get(scheme, "this process's memory" if scheme == "memory" else "a folder of this machine")

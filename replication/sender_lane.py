@@ -49,6 +49,8 @@ class SenderLane:
         self.sent = RangeSet()
         """Ranges that are not to be read (again) on this connection."""
         self._told = RangeSet()
+        """Gaps of the log that need no notice on this connection: sent, or the receiver has the records."""
+        self._told_lost = RangeSet()
         self._origins_told: set[int] = set()
         self._origins_named: list[int] = []
         self._awaited: Mark | None = None
@@ -142,7 +144,7 @@ class SenderLane:
     @property
     def told(self) -> RangeSet:
         """Return the gaps that this connection sent to the receiver."""
-        return self._told
+        return self._told_lost
 
     @property
     def has_gaps(self) -> bool:
@@ -158,7 +160,9 @@ class SenderLane:
             taken += 1
             for first, end in self._told.missing(gap.first, gap.end):
                 # Records that the receiver has are not reported as lost, even if this log has lost them since.
-                frames += [Gap(self.number, *part, gap.reason) for part in self.safe.missing(first, end)]
+                missing = self.safe.missing(first, end)
+                frames += [Gap(self.number, *part, gap.reason) for part in missing]
+                self._told_lost.update(missing)
             self._told.add(gap.first, gap.end)
         del self._gaps[:taken]
         return frames

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 
 from weft.protocols import chunk as chunks
@@ -145,7 +145,7 @@ class ShardLog:
         read: Callable[[int], Awaitable[Chunk | None]] | None = None,
         ahead_max: int = READ_AHEAD_MAX,
         only: frozenset[StreamKey] | None = None,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         """Yield the indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
 
         Args:

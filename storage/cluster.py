@@ -31,6 +31,9 @@ class Cluster(NamedTuple):
     shards: int
     level: int = 1
     """The level up to which nodes may write (``weft hub finalize``). Only this part changes."""
+    restored: int = 0
+    """Moment at which the store was last restored from a backup, in nanoseconds since 1970; 0 for never. Statements of
+    edges from before may have been overtaken by others that are lost."""
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
@@ -40,6 +43,10 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     placement: str
     """Name of the rule that places edges in shards."""
     level: int = 1
+    restored: int = 0
+    """Nanoseconds since 1970."""
+    restored_to: int = 0
+    """Moment of the backup, likewise."""
 
 
 async def open_cluster(
@@ -114,6 +121,17 @@ async def raise_level(store: ObjectStore, level: int) -> None:
             await store.swap(hub_keys.CLUSTER, msgspec.json.encode(fields), found.etag)
 
 
+def restored(data: bytes, to: int, now: int) -> bytes:
+    """Return a ``cluster.json`` that says that the store was restored; its other fields remain unchanged.
+
+    Args:
+        to: moment of the backup, in nanoseconds since 1970.
+        now: likewise.
+    """
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode(fields | {"restored": now, "restored_to": to})
+
+
 async def _read(store: ObjectStore) -> Cluster | None:
     try:
         data = (await store.get(hub_keys.CLUSTER)).data
@@ -140,7 +158,7 @@ async def _read(store: ObjectStore) -> Cluster | None:
                 f"the store was written by a later release of Weft, which places edges by {file.placement!r}; this one "
                 f"knows {TENANT_EDGE!r}: install that release again"
             )
-        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level)
+        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level, file.restored)
         if (
             file.format != FORMAT
             or file.level < 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from weft.protocols import chunk
 from weft.protocols.chunk_index.footer import LEVEL_MAX
@@ -33,6 +34,7 @@ async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> Non
     try:
         await store.get(hub_keys.CLUSTER)
     except NotFound:
+        await _check_new(store)
         return
     cluster = await open_cluster(store, None, release_level=release_level)
     try:
@@ -46,6 +48,17 @@ async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> Non
             await _check_shard(store, cluster, shard)
 
     await asyncio.gather(*map(look, range(cluster.shards)))
+
+
+async def _check_new(store: ObjectStore) -> None:
+    """Check that a store without a cluster is no backup, and no half restored one: a new cluster would spoil it."""
+    for key, sentence in (
+        (hub_keys.BACKUP, "the place holds a backup, on which no hub runs: `weft hub restore` makes a store of it"),
+        (hub_keys.RESTORING, "a backup is being restored into the store: give `weft hub restore` again, to its end"),
+    ):
+        with contextlib.suppress(NotFound):
+            await store.get(key)
+            raise ClusterUnusable(sentence)
 
 
 async def _check_shard(store: ObjectStore, cluster: Cluster, shard: int) -> None:

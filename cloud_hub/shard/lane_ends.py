@@ -230,11 +230,24 @@ def kept_state(lane: Lane, held: LaneState) -> bytes:
     return snapshots.encode_lane(snapshots.lane_snapshot(lane, held))
 
 
-async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing: Missing = Missing.UNSAID) -> Ending:
+def unheard(held: LaneState, restored: int) -> Missing:
+    """Return what is known of a lane that ends: an edge may have gone on after its last word, if that was said before
+    the store was restored to an earlier state.
+
+    Args:
+        restored: moment of that, in nanoseconds since 1970; 0 for never.
+    """
+    return Missing.UNKNOWN if held.last_seen < restored and held.last_word is not None else Missing.UNSAID
+
+
+async def retire(
+    state: ShardState, lanes: Iterable[Lane], reason: str, missing: Missing = Missing.UNSAID, restored: int = 0
+) -> Ending:
     """Plan an operator's retirement of lanes: remove them from completeness, and record missing records as gaps.
 
     Args:
         missing: the operator's statement about records that the hub never got. It may be given later, too.
+        restored: as of ``unheard``.
     """
     ending = Ending([], [])
     for lane in lanes:
@@ -242,8 +255,9 @@ async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing:
         if held is None:
             continue  # it has left the state, and does not count
         retired = held.retired
-        if retired is None or retired.by != RetiredBy.OPERATOR or (missing and retired.missing != missing):
-            ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason, missing))
+        said = missing or (unheard(held, restored) if retired is None else Missing.UNSAID)
+        if retired is None or retired.by != RetiredBy.OPERATOR or (said and retired.missing != said):
+            ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason, said))
             lost = given_up(lane, held)
             if lost is not None:
                 ending.updates.append(lost)
@@ -334,6 +348,8 @@ def by_age(  # noqa: PLR0917
     dropped_after: int,
     is_tiered: Callable[[Lane], bool],
     lanes: Iterable[Lane] | None = None,
+    *,
+    restored: int = 0,
 ) -> Ending:
     """Plan the ends of lanes that were not seen for long and have all records in tables, and of empty ones.
 
@@ -342,6 +358,7 @@ def by_age(  # noqa: PLR0917
         retired_after: nanoseconds without a sign of a lane after which it no longer counts.
         dropped_after: further nanoseconds after which it leaves the state.
         lanes: the lanes to look at; None for all.
+        restored: as of ``unheard``.
     """
     ending, drops = Ending([], []), 0
     if not state.is_whole:
@@ -355,7 +372,8 @@ def by_age(  # noqa: PLR0917
             ending.controls.append(Control(ControlKind.DROP, *lane, b""))
         elif held.retired is None and silent > retired_after and is_tiered(lane):
             days = retired_after // (86_400 * 1_000_000_000)
-            ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
+            said = unheard(held, restored)
+            ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days", said))
         elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):
             # A lane remains if no control record has room for its state, since it could not return.
             leaves = drops < DROPS_MAX and len(kept_state(lane, held)) <= CONTROL_BYTES_MAX

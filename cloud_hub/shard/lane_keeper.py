@@ -72,6 +72,7 @@ class LaneKeeper:
         self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
         """Per stream and shard, an end of the log and its time: a table need not reach the present end, which moves
         on."""
+        self._restored = max((log.cluster.restored for log in logs), default=0)
         self._silent: dict[int, dict[Lane, int]] = {}
         """Shard -> the lanes that the last look found silent for too long, and the boot time of the first such look."""
         self._task: asyncio.Task[None] | None = None
@@ -133,7 +134,9 @@ class LaneKeeper:
         lanes = list(state.lanes)
         for at in range(0, len(lanes), SLICE_LANES):
             part = lanes[at : at + SLICE_LANES]
-            ending = lane_ends.by_age(state, now, self._retired_after, self._dropped_after, is_tiered, part)
+            ending = lane_ends.by_age(
+                state, now, self._retired_after, self._dropped_after, is_tiered, part, restored=self._restored
+            )
             found += ending.controls
             await asyncio.sleep(0)
         found = [each for each in found if lane_of(each) in state.lanes]

@@ -25,7 +25,9 @@ class DeltaTable(SinkSettings, frozen=True, kw_only=True):
 
     takes_windows: ClassVar[bool] = True
 
-    path: Annotated[Store, Meta(description="Folder of the table, or `s3://bucket/path`.")]
+    path: Annotated[
+        Store, Meta(description="Folder of the table, `s3://bucket/path`, `gs://bucket/path` or `az://container/path`.")
+    ]
     mode: Annotated[
         Literal["append", "upsert", "replace"],
         Meta(

@@ -18,7 +18,7 @@ class PipelineSource(Section, frozen=True, kw_only=True):
     """Stream that the pipeline reads, in the store of its hub. Credentials of an object store come from the
     environment."""
 
-    store: Annotated[Store, Meta(description="Root of the hub's store: a folder or `s3://bucket/prefix`.")]
+    store: Annotated[Store, Meta(description="Root of the hub's store, as the hub's `store`.")]
     stream: Annotated[Name, Meta(description="Name of the stream.")]
     tenant: Annotated[Name, Meta(description="Tenant of the stream.")] = "default"
     edges: Annotated[

@@ -24,7 +24,7 @@ def tables_job(pipeline: Pipeline, *, once: bool = False) -> TablesJob:
     """
     source, sink = pipeline.source, pipeline.sink.tables
     assert sink is not None
-    options = with_environment({}, os.environ) if source.store.startswith("s3://") else {}
+    options = with_environment({}, os.environ, source.store)
     return TablesJob(
         pipeline.name,
         ReadOptions(source.store, "tables", store_options=tuple(sorted(options.items()))),

@@ -30,7 +30,7 @@ class ReadOptions:
     """The options of a read, checked as far as possible without looking at the store."""
 
     store: str
-    """Root of the hub's store: a path, ``file://`` or ``s3://bucket/prefix``."""
+    """Root of the hub's store: a path, ``file://``, ``s3://``, ``gs://`` or ``az://``."""
     stream: str
     tenant: str = "default"
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -100,7 +100,7 @@ def _store_options(given: Mapping[str, str]) -> dict[str, str]:
     named = {
         name.removeprefix(STORE_PREFIX).upper(): value for name, value in given.items() if name.startswith(STORE_PREFIX)
     }
-    return with_environment(named, os.environ) if given["store"].startswith("s3://") else named
+    return with_environment(named, os.environ, given["store"])
 
 
 def _optional_names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | None:

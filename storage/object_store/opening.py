@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from weft.config.fields import ONE_SLASH
+from weft.config.units import BUCKETS, WRITTEN
 from weft.storage.object_store.directory import DirectoryStore
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import ObjectStore
@@ -16,11 +17,11 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     """Open a store, without reading or writing (``probe`` does that).
 
     Args:
-        uri: a path, ``file:///path``, ``s3://bucket/prefix``, or ``memory://name`` (one store per name and process; a
-            new one each time without a name).
-        options: for S3, with the names of deltalake and object_store: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
-            ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``. What is missing comes from the environment and the
-            machine's role.
+        uri: a path, ``file:///path``, ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``, or
+            ``memory://name`` (one store per name and process; a new one each time without a name).
+        options: for a bucket, with the names of deltalake and object_store, as docs/reference/stores.md lists them:
+            ``AWS_ENDPOINT_URL``, ``GOOGLE_SERVICE_ACCOUNT``, ``AZURE_STORAGE_ACCOUNT_NAME``. What is missing comes from
+            the environment and the machine's role.
 
     Raises:
         ValueError: no such kind of store.
@@ -28,18 +29,19 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     """
     if "://" not in uri:
         if ONE_SLASH.match(uri):
-            raise ValueError(f"{uri!r} is no store: expected s3://bucket/prefix, or ./NAME for a folder with a colon")
+            raise ValueError(f"{uri!r} is no store: expected {WRITTEN}; or ./NAME for a folder with a colon")
         return DirectoryStore(uri)
     parts = urlsplit(uri)
     if "@" in parts.netloc:
         # The URI is not in the message, because it has a password.
-        raise ValueError("a store's URI has no user name or password: S3's key comes from the environment or options")
+        raise ValueError("a store's URI has no user name or password: a key comes from the environment or options")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return DirectoryStore(parts.path)
     if parts.scheme == "memory":
         return _memory_stores.setdefault(parts.netloc, MemoryStore()) if parts.netloc else MemoryStore()
-    if parts.scheme == "s3" and parts.netloc:
-        from weft.storage.object_store.s3 import S3Store
+    if parts.scheme in BUCKETS and parts.netloc:
+        from weft.storage.object_store.bucket import BucketStore
+        from weft.storage.object_store.services import SERVICES, bucket_place
 
-        return S3Store(parts.netloc, parts.path.strip("/"), options or {})
-    raise ValueError(f"{uri!r} is no store: expected a path, file:///path, s3://bucket/prefix or memory://name")
+        return BucketStore(bucket_place(SERVICES[parts.scheme], parts.netloc, parts.path.strip("/"), options or {}))
+    raise ValueError(f"{uri!r} is no store: expected a path, file:///path, {WRITTEN}, or memory://name")

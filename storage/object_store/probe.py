@@ -26,9 +26,11 @@ LARGE_BYTES = 1 << 20
 """Length of a body that a server takes so long to write that other requests arrive in between."""
 AGAIN = "-again"
 """Suffix of the key of a race that could not be run with overlapping requests."""
+ORDERED = ("-1", "/2", "0")
+"""Ends of names in the order of their bytes. A bucket with folders of its own lists the second one first."""
 INSTEAD = (
-    "Use a store with conditional writes that hold under a race: Amazon S3, MinIO, versitygw, or a folder on this "
-    "machine (docs/how-to/hub-on-s3.md)"
+    "Use a store whose conditional writes hold under a race: Amazon S3, Google Cloud Storage, Azure Blob Storage, "
+    "MinIO, versitygw, or a folder (docs/reference/stores.md)"
 )
 _EXPECTED = (AlreadyExists, PreconditionFailed, StoreError)
 _FIRST, _SECOND, _THIRD = b"weft probe: first", b"weft probe: second", b"weft probe: third"
@@ -61,16 +63,18 @@ async def probe(store: ObjectStore, second: ObjectStore | None = None) -> None:
     key, missing = f"{base}/object", f"{base}/missing"
     races = [f"{base}/race-{number:02d}" for number in range(RACES + LARGE_RACES)]
     again = [race + AGAIN for race in races[RACES:]]
+    ordered = [f"{base}/order{end}" for end in ORDERED]
     try:
         await _probe_create(store, key)
         await _probe_swap(store, key, missing)
         await _probe_reads(store, base, key)
+        await _probe_order(store, base, ordered)
         await _probe_races([store, second or store], races)
     except StoreUnfit as unfit:
         who = f"{await store.name()}: " if isinstance(store, Overlapping) else ""
         raise StoreUnfit(f"{who}{unfit}. {INSTEAD}") from unfit
     finally:
-        await asyncio.gather(*(_delete(store, name) for name in (key, missing, *races, *again)))
+        await asyncio.gather(*(_delete(store, name) for name in (key, missing, *ordered, *races, *again)))
     await _expect_absent(store, key)
 
 
@@ -121,6 +125,14 @@ async def _probe_reads(store: ObjectStore, base: str, key: str) -> None:
         raise StoreUnfit("the store answers a suffix range that is longer than the object with other bytes")
     if [listed.key for listed in await store.list(base)] != [key]:
         raise StoreUnfit("the store does not list an object right after it was made")
+
+
+async def _probe_order(store: ObjectStore, base: str, keys: Sequence[str]) -> None:
+    await asyncio.gather(*(store.create(key, _FIRST) for key in keys))
+    if [listed.key for listed in await store.list(base, after=f"{base}/order")] != list(keys):
+        raise StoreUnfit("the store does not list objects in the order of their names")
+    if [listed.key for listed in await store.list(base, after=keys[0], limit=1)] != [keys[1]]:
+        raise StoreUnfit("the store does not list objects from a name on")
 
 
 async def _probe_races(clients: Sequence[ObjectStore], keys: Sequence[str]) -> None:

@@ -143,8 +143,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store_formats", "table_maker"),
     ),
     "proofs": (
-        ("audit",),
-        ("trace",),
+        ("audit", "backup"),
+        ("trace", "verify"),
+    ),
+    "proofs.backup": (
+        ("record", "places", "copying"),
+        ("shards", "tables", "view"),
+        ("making", "pruning", "restoring"),
     ),
     "storage.cluster_log": (
         ("entry",),

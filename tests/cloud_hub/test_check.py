@@ -19,7 +19,7 @@ def hub(text: str) -> HubConfig:
     [
         ("store: s\nlisten: 0.0.0.0:80", "hub.yaml:2: listen: 0.0.0.0:80 can be reached from other machines"),
         ("store: s\nchunk_bytes_max: 128MiB", "hub.yaml:2: chunk_bytes_max: expected at most limits.pending"),
-        ("store: ftp://x", "hub.yaml:1: store: expected a folder or s3://bucket/prefix"),
+        ("store: ftp://x", "hub.yaml:1: store: expected a folder, s3://bucket/prefix"),
         ("store: s3://key:secret@bucket", "hub.yaml:1: store: expected a store without credentials"),
         ("listen: 127.0.0.1:1", "hub.yaml:1: store: is missing."),
     ],

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from tests.replication.model import WALL, ModelHub, ModelLog, Pair, make_batch
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import LaneFlag, Mark
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
     LAST_WORDS,
     Ack,
     Data,
     Frame,
+    Gap,
     Hello,
     LaneClosed,
     LaneOpen,
@@ -36,6 +37,7 @@ from weft.protocols.link.data import split_batches
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
 from weft.replication.events import (
     Acked,
     ConnectionLost,
@@ -559,3 +561,16 @@ def test_an_ack_that_names_the_whole_lane_again_counts_only_what_is_new(log: Mod
     peer.say(*welcome((0, 4)))
     acked = [event for end in (6, 6, 9) for event in peer.say(Ack(1, [(0, end)])) if isinstance(event, Acked)]
     assert [event.newly for event in acked] == [2, 0, 3]
+
+
+def test_what_the_log_let_go_of_after_an_acknowledgement_is_no_gap_that_the_hub_was_told(log: ModelLog) -> None:
+    """A hub that loses it later has lost records that it acknowledged: the node's account of those must have them."""
+    log.gap_list[1] = [GapRange(10, 12, int(GapReason.BUDGET))]
+    log.ends[1] = 12
+    peer = Peer(log)
+    peer.say(*welcome((0, 4)))
+    log.gap_list[1] = [GapRange(0, 4, int(GapReason.ABSENT)), *log.gap_list[1]]
+    peer.sender.offer(1, log.state(1))
+    assert [frame for frame in peer.heard() if isinstance(frame, Gap)] == [Gap(1, 10, 12, int(GapReason.BUDGET))]
+    safe, told = peer.sender.known(1)
+    assert (list(safe), list(told)) == ([(0, 4)], [(10, 12)])

@@ -33,7 +33,7 @@ NOBODY = {
 
 @pytest.fixture(autouse=True)
 def no_bucket_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in itertools.chain(*GROUPS):
+    for name in itertools.chain(*itertools.chain(*GROUPS.values())):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 from spark_sinks import ReadError, read, table
 from tests.spark_sinks.conftest import STREAM, Hub, records
 from tests.storage.object_store.buckets import S3Endpoint, s3_endpoint
+from tests.storage.object_store.emulators import bucket_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
@@ -34,6 +36,22 @@ def test_log_and_table_in_a_bucket(spark: SparkSession, endpoint: S3Endpoint) ->
     assert {row[0] for row in records(some)} == {"press-1"}
     with pytest.raises(ReadError, match="or use read"):
         table(spark, STREAM, store=hub.root, store_options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_log_and_table_with_google_and_azure(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    with bucket_server(scheme, tmp_path) as server:
+        hub = Hub(f"{server.new_bucket()}/weft", server.options)
+        hub.write(2)
+        hub.tier()
+        hub.write(1)
+        assert records(read(spark, STREAM, store=hub.root, store_options=server.options)) == hub.expected()
+        for name, value in server.options.items():
+            monkeypatch.setenv(name, value)
+        assert records(read(spark, STREAM, store=hub.root)) == hub.expected()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import msgspec
 from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
 from weft.config.machine import why_denied, why_unreadable
-from weft.config.units import parse_bind
+from weft.config.units import is_bucket, parse_bind
 from weft.output import Failed, Refused
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STATUS_TIMEOUT_S = 10.0
 STATUS_BYTES_MAX = 64 << 20
 TOKEN_BYTES_MAX = 4096
-_BUCKET_ADVICE = "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment"
+_BUCKET_ADVICE = "Check the store's address, its endpoint and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -185,7 +185,7 @@ def store_located(loaded: Loaded[HubConfig]) -> Iterator[None]:
 
 def store_trouble(uri: str, error: Exception) -> str:
     """Return the message of a store that did not answer, with advice for a bucket; a folder's error has its own."""
-    return f"{error}. {_BUCKET_ADVICE}" if uri.startswith("s3://") else str(error)
+    return f"{error}. {_BUCKET_ADVICE}" if is_bucket(uri) else str(error)
 
 
 def open_hub_store(uri: str) -> ObjectStore:

@@ -24,9 +24,21 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import clock, cluster, declaring, deletion, drain, nodes, skip, stream, tenants, tokens
+from weft.commands.on_store import (
+    backup,
+    clock,
+    cluster,
+    declaring,
+    deletion,
+    drain,
+    nodes,
+    skip,
+    stream,
+    tenants,
+    tokens,
+)
 from weft.config.errors import format_path
-from weft.config.units import Address, parse_bind
+from weft.config.units import Address, kind_of, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges
@@ -61,6 +73,9 @@ command.add_command(stream.command)
 command.add_command(tokens.command)
 command.add_command(tenants.command)
 command.add_command(declaring.declarations)
+command.add_command(backup.backup)
+command.add_command(backup.restore)
+command.add_command(backup.verify)
 
 processes_option = click.option(
     "--processes",
@@ -183,8 +198,14 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
         loaded,
         errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
         warnings=[*found.doubtful, *untried],
-        facts={"listen": config.listen, "store": config.store, "shards": found.shards, "processes": count},
-        summary=f"store {config.store}, {found.shards} shards, {_listening(config, count)}",
+        facts={
+            "listen": config.listen,
+            "store": config.store,
+            "kind": kind_of(config.store),
+            "shards": found.shards,
+            "processes": count,
+        },
+        summary=f"store {config.store} ({kind_of(config.store)}), {found.shards} shards, {_listening(config, count)}",
     )
 
 

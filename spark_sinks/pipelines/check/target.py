@@ -21,6 +21,7 @@ from spark_sinks.sinks.delta.place import place_of
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
+from weft.config.units import is_bucket
 from weft.storage.table.delta.calls import cause_of
 
 POSITION = ("_shard", "_offset")
@@ -82,7 +83,7 @@ def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report, writ
     path = ("sink", "delta", "path")
     try:
         # Opened as the sink does, with the options of an endpoint without TLS.
-        remote = settings.path.startswith("s3://")
+        remote = is_bucket(settings.path)
         uri, options = place_of(settings.path, {}).location() if remote else (settings.path, None)
         if not DeltaTable.is_deltatable(uri, options):
             _check_folder(settings.path, report)

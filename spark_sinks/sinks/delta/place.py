@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from spark_sinks.errors import SinkError
 from spark_sinks.source.store_options import with_environment
+from weft.config.units import WRITTEN, is_bucket
 from weft.storage.object_store import ObjectStore, StoreUnfit, open_store
 from weft.storage.object_store.protocol import check_key
 
@@ -41,7 +42,7 @@ def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
     """Return the place of a table.
 
     Args:
-        uri: a path, ``file:///path`` or ``s3://bucket/path``.
+        uri: a path, ``file:///path``, ``s3://bucket/path``, ``gs://bucket/path`` or ``az://container/path``.
         options: for the object store; what is missing comes from the environment.
 
     Raises:
@@ -54,9 +55,9 @@ def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
     if not remote:
         text = os.path.abspath(text)
     root, _, key = text.rpartition("/")
-    if remote and not text.startswith("s3://"):
-        raise SinkError(f"table {text!r}: expected a path, file:///path or s3://bucket/path")
-    if remote and root == "s3:/":
+    if remote and not is_bucket(text):
+        raise SinkError(f"table {text!r}: expected a path, file:///path, {WRITTEN}")
+    if remote and root.endswith(":/"):
         raise SinkError(f"table {text!r}: it names a bucket alone; add a folder for the table")
     try:
         check_key(key)
@@ -66,7 +67,7 @@ def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
             "begin with a dot or a dash"
         ) from None
     given = {name.upper(): value for name, value in options.items()}
-    named = with_environment(given, os.environ) if remote else given
+    named = with_environment(given, os.environ, text)
     place = Place(text, root or "/", key, tuple(sorted(named.items())))
     try:
         place.location()

@@ -78,7 +78,7 @@ class DeltaSink:
     names: VACUUM removes them.
 
     Args:
-        uri: the table's folder: a path, ``file:///path`` or ``s3://bucket/path``. The table is made if there is none;
+        uri: the table's folder: a path, ``file:///path``, or a bucket's URI. The table is made if there is none;
             missing columns are added.
         store: root of the hub's store, for its identity, as in ``format("weft")``.
         stream: the source stream of the rows, or several, with a column ``_stream`` that names the one of each row.

@@ -69,9 +69,7 @@ class TargetStream:
 
     def all_store_options(self) -> tuple[tuple[str, str], ...]:
         """Return the options of the store with those of this process's environment, sorted."""
-        options = dict(self.store_options)
-        if os.fspath(self.store).startswith("s3://"):
-            options = with_environment(options, os.environ)
+        options = with_environment(dict(self.store_options), os.environ, os.fspath(self.store))
         return tuple(sorted(options.items()))
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.storage.object_store.buckets import S3Endpoint, s3_endpoint
+from tests.storage.object_store.emulators import Endpoint, bucket_server
 from weft.storage.object_store import ObjectStore, open_store
+
+BUCKETS = {
+    "s3": pytest.param("s3", marks=pytest.mark.s3),
+    "gs": pytest.param("gs", marks=pytest.mark.slow),
+    "az": pytest.param("az", marks=pytest.mark.slow),
+}
+"""Fixtures of servers that keep buckets."""
 
 
 @pytest.fixture(scope="session")
@@ -15,11 +23,29 @@ def s3() -> Iterator[S3Endpoint]:
         yield endpoint
 
 
-@pytest.fixture(params=["memory", "directory", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(scope="session")
+def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with bucket_server("gs", tmp_path_factory.mktemp("google")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def az(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with bucket_server("az", tmp_path_factory.mktemp("azure")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=[*BUCKETS.values()])
+def endpoint(request: pytest.FixtureRequest) -> Endpoint:
+    found: Endpoint = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=["memory", "directory", *BUCKETS.values()])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "memory":
         return open_store("memory://")
     if request.param == "directory":
         return open_store(str(tmp_path / "store"))
-    endpoint: S3Endpoint = request.getfixturevalue("s3")
+    endpoint: Endpoint = request.getfixturevalue(request.param)
     return open_store(f"{endpoint.new_bucket()}/root", endpoint.options)

@@ -52,7 +52,7 @@ class _Bucket:
     async def get(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
         if not key:
-            return self._list(request.query.get("prefix", ""))
+            return self._list(request.query.get("prefix", ""), request.query.get("start-after", ""))
         if key not in self._objects:
             return web.Response(status=404)
         data, headers = self._objects[key], {"ETag": self._etag(key) or "", "Last-Modified": _MODIFIED}
@@ -63,12 +63,12 @@ class _Bucket:
         headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(data)}"
         return web.Response(status=206, body=data[first:end], headers=headers)
 
-    def _list(self, prefix: str) -> web.Response:
+    def _list(self, prefix: str, after: str) -> web.Response:
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>1</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for key, data in sorted(self._objects.items())
-            if key.startswith(prefix)
+            if key.startswith(prefix) and key > after
         )
         return web.Response(
             text=f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>",

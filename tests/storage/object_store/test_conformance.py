@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import pytest
 
+from tests.storage.object_store.conftest import BUCKETS
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, probe
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Listed
@@ -279,7 +280,9 @@ async def test_sync_of_an_object_that_is_there(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "store", ["memory", "directory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])], indirect=True
+    "store",
+    ["memory", "directory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow]), BUCKETS["gs"], BUCKETS["az"]],
+    indirect=True,
 )
 async def test_the_probe_finds_it_fit_and_leaves_nothing_behind(store: ObjectStore) -> None:
     await probe(store)

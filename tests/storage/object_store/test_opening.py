@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from tests.storage.object_store.buckets import S3Endpoint
+from tests.storage.object_store.emulators import Endpoint
+from weft.cli import cli
+from weft.config.units import kind_of
 from weft.storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
 
 
@@ -30,7 +35,7 @@ def test_other_kinds_are_refused_by_name(uri: str) -> None:
 
 @pytest.mark.parametrize("uri", ["ftp://u:pass@host/x", "s3://u:pass@bucket/x", "file://u:pass@localhost/x"])
 def test_credentials_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(ValueError, match=r"no user name or password: S3's key comes from the environment") as told:
+    with pytest.raises(ValueError, match=r"no user name or password: a key comes from the environment") as told:
         open_store(uri)
     assert "pass@" not in str(told.value)
 
@@ -86,16 +91,30 @@ async def test_a_bucket_that_is_not_there_is_named(s3: S3Endpoint) -> None:
         await probe(open_store("s3://no-such-bucket/root", s3.options))
 
 
-@pytest.mark.s3
-async def test_credentials_come_from_the_environment(s3: S3Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3.options.items():
+async def test_credentials_come_from_the_environment(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in endpoint.options.items():
         monkeypatch.setenv(name, value)
-    store = open_store(f"{s3.new_bucket()}/root")
+    store = open_store(f"{endpoint.new_bucket()}/root")
     await store.create("a", b"1")
     assert (await store.get("a")).data == b"1"
     uri, options = store.location("tables/t")
     DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
     assert [item.key for item in await store.list("tables")] == [f"tables/t/_delta_log/{0:020d}.json"]
+
+
+@pytest.mark.slow
+async def test_a_check_names_the_kind_of_the_store(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in endpoint.options.items():
+        monkeypatch.setenv(name, value)
+    uri = f"{endpoint.new_bucket()}/root"
+    (tmp_path / "hub.yaml").write_text(f"listen: 127.0.0.1:0\nstore: {uri}\n")
+    command = ["hub", "check", str(tmp_path / "hub.yaml")]
+    result = await asyncio.to_thread(CliRunner().invoke, cli, command)
+    assert result.exit_code == 0, result.output
+    assert f"store {uri} ({kind_of(uri)})" in result.output
+    assert await open_store(uri).list("") == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.object_store.emulators import GoogleEndpoint
 from tests.storage.object_store.racy_server import racy_server
 from tests.support.s3_servers import MINIO, VERSITYGW, Kind, S3Server, installed
 from tests.support.stopwatch import Stopwatch
@@ -80,6 +81,19 @@ class StaleListing(MemoryStore):
         return []
 
 
+class FoldersFirst(MemoryStore):
+    """A container of Azure with a hierarchical namespace, and a directory bucket of S3."""
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        found = sorted(await super().list(prefix), key=lambda item: item.key.replace("/", " "))
+        return [item for item in found if item.key > (after or "")][:limit]
+
+
+class ListsFromTheStart(MemoryStore):
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        return await super().list(prefix, None if limit else after, limit)
+
+
 class NoLongSuffix(MemoryStore):
     """gofakes3: 416 to a suffix range that is longer than the object."""
 
@@ -130,6 +144,8 @@ class ReportsTheLoser(MemoryStore):
         (SwapThatIsLost, "a swap that the store accepted is not there"),
         (RangesFromTheStart, "ranged read"),
         (StaleListing, "does not list an object"),
+        (FoldersFirst, "in the order of their names"),
+        (ListsFromTheStart, "from a name on"),
         (NoLongSuffix, "suffix range that is longer"),
         (ChecksThenCreates, "concurrent creates of one key succeed"),
         (ChecksThenSwaps, "concurrent swaps of one etag succeed"),
@@ -191,3 +207,12 @@ async def test_a_real_server_is_taken(tmp_path: Path, kind: Kind) -> None:
         stores = [open_store(f"{server.uri}/root", server.options()) for _ in range(2)]
         await probe(*stores)
         assert await stores[0].list("") == []
+
+
+@pytest.mark.slow
+async def test_an_emulator_without_the_api_that_holds_conditions_is_not_taken(gs: GoogleEndpoint) -> None:
+    """fake-gcs-server alone, which the other tests reach through a translator."""
+    options = gs.options | {"GOOGLE_BASE_URL": gs.server}
+    options["GOOGLE_SERVICE_ACCOUNT_KEY"] = options["GOOGLE_SERVICE_ACCOUNT_KEY"].replace(gs.url, gs.server)
+    with pytest.raises(StoreError, match="400 Bad Request"):
+        await probe(open_store(f"{gs.new_bucket()}/root", options))

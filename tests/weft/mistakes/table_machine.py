@@ -260,7 +260,7 @@ MACHINE = [
         "weft: hub.yaml:1: store: cluster.json: "
         "GET http://127.0.0.1:1/weft-mistakes/x/cluster.json failed: connection refused, "
         "so nothing listens there (the address is from AWS_ENDPOINT_URL). "
-        "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment",
+        "Check the store's address, its endpoint and the credentials in the environment",
         exit_status=1,
         files=hub("store: s3://weft-mistakes/x\nlisten: 127.0.0.1:0\n"),
     ),

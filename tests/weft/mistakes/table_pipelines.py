@@ -67,7 +67,8 @@ PIPELINES = [
     pipeline(
         "a store of a pipeline of a kind that is none",
         "name: warm\nsource: {store: 'ftp://x/y', stream: telemetry}\n" + CONSOLE,
-        "weft: warm.yaml:2: source.store: expected a folder or s3://bucket/prefix, got \"ftp://x/y\"",
+        "weft: warm.yaml:2: source.store: expected a folder, s3://bucket/prefix, gs://bucket/prefix or "
+        "az://container/prefix; got \"ftp://x/y\"",
     ),
     pipeline(
         "a trigger in words", SOURCE + CONSOLE + "trigger: soon\n",

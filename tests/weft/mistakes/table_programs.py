@@ -142,6 +142,7 @@ PROGRAMS = [
         '  "warnings": [],\n'
         '  "listen": "127.0.0.1:<busy>",\n'
         '  "store": "<dir>/store",\n'
+        '  "kind": "a folder of this machine",\n'
         '  "shards": 16,\n'
         '  "processes": 1\n'
         "}",

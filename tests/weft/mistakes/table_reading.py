@@ -307,7 +307,8 @@ READING = [
     Mistake(
         "an audit of a store of a kind that is none",
         "audit telemetry --store ftp://x/y",
-        "weft: 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix or memory://name",
+        "weft: 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix, "
+        "gs://bucket/prefix or az://container/prefix, or memory://name",
         in_process=True,
     ),
     Mistake(
@@ -316,7 +317,7 @@ READING = [
         "weft: --store s3://weft-mistakes/x: cluster.json: "
         "GET http://127.0.0.1:1/weft-mistakes/x/cluster.json failed: connection refused, "
         "so nothing listens there (the address is from AWS_ENDPOINT_URL). "
-        "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment",
+        "Check the store's address, its endpoint and the credentials in the environment",
         exit_status=1,
     ),
     Mistake(

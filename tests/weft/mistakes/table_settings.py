@@ -324,7 +324,7 @@ SETTINGS = [
     Mistake(
         "a hub without a store",
         "hub check hub.yaml",
-        "weft: hub.yaml:1: store: is missing. Store of the hub: a folder, or `s3://bucket/prefix`.",
+        "weft: hub.yaml:1: store: is missing. Store of the hub: a folder, `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.",
         files=hub("listen: 127.0.0.1:8090\n"),
         in_process=True,
     ),
@@ -338,7 +338,8 @@ SETTINGS = [
     Mistake(
         "a store of a kind that is none",
         "hub check hub.yaml",
-        'weft: hub.yaml:1: store: expected a folder or s3://bucket/prefix, got "ftp://server/weft"',
+        "weft: hub.yaml:1: store: expected a folder, s3://bucket/prefix, gs://bucket/prefix or "
+        'az://container/prefix; got "ftp://server/weft"',
         files=hub("store: ftp://server/weft\n"),
         in_process=True,
     ),

@@ -63,7 +63,8 @@ OPTIONS: list[tuple[str, dict[str, str], str]] = [
     ),
     (
         "a store of a kind that is none", GOOD | {"store": "ftp://x/y"},
-        "store 'ftp://x/y': 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix or memory://name",
+        "store 'ftp://x/y': 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix, "
+        "gs://bucket/prefix or az://container/prefix, or memory://name",
     ),
     (
         "a stream that is none", GOOD | {"stream": "telemetri"},

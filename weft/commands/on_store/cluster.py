@@ -116,8 +116,8 @@ def retire(
 
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
-    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:  # noqa: ARG001
-        return await lane_ends.retire(state, lanes, reason, said)
+    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
+        return await lane_ends.retire(state, lanes, reason, said, log.cluster.restored)
 
     if not yes:
         confirm(

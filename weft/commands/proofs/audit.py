@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.argument("stream")
-@click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or s3://bucket/prefix.")
+@click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or a bucket's URI.")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
 @click.option("--payloads", is_flag=True, help="Compare the payloads, too, by checksum. Reads the whole table.")
 @click.option(

@@ -25,7 +25,7 @@ RECORDS_MAX = 1_000_000
 
 
 @click.command("trace")
-@click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or s3://bucket/prefix.")
+@click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or a bucket's URI.")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the streams.")
 @click.option(
     "--stream",
@@ -34,7 +34,7 @@ RECORDS_MAX = 1_000_000
     metavar="NAME",
     help="Input stream of the row. May be repeated. Unset: the stream that has the row's lanes.",
 )
-@click.option("--table", metavar="URI", help="Delta table with a column _from: a folder, or s3://bucket/prefix.")
+@click.option("--table", metavar="URI", help="Delta table with a column _from: a folder, or a bucket's URI.")
 @click.option("--where", metavar="SQL", help="Rows of --table to trace, such as \"machine = 'm1'\".")
 @click.option("--from", "lineage", metavar="JSON", help="Value of a column _from, instead of a table's row.")
 @click.option("--record", metavar="EDGE/LOG/SEQ", help="One record, or EDGE/LOG/FIRST-LAST, instead of a table's row.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-MACHINE_ROLE_PATH = "/latest/api/token"
-"""Path at which obstore asks for the machine's role, if it has found no key."""
-NO_KEY = (
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither in the environment nor options, "
-    "and this machine has no role: give a key"
-)
+_NO_KEY = "{} in the environment nor options, and this machine has no role: give a key"
+NO_KEYS = {
+    "/latest/api/token": _NO_KEY.format("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither"),
+    "/computeMetadata/": _NO_KEY.format("GOOGLE_SERVICE_ACCOUNT and GOOGLE_SERVICE_ACCOUNT_KEY are neither"),
+    "/metadata/identity/": _NO_KEY.format("AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_SAS_KEY are neither"),
+}
+"""Part of the path at which obstore asks for the machine's role, if it has found no key -> the message."""
 # "in 1.2ms" or ", after 5 retries, max_retries: 5, ..." may be between address and cause.
 _TRIED = re.compile(r".*Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
 _REFUSED = "Server returned non-2xx status code: "
@@ -44,8 +45,9 @@ def sentence(error: BaseException, endpoint: str = "") -> str:
     """
     text = str(error)
     first = text.partition("\n")[0]
-    if MACHINE_ROLE_PATH in first:
-        return NO_KEY
+    for path, advice in NO_KEYS.items():
+        if path in first:
+            return advice
     if (tried := _TRIED.fullmatch(first)) is None:
         return first
     cause = tried[3].removeprefix(_REFUSED)

@@ -1,21 +1,23 @@
-"""The store in a bucket: S3, and any service that speaks its protocol and passes ``probe``.
-
-The only module that imports obstore.
+"""The store in a bucket: of S3, of a service that speaks its protocol and passes ``probe``, of Google Cloud Storage or
+of Azure Blob Storage.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from weft.config.units import Address
+from obstore import sign_async
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from weft.storage.object_store.overlap import Answer, ask, put_overlapping
 from weft.storage.object_store.protocol import (
     PART_SUFFIX,
     Buffer,
@@ -27,55 +29,39 @@ from weft.storage.object_store.protocol import (
     check_prefix,
     clamp_range,
 )
-from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http, endpoint_of
-from weft.storage.object_store.s3_overlap import Answer, ask, put_overlapping
-from weft.storage.object_store.s3_sentence import sentence
-
-try:
-    from obstore import sign_async
-    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-    from obstore.store import S3Store as _Bucket
-except ImportError as missing:  # pragma: no cover
-    raise StoreUnfit('S3 needs obstore, which is not installed: pip install "weft-fabric[hub]"') from missing
+from weft.storage.object_store.sentence import sentence
+from weft.storage.object_store.services import BucketPlace
 
 wait_at_exit()
 
-CONNECT_SECONDS_MAX = 5
-REQUEST_SECONDS_MAX = 30
 READ_RETRIES_MAX = 5
-READ_RETRY_SECONDS_MAX = 30
 SIGNED_SECONDS = 300
 PART_BYTES = 8 << 20
 """Bytes of a part of an upload: S3 takes 10,000 parts of at least 5 MiB."""
 PARTS_AT_ONCE = 2
+COPY_SECONDS_MAX = 600
+COPY_POLL_SECONDS = 0.2
 
 
-class S3Store:
-    """An ``ObjectStore`` with conditional PUTs (If-None-Match and If-Match).
+class BucketStore:
+    """An ``ObjectStore`` with conditional PUTs: If-None-Match and If-Match, or at Google their generations.
 
     Only reads are retried. A write without a clear answer raises ``StoreError``, and the caller reads the object to
     learn the outcome.
 
     Args:
-        bucket: its name.
-        prefix: the store's place in the bucket; '' for its root.
-        options: object_store's names in capitals, as ``open_store`` describes.
+        place: the bucket, and the store's place in it.
     """
 
-    def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
-        self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
-        self._options = dict(options)
-        self._endpoint, url = endpoint_of(options, os.environ)
-        # A server on this machine has this machine's clock.
-        self._is_remote = not Address(urlsplit(url).hostname or "", 0).is_loopback
-        if allows_http(options, os.environ):
-            self._options[ALLOW_HTTP] = "true"
-        self._reads = _open_bucket(bucket, prefix, self._options, READ_RETRIES_MAX)
+    def __init__(self, place: BucketPlace) -> None:
+        self._place = place
+        self._service = place.service
+        self._reads = place.open(READ_RETRIES_MAX)
         # No retries: the second attempt of a conditional PUT answers "precondition failed" to the first one's success.
-        self._writes = _open_bucket(bucket, prefix, self._options, 0)
+        self._writes = place.open(0)
 
     async def create(self, key: str, data: Buffer) -> str:
-        """Create an object: PUT with If-None-Match: *."""
+        """Create an object: PUT on the condition that there is none."""
         with self._answers(check_key(key)):
             try:
                 return await self._put(key, data, "create")
@@ -83,7 +69,7 @@ class S3Store:
                 await self._refuse_create(key)
             except FileNotFoundError:
                 raise StoreError(
-                    f"{self._uri} does not exist: create the bucket, or correct the store's address"
+                    f"{self._place.uri} does not exist: create the bucket, or correct the store's address"
                 ) from None
 
     async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
@@ -137,15 +123,34 @@ class S3Store:
                     await self._writes.copy_async(upload, key, overwrite=False)
                 except (AlreadyExistsError, PreconditionError):
                     await self._refuse_create(key)
+                if self._service.copies_later:
+                    await self._copied(key)
         finally:
             with contextlib.suppress(BaseError, OSError):
                 await self._reads.delete_async(upload)
 
+    async def _copied(self, key: str) -> None:
+        """Wait for the end of a copy, which the service may do after it has answered.
+
+        Raises:
+            StoreError: it failed, or had not ended in time.
+        """
+        status = "pending"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COPY_SECONDS_MAX):
+                while status == "pending":
+                    # Signed for GET: obstore signs HEAD at Azure without any permission.
+                    status = (await ask(await self._signed("GET", key), "HEAD")).fields.get("x-ms-copy-status", "")
+                    if status == "pending":
+                        await asyncio.sleep(COPY_POLL_SECONDS)
+        if status != "success":
+            raise StoreError(f"{key}: the copy of the uploaded parts is {status or 'not confirmed'} by the store")
+
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
-        """Replace an object: PUT with If-Match."""
+        """Replace an object: PUT on the condition that it has not changed."""
         with self._answers(check_key(key)):
             try:
-                return await self._put(key, data, {"e_tag": expected_etag})
+                return await self._put(key, data, {self._service.version: expected_etag})
             except PreconditionError:
                 raise PreconditionFailed(f"{key}: changed") from None
             except FileNotFoundError:
@@ -155,15 +160,20 @@ class S3Store:
         """Return an object: one GET."""
         with self._answers(check_key(key)):
             result = await self._reads.get_async(key)
-            etag = _etag(key, result.meta["e_tag"])
-            written = Written(int(result.meta["last_modified"].timestamp()) * 1_000_000_000, self._is_remote)
+            etag = self._etag(key, result.meta)
+            written = Written(int(result.meta["last_modified"].timestamp()) * 1_000_000_000, self._place.is_remote)
             return Object(bytes(await result.bytes_async()), etag, written)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return a range: one ranged GET; a negative start is a suffix range."""
+        """Return a range: one ranged GET; a negative start is a suffix range, or at Azure a HEAD before it."""
         if length <= 0:
             clamp_range(await self._size(key), start, length)
             return b""
+        if start < 0 and not self._service.suffix_ranges:
+            start, end = clamp_range(await self._size(key), start, length)
+            length = end - start
+            if not length:
+                return b""
         part = {"suffix": -start} if start < 0 else (start, start + length)
         with self._answers(check_key(key)):
             try:
@@ -179,13 +189,24 @@ class S3Store:
                 return b""
 
     async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
-        """List objects, in as many LIST requests as the limit needs."""
-        prefix = check_prefix(prefix)
+        """List objects, in as many LIST requests as the limit needs; at Azure those before ``after`` are listed, too.
+
+        Raises:
+            StoreUnfit: the bucket lists in another order, as one with a hierarchical namespace does.
+        """
+        prefix, last = check_prefix(prefix), after or ""
         found: Listing = []
         with self._answers(prefix):
             stream = self._reads.list_async(prefix or None, offset=after or None, chunk_size=min(limit or 1000, 1000))
             async for page in stream:
-                found += [Listed(meta["path"], meta["size"]) for meta in page]
+                for meta in page:
+                    if meta["path"] <= last:
+                        raise StoreUnfit(
+                            f"{self._place.uri} lists {meta['path']} after {last}, not in the order of names. Use a "
+                            "bucket without a hierarchical namespace"
+                        )
+                    last = meta["path"]
+                    found.append(Listed(last, meta["size"]))
                 if limit is not None and len(found) >= limit:
                     return found[:limit]
         return found
@@ -200,18 +221,21 @@ class S3Store:
         await self._size(key)
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return the s3:// URI and the given options. For an endpoint without TLS, they allow plain HTTP."""
-        return f"{self._uri}/{check_key(key)}", dict(self._options)
+        """Return the URI and the given options. For an endpoint without TLS, they allow plain HTTP."""
+        return f"{self._place.uri}/{check_key(key)}", self._place.options_elsewhere
 
     async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
         """Put every body to one key at once, with overlapping requests, as creates or as swaps; for ``probe``.
 
         Returns:
-            For each body, whether the store accepted it. None if one of them had no clear answer.
+            For each body, whether the store accepted it. None if one of them had no clear answer, or if the service
+            signs no such request.
         """
-        condition = ("If-None-Match", "*") if expected_etag is None else ("If-Match", expected_etag)
+        if (headers := self._service.overlap) is None:
+            return None
+        condition = headers.create if expected_etag is None else (headers.swap, expected_etag)
         try:
-            answers = await put_overlapping(await self._signed("PUT", key), bodies, condition)
+            answers = await put_overlapping(await self._signed("PUT", key), bodies, (condition, *headers.others))
         except (BaseError, OSError, ValueError):
             return None
         accepted, refused = {200, 201, 204}, {404, 409, 412}
@@ -221,12 +245,14 @@ class S3Store:
 
     async def name(self) -> str:
         """Return the server's own name, if it reports one, and its address."""
-        answer, address = Answer(0, ""), self._uri
+        answer, address = Answer(0, {}), self._place.uri
+        if self._service.overlap is None:
+            return f"{self._service.what} ({address})"
         with contextlib.suppress(BaseError, OSError, ValueError):
             url = await self._signed("GET", "cluster.json")
-            address = f"{self._uri} at {urlsplit(url).netloc}"
+            address = f"{self._place.uri} at {urlsplit(url).netloc}"
             answer = await ask(url)
-        return f"{answer.server} ({address})" if answer.server else address
+        return f"{server} ({address})" if (server := answer.fields.get("server")) else address
 
     @contextlib.contextmanager
     def _answers(self, key: str) -> Iterator[None]:
@@ -237,7 +263,7 @@ class S3Store:
         except FileNotFoundError:
             raise NotFound(key) from None
         except (BaseError, OSError) as error:
-            raise StoreError(f"{key}: {sentence(error, self._endpoint)}") from error
+            raise StoreError(f"{key}: {sentence(error, self._place.endpoint.name)}") from error
 
     async def _signed(self, method: Any, key: str) -> str:
         return str(await sign_async(self._reads, method, check_key(key), timedelta(seconds=SIGNED_SECONDS)))
@@ -253,32 +279,14 @@ class S3Store:
     async def _put(self, key: str, data: Buffer, mode: Any) -> str:
         # One request: a multipart upload cannot be made conditional everywhere.
         result = await self._writes.put_async(key, bytes(data), mode=mode, use_multipart=False)
-        return _etag(key, result["e_tag"])
+        return self._etag(key, result)
 
     async def _size(self, key: str) -> int:
         with self._answers(check_key(key)):
             return int((await self._reads.head_async(key))["size"])
 
-
-def _open_bucket(bucket: str, prefix: str, options: dict[str, str], retries: int) -> Any:
-    config = {name.lower(): value for name, value in options.items()}
-    client: dict[str, Any] = {
-        "timeout": timedelta(seconds=REQUEST_SECONDS_MAX),
-        "connect_timeout": timedelta(seconds=CONNECT_SECONDS_MAX),
-    }
-    # For obstore this is an option of the client, not of the bucket. It reads other missing options from the
-    # environment by itself.
-    if config.pop(ALLOW_HTTP.lower(), None) == "true":
-        client["allow_http"] = True
-    config.setdefault("aws_copy_if_not_exists", "multipart")
-    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=READ_RETRY_SECONDS_MAX)}
-    try:
-        return _Bucket(bucket, prefix=prefix or None, config=config, client_options=client, retry_config=retry)
-    except (BaseError, ValueError) as error:
-        raise StoreUnfit(f"s3://{bucket}: {sentence(error)}") from error
-
-
-def _etag(key: str, etag: str | None) -> str:
-    if not etag:
-        raise StoreUnfit(f"{key}: the store gives objects no etag, so a swap cannot be safe")
-    return etag
+    def _etag(self, key: str, facts: Any) -> str:
+        found: str | None = facts[self._service.version]
+        if not found:
+            raise StoreUnfit(f"{key}: the store gives objects no etag, so a swap cannot be safe")
+        return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,16 +22,16 @@ class Answer(NamedTuple):
     """A server's answer."""
 
     status: int
-    server: str
-    """The header ``Server``; empty when there is none."""
+    fields: Mapping[str, str]
+    """Headers, by their names in lower case."""
 
 
-async def put_overlapping(url: str, bodies: Sequence[bytes], condition: tuple[str, str]) -> list[Answer]:
+async def put_overlapping(url: str, bodies: Sequence[bytes], headers: Sequence[tuple[str, str]]) -> list[Answer]:
     """Put every body under one signed URL, all of them half sent before the first is finished.
 
     Args:
         url: signed for PUT, with the host as only header.
-        condition: a header and its value.
+        headers: names and values, the condition among them.
 
     Raises:
         OSError: a connection could not be made, broke, or took too long (``TimeoutError``).
@@ -41,8 +41,8 @@ async def put_overlapping(url: str, bodies: Sequence[bytes], condition: tuple[st
         connections = [await _connect(url) for _ in bodies]
         try:
             for (_, writer), body in zip(connections, bodies, strict=True):
-                headers = (condition, ("Content-Length", str(len(body))))
-                await _send(writer, _head(url, "PUT", headers) + body[: len(body) // 2])
+                fields = (*headers, ("Content-Length", str(len(body))))
+                await _send(writer, _head(url, "PUT", fields) + body[: len(body) // 2])
             await asyncio.sleep(SETTLE_S)
             rests = [
                 _send(writer, body[len(body) // 2 :]) for (_, writer), body in zip(connections, bodies, strict=True)
@@ -96,4 +96,4 @@ async def _answer(reader: asyncio.StreamReader) -> Answer:
     status = first.split(" ")[1:2]
     if not status or not status[0].isdecimal():
         raise ValueError(f"{first[:80]!r} is no answer in HTTP")
-    return Answer(int(status[0]), fields.get("server", ""))
+    return Answer(int(status[0]), fields)

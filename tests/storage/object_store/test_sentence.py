@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.storage.object_store.s3_sentence import NO_KEY, sentence
+from weft.storage.object_store.sentence import NO_KEYS, sentence
 
 ASKED = "Generic S3 error: Error performing GET http://127.0.0.1:17070/b/k"
 DEBUG = "\n\nDebug source:\nGeneric {\n    body: <Error><Code>Other</Code><Message>of debugging</Message></Error>\n}"
@@ -53,7 +53,10 @@ DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
             f'{ASKED} in 3ms - HTTP error: error sending request{DEBUG} Os {{ code: 113, message: "No route" }}',
             "GET http://127.0.0.1:17070/b/k failed: No route",
         ),
-        ("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 2s - timed out", NO_KEY),
+        (
+            "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 2s - timed out",
+            NO_KEYS["/latest/api/token"],
+        ),
         ("Generic URL error: unable to parse" + DEBUG, "Generic URL error: unable to parse"),
     ],
 )

@@ -1,0 +1,279 @@
+"""A backup is a store at one moment of each shard, whatever ends a run, and whatever the hub does meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+
+from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from tests.proofs.backup.places import backed_up, busy, quiet, restored, view_of
+from tests.storage.cluster_log.declaring import MARA, declares
+from weft.proofs.backup import making
+from weft.proofs.backup.making import make_backup
+from weft.proofs.backup.record import RECORD, BackupUnusable
+from weft.proofs.backup.restoring import restore
+from weft.proofs.verify.verify import verify
+from weft.protocols.lane import Lane
+from weft.storage import hub_keys
+from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
+from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.manifest import changed
+from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.protocol import Buffer
+from weft.storage.store_formats import check_store
+
+
+async def states(store: ObjectStore) -> list[bytes]:
+    """The state at the head of every shard."""
+    cluster = await open_cluster(store, None)
+    return [(await ShardLog(store, cluster, shard).load()).freeze()() for shard in range(cluster.shards)]
+
+
+async def test_a_restored_store_is_the_one_of_the_backup_and_says_when_it_was_restored() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    writer = await busy(store)
+    then = await states(store)
+    await backed_up(store, place)
+    await writer.append(0, Run(LANE, 60, 10))
+    new = await restored(place)
+    assert await states(new) == then
+    cluster = await open_cluster(new, None)
+    assert (cluster.cluster_id, cluster.restored) == (writer.cluster.cluster_id, 1_900_000_000_000_000_000)
+    assert "restoring" not in [item.key for item in await new.list("")]
+
+
+async def test_a_second_run_copies_only_what_is_new() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    writer = await busy(store)
+    _, first = await backed_up(store, place)
+    await writer.append(0, Run(LANE, 60, 10))
+    record, second = await backed_up(store, place)
+    assert first.objects > 7
+    assert second.objects == 1
+    assert [(part.first, part.end) for part in record.shards] == [(0, 7), (0, 1)]
+    assert await states(await restored(place)) == await states(store)
+
+
+class EndsEarly(MemoryStore):
+    """A place whose writes fail from one on."""
+
+    left = 10**9
+
+    async def create(self, key: str, data: Buffer) -> str:
+        self.left -= 1
+        if self.left < 0:
+            raise StoreError("the network is gone")
+        return await super().create(key, data)
+
+
+@pytest.mark.parametrize("writes", [0, 1, 4, 7])
+async def test_a_run_that_ends_early_leaves_the_last_backup_and_the_next_one_goes_on(writes: int) -> None:
+    store, place = MemoryStore(), EndsEarly()
+    writer = await busy(store)
+    then = await states(store)
+    await backed_up(store, place)
+    for n in range(6, 12):
+        await writer.append(0, Run(LANE, 10 * n, 10))
+    await writer.snapshot(0)
+    place.left = writes
+    with pytest.raises(StoreError):
+        await backed_up(store, place)
+    assert await states(await restored(place)) == then
+    place.left = 10**9
+    _, copied = await backed_up(store, place)
+    assert copied.objects == 7 - writes
+    assert await states(await restored(place)) == await states(store)
+
+
+async def test_a_restore_that_ends_early_is_no_store_and_goes_on() -> None:
+    store, place, target = MemoryStore(), MemoryStore(), EndsEarly()
+    await busy(store)
+    await backed_up(store, place)
+    target.left = 5
+    with pytest.raises(StoreError):
+        await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
+    with pytest.raises(NotFound):
+        await target.get(hub_keys.CLUSTER)
+    target.left = 10**9
+    await restore(await view_of(place), target, clock=lambda: 2, note=quiet)
+    assert await states(target) == await states(store)
+
+
+class Collects(MemoryStore):
+    """A store whose hub collects chunks while they are copied."""
+
+    writer: LogWriter
+    reads = 0
+
+    async def get(self, key: str) -> Object:
+        if "/chunk/" in key:
+            self.reads += 1
+            if self.reads == 3:
+                await collect(self, self.writer, 4)
+        return await super().get(key)
+
+
+async def collect(store: MemoryStore, writer: LogWriter, watermark: int) -> None:
+    """Raise the watermark of the first shard, and delete what is below it."""
+    await writer.snapshot(0)
+    log = ShardLog(store, writer.cluster, 0)
+    manifest, etag = await log.manifest()
+    assert await log.swap_manifest(changed(manifest, watermark=watermark), etag)
+    for n in range(watermark):
+        await store.delete(hub_keys.chunk_key(0, n))
+
+
+async def test_chunks_that_are_collected_meanwhile_are_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector waits far longer between the watermark and deleting than a watermark may be used."""
+    times = itertools.count(0, 40_000_000_000)
+    monkeypatch.setattr(making, "ShardLog", partial(ShardLog, boot_clock=lambda: next(times)))
+    store, place = Collects(), MemoryStore()
+    store.writer = await busy(store)
+    record, _ = await backed_up(store, place)
+    assert [(part.first, part.end) for part in record.shards] == [(4, 6), (0, 1)]
+    assert await states(await restored(place)) == await states(store)
+
+
+async def test_a_backup_after_a_collection_does_not_show_what_is_between() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    writer = await busy(store)
+    await backed_up(store, place)
+    for n in range(6, 12):
+        await writer.append(0, Run(LANE, 10 * n, 10))
+    await collect(store, writer, 10)
+    record, _ = await backed_up(store, place)
+    assert (record.shards[0].first, record.shards[0].end) == (10, 12)
+    assert await states(await restored(place)) == await states(store)
+
+
+class ChangesItsCluster(MemoryStore):
+    """A store whose cluster file is written again while it is copied, as by a change of its level."""
+
+    reads = 0
+
+    async def get(self, key: str) -> Object:
+        if "/chunk/" in key:
+            self.reads += 1
+            if self.reads == 2:
+                found = await super().get(hub_keys.CLUSTER)
+                await self.swap(hub_keys.CLUSTER, found.data + b" ", found.etag)
+        return await super().get(key)
+
+
+async def test_a_cluster_that_changes_meanwhile_is_copied_as_it_is_after() -> None:
+    store, place = ChangesItsCluster(), MemoryStore()
+    await busy(store)
+    lines: list[str] = []
+    record, _ = await make_backup(store, place, clock=lambda: 1, note=lines.append)
+    assert record.cluster == (await store.get(hub_keys.CLUSTER)).data
+    assert any("cluster.json has changed meanwhile" in line for line in lines)
+
+
+async def test_a_store_of_another_history_is_refused() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    await backed_up(store, place)
+    shorter = await restored(place)
+    await shorter.delete(hub_keys.chunk_key(0, 5))
+    with pytest.raises(BackupUnusable, match="lacks chunk of that number"):
+        await backed_up(shorter, place)
+    other = MemoryStore()
+    await busy(other)
+    with pytest.raises(BackupUnusable, match="the place has a backup of cluster"):
+        await backed_up(other, place)
+    with pytest.raises(BackupUnusable, match="holds a hub's store"):
+        await backed_up(store, other)
+    with pytest.raises(BackupUnusable, match="is not empty"):
+        await restore(await view_of(place), other, clock=lambda: 1, note=quiet)
+
+
+async def test_objects_of_later_releases_come_along_and_those_of_running_nodes_do_not() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    kept = {
+        "facts/manifest": b"first",
+        "deletions/default/telemetry/0": b"declared",
+        "groups/a": b"a position",
+        "shard-0/lease": b"of a later release",
+        "tenants/acme/shard-0/chunk/0": b"another log",
+    }
+    for key, data in kept.items():
+        await store.create(key, data)
+    for key in ("nodes/a", "keepers/b", "probe/c/object", "tables/default/telemetry/x.part"):
+        await store.create(key, b"passing")
+    await backed_up(store, place)
+    await store.swap("facts/manifest", b"second", (await store.get("facts/manifest")).etag)
+    new = await restored(place)
+    assert {key: (await new.get(key)).data for key in kept} == kept
+    names = [item.key for item in await new.list("")]
+    assert not [name for name in names if name.startswith(("nodes", "keepers", "probe", "tables"))]
+    await backed_up(store, place)
+    assert (await (await restored(place)).get("facts/manifest")).data == b"second"
+
+
+async def test_declared_facts_come_along_as_they_were() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    writer = await busy(store)
+    log = ClusterLog(store, writer.cluster.cluster_id)
+    for n in range(70):  # over a snapshot
+        await log.append(declares(f"edge-{n}"), MARA)
+    await backed_up(store, place)
+    for n in range(70, 75):
+        await log.append(declares(f"edge-{n}"), MARA)
+    new = await restored(place)
+    _, copied = await backed_up(store, place)
+    assert copied.objects == 5 + 1, "the new ones, and their list"
+    assert copied.there == 0, "the former ones are not read again"
+    state = await ClusterLog(new, writer.cluster.cluster_id).load()
+    assert (state.n, len(state.facts("token")), list(state.skipped)) == (70, 70, [])
+    report = await verify(place)
+    assert report.findings == []
+    await new.delete(hub_keys.entry_key(67))
+    [fault] = (await verify(new)).findings
+    assert "entry/00000000000000000067 is missing" in fault.sentence
+
+
+async def test_long_objects_of_later_releases_come_along() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    await store.create("groups/long", bytes(9 << 20))
+    await backed_up(store, place)
+    assert (await (await restored(place)).get("groups/long")).data == bytes(9 << 20)
+
+
+async def test_no_hub_takes_a_backup_or_a_half_restored_store_for_a_new_one() -> None:
+    store, place, target = MemoryStore(), MemoryStore(), EndsEarly()
+    await busy(store)
+    await backed_up(store, place)
+    with pytest.raises(ClusterUnusable, match="holds a backup, on which no hub runs"):
+        await check_store(place)
+    target.left = 5
+    with pytest.raises(StoreError):
+        await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
+    with pytest.raises(ClusterUnusable, match="a backup is being restored into the store"):
+        await check_store(target)
+    target.left = 10**9
+    await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
+    await check_store(target)
+
+
+async def test_states_of_lanes_that_left_come_along_up_to_the_end() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    gone = Lane("default", "press-9", 9, "telemetry")
+    for n in (2, 9):
+        await store.create(hub_keys.ended_key(0, gone, n), b"state")
+    await backed_up(store, place)
+    new = await restored(place)
+    assert [hub_keys.parse_ended_key(item.key)[1] for item in await new.list("shard-0/ended")] == [2]
+
+
+async def test_a_damaged_record_and_one_of_a_later_release_are_named() -> None:
+    for data, sentence in ((b"{", "is damaged"), (b'{"format": 2}', "use the release that made the backup")):
+        place = MemoryStore()
+        await place.create(RECORD, data)
+        with pytest.raises(BackupUnusable, match=sentence):
+            await view_of(place)
