@@ -15,6 +15,7 @@ from weft.cloud_hub.api.answers import LongAnswer
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.search import Search
 from weft.protocols.chunk import ChunkIndex, StreamSection
+from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import NOTHING
@@ -106,21 +107,26 @@ class _Reading:
                     self.next_offset = offset
                     return at + 1
                 continue
-            if section.base_offset > offset and given is not None and not self.batches:
-                # The given chunk is too late: the offset may be in an earlier one.
+            if section.base_offset > offset:
+                if given is None or self.batches:
+                    raise Corrupt(f"chunk {at} of shard {self._log.shard} begins at offset {section.base_offset} of "
+                                  f"{section.stream}, and the one before it ended at {offset}")  # fmt: skip
+                # The given chunk is too late: the offset is in an earlier one.
                 self._wanted = self._wanted._replace(chunk=None)
                 return await self.read(offset, end)
             self._search.took(section.length)
             self._search.chunks_left -= 1
             data = await self._log.section(at, section)
-            offset = max(offset, section.base_offset)
             made = await asyncio.to_thread(self._rows, each.footer, section, data, offset, end)
             self.batches += made.batches
             self._rows_left -= sum(batch.num_rows for batch in made.batches)
             self._bytes_left -= made.size
             offset = self.next_offset = made.next_offset
+            # A cut section ends the answer also where rounding leaves some bytes: what is next is the rest of it.
+            if offset < section.base_offset + section.count:
+                return at
             if offset >= end or self._rows_left <= 0 or self._bytes_left <= 0 or self._search.is_spent:
-                return at if offset < section.base_offset + section.count else at + 1
+                return at + 1
         if not self.batches and given is not None:
             self._wanted = self._wanted._replace(chunk=None)
             return await self.read(offset, end)

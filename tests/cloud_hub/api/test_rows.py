@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ import pytest
 from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from weft.cloud_hub.api import rows as api_rows
-from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET
+from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsWanted, rows_answer
 from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.hub import Hub
+from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.memory import MemoryStore
@@ -78,6 +80,27 @@ async def test_rows_are_the_records_whatever_the_pieces(tmp_path: Path) -> None:
             assert pa.concat_tables(tables).equals(whole.table)
 
 
+async def test_no_row_is_lost_or_doubled_whatever_the_bounds() -> None:
+    rng = random.Random(7)
+    async with running_hub(MemoryStore()) as hub:
+        sent = await filled(hub, 100, 30)
+        state = next(each.state for each in hub.sequencers if each.state.shard == SHARD)
+        log = next(each.log for each in hub.sequencers if each.state.shard == SHARD)
+        for _ in range(25):
+            bytes_max, limit = rng.randrange(300, 9000), rng.choice((7, 19, 1 << 16))
+            offset, found = 0, list[bytes]()
+            hint: int | None = None
+            while offset < 100 and len(found) < 100:
+                wanted = RowsWanted(("default", "telemetry"), PayloadKind.BYTES, offset, hint, limit)
+                answer = await rows_answer(log, [state], wanted, bytes_max)
+                table = pa.ipc.open_stream(answer.parts[0]).read_all()
+                assert table["_offset"].to_pylist() == list(range(offset, offset + table.num_rows))
+                found += table["payload"].to_pylist()
+                offset = int(answer.headers[NEXT_OFFSET])
+                hint = rng.choice((None, int(answer.headers[NEXT_CHUNK]), rng.randrange(8)))
+            assert found == sent
+
+
 async def test_a_wrong_chunk_costs_a_search_and_loses_nothing() -> None:
     async with running_hub(MemoryStore()) as hub:
         await filled(hub)
@@ -87,17 +110,17 @@ async def test_a_wrong_chunk_costs_a_search_and_loses_nothing() -> None:
 
 
 async def test_an_answer_has_a_bound_and_at_least_a_row() -> None:
-    async with running_hub(MemoryStore(), response_bytes_max=1000) as hub:
-        sent = await filled(hub, count=20, payload=400)
-        found, offset = [], 0
-        while offset < 20:
-            page = await rows(hub, f"&offset={offset}")
-            assert page.size < 8000, "the bound, a row, and what Arrow adds"
-            assert page.next_offset is not None
-            assert page.next_offset > offset
-            found += page.table["payload"].to_pylist()
-            offset = page.next_offset
-        assert found == sent
+    for payload in (2000, 400, 33):  # rows that are longer than an answer, and answers that end amid a chunk
+        async with running_hub(MemoryStore(), response_bytes_max=1500) as hub:
+            sent = await filled(hub, 60, payload)
+            found, offset = [], 0
+            while offset < 60:
+                page = await rows(hub, f"&offset={offset}")
+                assert page.size < 8000, "the bound, a row, and what Arrow adds"
+                assert page.next_offset == offset + page.table.num_rows > offset
+                found += page.table["payload"].to_pylist()
+                offset = page.next_offset
+            assert found == sent
 
 
 async def test_no_rows_are_an_answer_with_the_columns() -> None:
