@@ -117,6 +117,7 @@ async def test_an_answer_has_a_bound_and_at_least_a_row() -> None:
             while offset < 60:
                 page = await rows(hub, f"&offset={offset}")
                 assert page.size < 8000, "the bound, a row, and what Arrow adds"
+                assert page.next_offset is not None
                 assert page.next_offset == offset + page.table.num_rows > offset
                 found += page.table["payload"].to_pylist()
                 offset = page.next_offset
