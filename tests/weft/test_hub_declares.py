@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,55 @@ def test_a_closed_hub_without_a_token_is_a_warning(config: Path) -> None:
 
 def listed_out(config: Path) -> Any:
     return json.loads(weft("hub", "tenant", "list", config, "--json").stdout)
+
+
+def two_ports() -> int:
+    """A free port with a free one behind it."""
+    while True:
+        first = free_port()
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", first + 1))
+            return first
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_every_process_of_a_hub_knows_a_change_in_seconds(start: Start, tmp_path: Path) -> None:
+    port = two_ports()
+    hub_yaml = tmp_path / "hub.yaml"
+    hub_yaml.write_text(HUB.format(port=port, processes=2))
+    start("hub", hub_yaml)
+
+    def answers(token: str) -> list[int]:
+        found = []
+        for number in (port, port + 1):
+            url = f"http://127.0.0.1:{number}/v1/status"
+            request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    found.append(answer.status)
+            except urllib.error.HTTPError as error:
+                found.append(error.code)
+            except OSError:
+                found.append(0)
+        return found
+
+    def answer_with(token: str, status: int) -> bool:
+        return answers(token) == [status, status]
+
+    wait_until(partial(answer_with, "none", 401), what="both processes")
+    times = []
+    for n in range(4):
+        token = weft("hub", "token", "add", hub_yaml, f"ops-{n}", "--scope", "admin").output.strip()
+        began = time.monotonic()
+        wait_until(partial(answer_with, token, 200), what="the token at both processes")
+        times.append(time.monotonic() - began)
+        weft("hub", "token", "remove", hub_yaml, f"ops-{n}")
+        began = time.monotonic()
+        wait_until(partial(answer_with, token, 401), what="the end of the token at both processes")
+        times.append(time.monotonic() - began)
+    print("seconds until both processes knew:", ", ".join(f"{each:.2f}" for each in times))
+    assert max(times) < 10, "two seconds and a request, on a busy machine"
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ from weft.cloud_hub.hub import Hub
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
+from weft.storage import hub_keys
+from weft.storage import manifest as manifests
 from weft.storage.object_store.memory import MemoryStore
 
 SHARD = shard_of("default", "press-1", 2)
@@ -162,6 +164,27 @@ async def test_a_search_that_reaches_its_bound_says_where_to_go_on(monkeypatch: 
             assert requests < 20
         assert found == [b"a"]
         assert requests > 2
+
+
+async def test_rows_that_were_collected_are_gone_and_later_ones_are_not() -> None:
+    async with running_hub(MemoryStore()) as hub:
+        sent = await filled(hub)
+        log = next(each.log for each in hub.sequencers if each.log.shard == SHARD)
+        manifest, etag = await log.manifest()
+        key = hub_keys.snapshot_key(SHARD, 1, 1)
+        state = await log.load()
+        await log.store.create(key, state.encode())
+        first = [chunk.header.n async for chunk in log.indexes(0) if chunk.footer.streams][0]
+        collected = manifests.changed(manifest, snapshot_n=state.n, snapshot=key, watermark=first + 1)
+        assert await log.swap_manifest(collected, etag)
+        for n in range(first + 1):
+            await log.store.delete(hub_keys.chunk_key(SHARD, n))
+        status, answer = await get(hub, f"{STREAM}/rows?shard={SHARD}&offset=0")
+        assert status == 410, answer
+        assert "read those records from the stream's table" in answer["advice"]
+        page = await rows(hub)
+        assert page.table["payload"].to_pylist() == sent[page.table["_offset"][0].as_py() :]
+        assert 0 < page.table.num_rows < 60
 
 
 async def test_rows_need_a_token_of_their_tenant(tmp_path: Path) -> None:
