@@ -171,10 +171,10 @@ async def test_rows_that_were_collected_are_gone_and_later_ones_are_not() -> Non
         sent = await filled(hub)
         log = next(each.log for each in hub.sequencers if each.log.shard == SHARD)
         manifest, etag = await log.manifest()
-        key = hub_keys.snapshot_key(SHARD, 1, 1)
         state = await log.load()
+        key = hub_keys.snapshot_key(SHARD, state.n, 1)
         await log.store.create(key, state.encode())
-        first = [chunk.header.n async for chunk in log.indexes(0) if chunk.footer.streams][0]
+        first = await anext(chunk.header.n async for chunk in log.indexes(0) if chunk.footer.streams)
         collected = manifests.changed(manifest, snapshot_n=state.n, snapshot=key, watermark=first + 1)
         assert await log.swap_manifest(collected, etag)
         for n in range(first + 1):
