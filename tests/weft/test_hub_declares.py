@@ -18,10 +18,12 @@ import pytest
 
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
+from weft.cloud_hub.declared.credentials import Credentials
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.object_store import open_store
 
 EDGE = """\
@@ -73,6 +75,28 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
     assert not any(secret in text for secret in (token, second) for text in texts)
     assert weft("hub", "token", "remove", config, "press").output.splitlines()[0] == "withdrew press"
     assert listed("token", config) == []
+
+
+def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
+    tokens = config.parent / "tokens"
+    made = [
+        weft("token", "create", name, "--file", tokens, "--scope", "edge", "--edge", name, "--tenant", tenant).output
+        for name, tenant in (("a", "default"), ("b", "acme"), ("c", "default"))
+    ]
+    first = weft("hub", "token", "import", config, "--file", tokens)
+    assert "there is no tenant 'acme'" in str(first.exception)
+    weft("hub", "tenant", "add", config, "acme")
+    done = weft("hub", "token", "import", config, "--file", tokens)
+    assert done.output == "declared 2 tokens; 1 were there already\n"
+    assert (
+        weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 were there already\n"
+    )
+    credentials = Credentials(None, False, lambda: 0)
+    store = open_store(str(config.parent / "store"))
+    cluster = asyncio.run(open_cluster(store, None))
+    credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
+    found = [credentials.identify(token.strip()) for token in made]
+    assert [(each.edge, each.tenant) for each in found if each] == [("a", "default"), ("b", "acme"), ("c", "default")]
 
 
 def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> None:
