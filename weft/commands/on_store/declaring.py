@@ -18,7 +18,7 @@ from weft.storage.object_store import ObjectStore
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
     from weft.storage.cluster_log.entry import Declaration
-    from weft.storage.cluster_log.log import Author, ClusterLog
+    from weft.storage.cluster_log.log import Author, Change, ClusterLog
     from weft.storage.cluster_log.state import ClusterState
 
 LAST_MAX = 10_000
@@ -105,24 +105,31 @@ def declare(config_file: str, decision: Callable[[int], Decision], by: str | Non
     return _declaring(config_file, work, by, reason)
 
 
-def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> tuple[int, int]:
+def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> int:
     """Change facts one after the other. Those before an error remain changed.
 
     Returns:
-        Numbers of the last entry before and after.
+        The number of changes; some decisions may find nothing to change.
     """
-    before = 0
+    changed = 0
 
     async def work(log: ClusterLog, author: Author) -> ClusterState:
-        nonlocal before
+        nonlocal changed
         state = await log.load()
-        before = state.n
         for decision in decisions:
-            state = await log.append(decision, author, state)
+            change: Change | None = None
+
+            def decide(state: ClusterState, decision: Decision = decision) -> Change | None:
+                nonlocal change
+                change = decision(state)
+                return change
+
+            state = await log.append(decide, author, state)
+            changed += change is not None
         return state
 
-    after = _declaring(config_file, work, by, reason).n
-    return before, after
+    _declaring(config_file, work, by, reason)
+    return changed
 
 
 def _declaring(
