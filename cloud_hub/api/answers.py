@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -28,13 +28,18 @@ PIECE_S = 10.0
 """Longest time that a reader may take for a piece: slower ones are disconnected."""
 
 
+Part = bytes | memoryview | msgspec.Raw
+
+
 class LongAnswer(NamedTuple):
-    """A JSON document in parts. Joining megabytes alone would block the event loop too long."""
+    """A document in parts. Joining megabytes alone would block the event loop too long."""
 
-    parts: Sequence[bytes | msgspec.Raw]
+    parts: Sequence[Part]
+    content_type: str = JSON
+    headers: Mapping[str, str] = {}
 
 
-def pieces(parts: Iterable[bytes | msgspec.Raw]) -> Iterator[bytes]:
+def pieces(parts: Iterable[Part]) -> Iterator[bytes]:
     """Yield the bytes of all parts in pieces of ``PIECE_BYTES`` at most."""
     waiting: list[memoryview] = []
     room = PIECE_BYTES
@@ -111,8 +116,9 @@ class Answers:
             answer = LongAnswer([answer.body])
         size = sum(map(len, answer.parts))
         if request.method != "GET" or size <= PIECE_BYTES:
-            return web.Response(body=b"".join(answer.parts), content_type=JSON)
-        stream = web.StreamResponse(headers={"Content-Type": JSON})
+            body = b"".join(answer.parts)
+            return web.Response(body=body, content_type=answer.content_type, headers=answer.headers)
+        stream = web.StreamResponse(headers={**answer.headers, "Content-Type": answer.content_type})
         stream.content_length = size
         try:
             async with asyncio.timeout(PIECE_S) as limit:

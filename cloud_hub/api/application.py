@@ -23,7 +23,7 @@ from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
 from weft.cloud_hub.api.parameters import choice, integer
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.records_answer import RECORDS_DEFAULT, RECORDS_MAX, RecordsAnswer
+from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX, RecordsAnswer
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_rates import StreamRates
 from weft.cloud_hub.api.stream_summary import renamed_lanes
@@ -166,6 +166,7 @@ class Api:
                 web.get(f"{stream}/lanes", self._bounded(self._get_lanes)),
                 web.get(f"{stream}/completeness", self._bounded(self._get_completeness)),
                 web.get(f"{stream}/records", self._bounded(self._get_records)),
+                web.get(f"{stream}/rows", self._bounded(self._get_rows)),
             ]
         )
         return application
@@ -311,6 +312,22 @@ class Api:
                     raise
                 shards.missing[shard] = str(error)
         return await answer.encode(shards.missing_view())
+
+    async def _get_rows(self, request: web.Request) -> LongAnswer:
+        from weft.cloud_hub.api.rows import LIMIT_MAX, RowsWanted, rows_answer  # imports pyarrow, as for histories
+
+        shards, tenant, stream = await self._stream(request)
+        if "shard" not in request.query:
+            raise ApiError(
+                400, "shard= is missing", "rows are read shard by shard: GET /v1/streams/NAME has the shards"
+            )
+        (shard,) = self._wanted(request, shards)
+        offset, chunk = (
+            integer(request, name, 0, 0, NUMBER_MAX) if name in request.query else None for name in ("offset", "chunk")
+        )
+        limit = integer(request, "limit", LIMIT_MAX, 0, LIMIT_MAX)
+        wanted = RowsWanted((tenant, stream), await self._payload(shards, tenant, stream), offset, chunk, limit)
+        return await rows_answer(shards.readers[shard].log, shards.states, wanted, self._response_bytes_max)
 
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
         """Return the numbers of the requested shards, which must be readable."""

@@ -68,7 +68,7 @@ class RecordReader:
     """
 
     def __init__(self, log: ShardLog, bytes_max: int, histories: Callable[[], Histories | None] = _no_history) -> None:
-        self._log = log
+        self.log = log
         self._bytes_max = bytes_max
         self._histories = histories
 
@@ -97,8 +97,8 @@ class RecordReader:
         found: list[View] = []
         for may_repeat in (True, False):
             search.looks_left -= LOCATE_LOOKS
-            n = max(chunk, await self._log.locate(*stream, offset))
-            watermark = self._log.watermark  # as just read
+            n = max(chunk, await self.log.locate(*stream, offset))
+            watermark = self.log.watermark  # as just read
             if n < watermark:
                 past = await self._past(stream, (offset, end), limit - len(found), watermark, search)
                 if past is not None:
@@ -125,7 +125,7 @@ class RecordReader:
             return None
         from weft.cloud_hub.api.history import PastPlace
 
-        place = PastPlace(stream, self._log.shard, watermark, search)
+        place = PastPlace(stream, self.log.shard, watermark, search)
         return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
 
     async def _from_log(
@@ -139,7 +139,7 @@ class RecordReader:
         found: list[View] = []
         offset, limit, _, payload = wanted
         looked_at, began = 0, offset
-        async for each in self._log.indexes(n):
+        async for each in self.log.indexes(n):
             section = _section(each.footer, stream)
             if section is not None and section.base_offset > offset == began and is_given:
                 # The given chunk is too late: the offset is in an earlier one, so read without it.
@@ -149,7 +149,7 @@ class RecordReader:
                     return Helping(found, offset, each.header.n)
                 search.took(section.length)
                 search.chunks_left -= 1
-                data = await self._log.section(each.header.n, section)
+                data = await self.log.section(each.header.n, section)
                 left = min(self._bytes_max, search.records_bytes)
                 step = _Wanted(offset, limit - len(found), left, payload)
                 helping = await asyncio.to_thread(_decode, section, data, each.footer, step)
@@ -183,7 +183,7 @@ class RecordReader:
         watermark = await self._watermark()
         search.looks_left -= 2
         if chunk is not None and chunk < watermark and self._histories() is not None:
-            return Beginning((await self._log.around(*stream, chunk)).start, 0)  # collected since the answer before
+            return Beginning((await self.log.around(*stream, chunk)).start, 0)  # collected since the answer before
         low = max(chunk or 0, watermark)
         if chunk is None:
             low = await self._first_chunk(low, head, since, search)
@@ -191,13 +191,13 @@ class RecordReader:
                 return past
         if low >= head:
             return Beginning(end, low)
-        known = await self._log.around(*stream, low)
+        known = await self.log.around(*stream, low)
         until, offset = (head, end) if known.n is None else (known.n, known.end)
         if known.start == offset:
             return Beginning(offset, low)
         if search.left <= 0:
             return Beginning(None, low)
-        async for each in self._log.indexes(low):
+        async for each in self.log.indexes(low):
             section = _section(each.footer, stream)
             if section is not None:
                 return Beginning(section.base_offset, each.header.n)
@@ -215,7 +215,7 @@ class RecordReader:
             return None
         from weft.cloud_hub.api.history import PastPlace
 
-        offset = await histories.since(PastPlace(stream, self._log.shard, watermark, search), since)
+        offset = await histories.since(PastPlace(stream, self.log.shard, watermark, search), since)
         return None if offset is None else Beginning(offset, 0)
 
     async def _first_chunk(self, low: int, head: int, since: int, search: Search) -> int:
@@ -225,7 +225,7 @@ class RecordReader:
         while low < high:
             search.looks_left -= 1
             middle = (low + high) // 2
-            chunk = await self._log.index(middle)
+            chunk = await self.log.index(middle)
             if chunk is None or chunk.header.created < since:
                 low = middle + 1
             else:
@@ -233,7 +233,7 @@ class RecordReader:
         return low
 
     async def _watermark(self) -> int:
-        return (await self._log.manifest())[0].watermark
+        return (await self.log.manifest())[0].watermark
 
 
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:

@@ -71,6 +71,26 @@ def add_token(identity: TokenIdentity, until: int | None) -> Decision:
     return decide
 
 
+def import_token(identity: TokenIdentity) -> Decision:
+    """Declare a token of a file. One that is declared already with this secret and access is left as it is.
+
+    Raises:
+        TokensUnusable, CannotDeclare: as ``add_token``.
+    """
+    adds = add_token(identity, None)
+
+    def decide(state: ClusterState) -> Change | None:
+        if identity.name in state.facts(TOKEN):
+            known = _token(state, identity.name)
+            wanted = identity.scope, identity.tenant, identity.edge
+            has_secret = any(each.sha256 == identity.sha256 for each in known.secrets)
+            if has_secret and (known.scope, known.tenant, known.edge) == wanted:
+                return None
+        return adds(state)
+
+    return decide
+
+
 def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_oldest: bool = False) -> Decision:
     """Give a token a second secret. The one before stays in force for some time.
 

@@ -26,6 +26,7 @@ from spark_sinks.payloads.decoder import typed_fields
 from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
 from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
 from spark_sinks.source.history import WentBack
+from spark_sinks.source.hub.readers import HubReader, HubStreamReader, columns_of
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.plan import plan, resolve
@@ -57,17 +58,23 @@ class WeftSource(DataSource):
             ReadError: an option is wrong, or the store has no such stream.
         """
         options = parse_options(self.options)
-        columns = from_arrow_schema(subset(run(StreamLog.open(options)).schema, options.columns))
+        stored = columns_of(options) if options.hub is not None else run(StreamLog.open(options)).schema
+        columns = from_arrow_schema(subset(stored, options.columns))
         return commented(columns, options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the records between ``starting`` and ``ending``."""
         options = parse_options(self.options)
-        return WeftReader(options, _checked(schema, options))
+        wanted = _checked(schema, options)
+        return WeftReader(options, wanted) if options.hub is None else HubReader(options, wanted)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         """Return a reader that follows the stream from ``starting`` on."""
-        return WeftStreamReader(self.options, schema)
+        if "hub" not in map(str.lower, self.options):
+            return WeftStreamReader(self.options, schema)
+        options = parse_options(self.options)
+        _check_endless(self.options)
+        return HubStreamReader(options, _checked(schema, options))
 
 
 def _checked(schema: StructType, options: ReadOptions) -> pa.Schema:
@@ -86,6 +93,11 @@ def _checked(schema: StructType, options: ReadOptions) -> pa.Schema:
         if field.type not in possible:
             raise _other_type(field, possible[0])
     return wanted
+
+
+def _check_endless(given: Mapping[str, str]) -> None:
+    if "ending" in map(str.lower, given):
+        raise ReadError("ending: a streaming read has no end; use .trigger(availableNow=True) to read what is there")
 
 
 def _other_type(asked: pa.Field, has: pa.DataType) -> ReadError:
@@ -141,10 +153,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _options(self) -> ReadOptions:
         options = parse_options(self._given)
-        if "ending" in map(str.lower, self._given):
-            raise ReadError(
-                "ending: a streaming read has no end; use .trigger(availableNow=True) to read what is there"
-            )
+        _check_endless(self._given)
         return options
 
     @cached_property

@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from spark_sinks.errors import ReadError
+from spark_sinks.source.hub.access import HubAccess, hub_access
 from spark_sinks.source.positions import Position, parse_moment, parse_position
 from spark_sinks.source.store_options import with_environment
 from spark_sinks.source.typed import declared
@@ -19,8 +20,10 @@ from weft.protocols.lane import NAME_RULE, valid_name
 
 NAMES = (
     "store", "tenant", "stream", "starting", "ending", "since", "until", "edges", "keys", "columns",
-    "schema", "payload_format", "max_records_per_trigger", "fail_on_data_loss",
+    "schema", "payload_format", "max_records_per_trigger", "fail_on_data_loss", "hub", "token_file", "ca_file",
 )  # fmt: skip
+_PLACES = (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry"))
+"""Required options, each with an example."""
 STORE_PREFIX = "store."
 """Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
 
@@ -30,7 +33,7 @@ class ReadOptions:
     """The options of a read, checked as far as possible without looking at the store."""
 
     store: str
-    """Root of the hub's store: a path, ``file://``, ``s3://``, ``gs://`` or ``az://``."""
+    """Root of the hub's store: a path, ``file://``, ``s3://``, ``gs://`` or ``az://``. Empty for a read through a hub."""
     stream: str
     tenant: str = "default"
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -52,6 +55,8 @@ class ReadOptions:
     max_records_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     """False continues without records that are no longer in the log or in the table."""
+    hub: HubAccess | None = None
+    """Hub to read through, instead of the store."""
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -62,7 +67,11 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """
     given = {name.lower(): value for name, value in options.items()}
     _check_names(given)
-    for name, example in (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry")):
+    hub = hub_access(given)
+    if hub is not None and (taken := [name for name in given if name == "store" or name.startswith(STORE_PREFIX)]):
+        raise ReadError(f"{taken[0]}: with the option hub, the store is not read; leave one of them out")
+    places = (("stream", "telemetry"),) if hub is not None else _PLACES
+    for name, example in places:
         if not given.get(name):
             raise ReadError(f'{name}: missing; give it with .option("{name}", ...), for example {example}')
     for name in ("tenant", "stream"):
@@ -70,7 +79,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
             raise ReadError(f"{name}: expected {NAME_RULE}; got {given[name]!r}")
     edges = _optional_names("edges", given)
     return ReadOptions(
-        store=given["store"],
+        store=given.get("store", ""),
         stream=given["stream"],
         tenant=given.get("tenant", "default"),
         store_options=tuple(sorted(_store_options(given).items())),
@@ -84,6 +93,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         schema=declared(given.get("schema"), given.get("payload_format")),
         max_records_per_trigger=_count("max_records_per_trigger", given),
         fail_on_data_loss=_truth("fail_on_data_loss", given, default=True),
+        hub=hub,
     )
 
 
@@ -100,7 +110,7 @@ def _store_options(given: Mapping[str, str]) -> dict[str, str]:
     named = {
         name.removeprefix(STORE_PREFIX).upper(): value for name, value in given.items() if name.startswith(STORE_PREFIX)
     }
-    return with_environment(named, os.environ, given["store"])
+    return with_environment(named, os.environ, given.get("store", ""))
 
 
 def _optional_names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | None:

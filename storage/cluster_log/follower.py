@@ -18,6 +18,7 @@ INTERVAL_S = 2.0
 LOOKS_PER_CHECK = 30
 """Number of looks after which the follower looks whether the log is still the one that it read: a GET and a LIST."""
 ENTRIES_PER_LOOK_MAX = 256
+"""Maximum number of entries that a step reads before it calls ``changed``."""
 SLOW_DOWN_MAX = 4
 """Factor to which the interval doubles while looks fail, and an answer would change nothing."""
 
@@ -28,7 +29,7 @@ class ClusterLogFollower:
     A store that does not answer leaves the last state in force: links and readers go on with what was known.
 
     Args:
-        changed: called after entries were read, in the event loop. It must not raise.
+        changed: called after entries were read, in the event loop. If it fails, it is called again at the next look.
         interval_s: interval of looks.
     """
 
@@ -40,6 +41,7 @@ class ClusterLogFollower:
         self._now = asyncio.get_running_loop().time
         self._seen_at = 0.0
         self._looks = 0
+        self._is_untold = False
         self.trouble: str | None = None
         """The reason why the state is not that of the log; None if it is."""
         self._repeats = Repeats()
@@ -77,7 +79,8 @@ class ClusterLogFollower:
     async def look(self) -> None:
         """Read the entries that are new. A failure leaves the state as it is, and is logged."""
         try:
-            await self._look()
+            while await self._look():
+                pass
         except (StoreError, UnsupportedVersion) as error:
             self.trouble = str(error)
         except Exception as error:  # without looks, a withdrawn token would stay in force
@@ -94,7 +97,8 @@ class ClusterLogFollower:
                 self.trouble, left_out(count),
             )  # fmt: skip
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Read some entries. Return whether there may be more."""
         self._looks += 1
         state, before = self.state, self.state.n
         try:
@@ -108,9 +112,14 @@ class ClusterLogFollower:
             # Entries that were read before an error count, too.
             if self.state.n != before:
                 self._name_skipped(before)
+                self._is_untold = True
+            if self._is_untold:  # also if the last call failed
                 self._changed()
-        if count < ENTRIES_PER_LOOK_MAX:
-            self._seen_at = self._now()
+                self._is_untold = False
+        if count == ENTRIES_PER_LOOK_MAX:
+            return True
+        self._seen_at = self._now()
+        return False
 
     async def _is_same(self) -> bool:
         """Return whether the log has what was read of it, and no entry behind a missing one."""

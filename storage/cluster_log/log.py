@@ -158,12 +158,15 @@ class ClusterLog:
                 found.append(seen[1])
         return found
 
-    async def append(self, decide: Callable[[ClusterState], Change | None], author: Author) -> ClusterState:
+    async def append(
+        self, decide: Callable[[ClusterState], Change | None], author: Author, state: ClusterState | None = None
+    ) -> ClusterState:
         """Write an entry. It is durable, and every process will read it, when this returns.
 
         Args:
             decide: returns the change, given the state that it will follow; called again if another writer was quicker.
                 None if there is nothing to change. What it raises ends the call, and nothing was written.
+            state: that of the call before, which saves loading it again; it is changed.
 
         Returns:
             The state with the change.
@@ -174,7 +177,8 @@ class ClusterLog:
             UnsupportedVersion: a later release wrote an entry: nothing was written.
             StoreError: the store did not answer; if it names an entry, that may be there.
         """
-        state, nonce, failures = await self.load(), self._random_bits(64), 0
+        state = await self.load() if state is None else state
+        nonce, failures = self._random_bits(64), 0
         for _ in range(TRIES_MAX):
             change = decide(state)
             if change is None:

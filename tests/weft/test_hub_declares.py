@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ import pytest
 
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
+from weft.cloud_hub.declared.credentials import Credentials
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.object_store import open_store
 
 EDGE = """\
@@ -70,6 +75,28 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
     assert not any(secret in text for secret in (token, second) for text in texts)
     assert weft("hub", "token", "remove", config, "press").output.splitlines()[0] == "withdrew press"
     assert listed("token", config) == []
+
+
+def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
+    tokens = config.parent / "tokens"
+    made = [
+        weft("token", "create", name, "--file", tokens, "--scope", "edge", "--edge", name, "--tenant", tenant).output
+        for name, tenant in (("a", "default"), ("b", "acme"), ("c", "default"))
+    ]
+    first = weft("hub", "token", "import", config, "--file", tokens)
+    assert "there is no tenant 'acme'" in str(first.exception)
+    weft("hub", "tenant", "add", config, "acme")
+    done = weft("hub", "token", "import", config, "--file", tokens)
+    assert done.output == "declared 2 tokens; 1 were there already\n"
+    assert (
+        weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 were there already\n"
+    )
+    credentials = Credentials(None, False, lambda: 0)
+    store = open_store(str(config.parent / "store"))
+    cluster = asyncio.run(open_cluster(store, None))
+    credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
+    found = [credentials.identify(token.strip()) for token in made]
+    assert [(each.edge, each.tenant) for each in found if each] == [("a", "default"), ("b", "acme"), ("c", "default")]
 
 
 def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> None:
@@ -152,6 +179,55 @@ def test_a_closed_hub_without_a_token_is_a_warning(config: Path) -> None:
 
 def listed_out(config: Path) -> Any:
     return json.loads(weft("hub", "tenant", "list", config, "--json").stdout)
+
+
+def two_ports() -> int:
+    """A free port with a free one behind it."""
+    while True:
+        first = free_port()
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", first + 1))
+            return first
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_every_process_of_a_hub_knows_a_change_in_seconds(start: Start, tmp_path: Path) -> None:
+    port = two_ports()
+    hub_yaml = tmp_path / "hub.yaml"
+    hub_yaml.write_text(HUB.format(port=port, processes=2))
+    start("hub", hub_yaml)
+
+    def answers(token: str) -> list[int]:
+        found = []
+        for number in (port, port + 1):
+            url = f"http://127.0.0.1:{number}/v1/status"
+            request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    found.append(answer.status)
+            except urllib.error.HTTPError as error:
+                found.append(error.code)
+            except OSError:
+                found.append(0)
+        return found
+
+    def answer_with(token: str, status: int) -> bool:
+        return answers(token) == [status, status]
+
+    wait_until(partial(answer_with, "none", 401), what="both processes")
+    times = []
+    for n in range(4):
+        token = weft("hub", "token", "add", hub_yaml, f"ops-{n}", "--scope", "admin").output.strip()
+        began = time.monotonic()
+        wait_until(partial(answer_with, token, 200), what="the token at both processes")
+        times.append(time.monotonic() - began)
+        weft("hub", "token", "remove", hub_yaml, f"ops-{n}")
+        began = time.monotonic()
+        wait_until(partial(answer_with, token, 401), what="the end of the token at both processes")
+        times.append(time.monotonic() - began)
+    print("seconds until both processes knew:", ", ".join(f"{each:.2f}" for each in times))
+    assert max(times) < 10, "two seconds and a request, on a busy machine"
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def revoke(name: str, path: str, *, as_json: bool) -> None:
 @json_option
 def list_tokens(path: str, as_json: bool) -> None:
     """List the names of the tokens, not the tokens themselves."""
-    facts = [_facts(each) for each in _read(path)]
+    facts = [_facts(each) for each in read_file(path)]
     if as_json:
         print_json(facts)
     else:
@@ -113,7 +113,8 @@ def _facts(identity: TokenIdentity) -> dict[str, str | None]:
     }  # fmt: skip
 
 
-def _read(path: str) -> list[TokenIdentity]:
+def read_file(path: str) -> list[TokenIdentity]:
+    """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
     from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:

@@ -158,7 +158,7 @@ async def test_a_request_that_would_search_ten_thousand_chunks_ends_with_a_curso
 async def test_shards_of_a_request_share_its_bytes_and_it_goes_on_where_they_ended() -> None:
     log = Log()
     await log.busy(8, snapshots=False)
-    section = (await log.reader._log.index(0)).footer.streams[0].length  # type: ignore[union-attr]
+    section = (await log.reader.log.index(0)).footer.streams[0].length  # type: ignore[union-attr]
     offset, chunk, seen = 0, 0, list[list[int]]()
     while offset < 8:
         search = Search(bytes_max=3 * section)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cloud_hub.faulty_store import CALM, DEAD, FaultyStore
 from tests.cloud_hub.virtual_time import run
-from tests.storage.cluster_log.declaring import declare, log_of
+from tests.storage.cluster_log.declaring import MARA, declare, declares, log_of
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage import hub_keys
 from weft.storage.cluster_log import entry as entries
@@ -63,6 +63,32 @@ def test_a_look_costs_one_request() -> None:
             await asyncio.sleep(10 * INTERVAL_S + 1)
             assert requests == [hub_keys.entry_key(1)] * 10
             assert follower.trouble is None
+
+    run(main())
+
+
+def test_many_entries_are_read_at_once_and_a_failed_call_is_made_again() -> None:
+    async def main() -> None:
+        store, told = MemoryStore(), list[int]()
+
+        def changed() -> None:
+            told.append(follower.state.n)
+            if len(told) == 3:
+                raise ValueError("a fault of the one who is told")
+
+        follower = ClusterLogFollower(log_of(store), changed)
+        await follower.start()
+        try:
+            log, state = log_of(store), None
+            for n in range(600):
+                state = await log.append(declares(str(n)), MARA, state)
+            await asyncio.sleep(INTERVAL_S + 1)
+            assert told == [256, 512, 600]
+            await asyncio.sleep(3 * INTERVAL_S)
+            assert told == [256, 512, 600, 600]
+            assert follower.trouble is None
+        finally:
+            await follower.close()
 
     run(main())
 

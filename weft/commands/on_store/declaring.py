@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +18,7 @@ from weft.storage.object_store import ObjectStore
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
     from weft.storage.cluster_log.entry import Declaration
-    from weft.storage.cluster_log.log import ClusterLog
+    from weft.storage.cluster_log.log import Author, Change, ClusterLog
     from weft.storage.cluster_log.state import ClusterState
 
 LAST_MAX = 10_000
@@ -98,24 +98,60 @@ def declare(config_file: str, decision: Callable[[int], Decision], by: str | Non
     Returns:
         The facts with the change. Running hubs know it two seconds later.
     """
+
+    async def work(log: ClusterLog, author: Author) -> ClusterState:
+        return await log.append(decision(author.at), author)
+
+    return _declaring(config_file, work, by, reason)
+
+
+def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> int:
+    """Change facts one after the other. Those before an error remain changed.
+
+    Returns:
+        The number of changes; some decisions may find nothing to change.
+    """
+    changed = 0
+
+    async def work(log: ClusterLog, author: Author) -> ClusterState:
+        nonlocal changed
+        state = await log.load()
+        for decision in decisions:
+            change: Change | None = None
+
+            def decide(state: ClusterState, decision: Decision = decision) -> Change | None:
+                nonlocal change
+                change = decision(state)
+                return change
+
+            state = await log.append(decide, author, state)
+            changed += change is not None
+        return state
+
+    _declaring(config_file, work, by, reason)
+    return changed
+
+
+def _declaring(
+    config_file: str, work: Callable[[ClusterLog, Author], Awaitable[ClusterState]], by: str | None, reason: str
+) -> ClusterState:
     from weft.cloud_hub.api.tokens import TokensUnusable
     from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.declared.changes import CannotDeclare
     from weft.protocols.errors import CodecError
     from weft.storage.cluster_log.log import Author, ChangeRefused, Contended
 
-    async def work(store: ObjectStore) -> ClusterState:
+    async def on(store: ObjectStore) -> ClusterState:
         log = await _open(store)
         now = (await sound_clock(store))()
-        author = Author(now, by or f"{getpass.getuser()}@{platform.node()}", reason)
-        return await log.append(decision(now), author)
+        return await work(log, Author(now, by or f"{getpass.getuser()}@{platform.node()}", reason))
 
     try:
-        state = on_store(config_file, work)
+        state = on_store(config_file, on)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:
-        raise Failed(f"nothing was declared: {error}") from None
+        raise Failed(f"it was not declared: {error}") from None
     _warn(state)
     return state
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.commands.common import config_argument, confirm, json_option, load_hub, yes_option
-from weft.commands.on_store.declaring import by_option, declare, end_of, read_facts, reason_option
+from weft.commands.on_store.declaring import by_option, declare, declare_all, end_of, read_facts, reason_option
 from weft.commands.token import check_scope, scope_options
-from weft.output import print_json, print_table
+from weft.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
@@ -75,6 +75,30 @@ def add(
 
     declare(config_file, decision, by, reason)
     _print_secret(name, token, until, as_json=as_json, scope=scope, tenant=tenant, edge=edge)
+
+
+@command.command("import")
+@config_argument
+@click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
+@reason_option
+@by_option
+@yes_option
+def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
+    """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
+
+    The file is not changed. Tokens that are declared already are passed over, so that the command can be repeated.
+    Their tenants must be declared before.
+
+    \b
+    weft hub token import hub.yaml --file tokens
+    """
+    from weft.cloud_hub.declared import changes
+    from weft.commands.token import read_file
+
+    identities = read_file(path)
+    _confirm_first(config_file, yes)
+    declared = declare_all(config_file, [changes.import_token(each) for each in identities], by, reason)
+    click.echo(f"declared {counted(declared, 'token')}; {len(identities) - declared} were there already")
 
 
 @command.command()

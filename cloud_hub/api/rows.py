@@ -1,0 +1,168 @@
+"""Rows of a stream as Arrow, for programs: the columns of tables, from the hub's log, in bounded pieces.
+
+A reader of them needs a token of its tenant, and no key of the store, which would open the records of all tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from weft.cloud_hub.api.answers import LongAnswer
+from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.search import Search
+from weft.protocols.chunk import ChunkIndex, StreamSection
+from weft.protocols.errors import Corrupt
+from weft.protocols.lane import Lane
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.lane_state import NOTHING
+from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.storage.chunk_log import ShardLog
+from weft.storage.table.rows import RowsOf, row_schema, rows_of, usable_fields
+
+ARROW = "application/vnd.apache.arrow.stream"
+LIMIT_MAX = 1 << 16
+BATCH_ROWS_MAX = 8 << 10
+"""Maximum number of rows that are made in one step of a thread."""
+NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
+"""Headers of the answer."""
+
+
+class RowsWanted(NamedTuple):
+    """Rows of one shard that a request asks for."""
+
+    stream: StreamKey
+    payload: PayloadKind
+    offset: int | None
+    """None for the first that the log still has, from ``chunk`` on if that is given."""
+    chunk: int | None
+    """Number of a chunk from which on the offset is, as an answer before said; it may be wrong."""
+    limit: int
+
+
+class _Made(NamedTuple):
+    batches: list[pa.RecordBatch]
+    next_offset: int
+    size: int
+
+
+async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsWanted, bytes_max: int) -> LongAnswer:
+    """Return rows of one shard from the log, at least one if it has some, unless the search for it reached its bound.
+
+    Args:
+        states: those of all shards, of which the columns are made; with that of ``log``.
+        bytes_max: bytes of the rows; one row may go beyond.
+
+    Raises:
+        StoreError, NotFound, Corrupt: the log cannot be read.
+        CollectedPast: the log no longer has the records.
+    """
+    state = next(each for each in states if each.shard == log.shard)
+    fields = usable_fields(name for each in states for name in each.stream_fields(*wanted.stream))
+    end = state.next_offset.get(wanted.stream, 0)
+    headers = {END_OFFSET: str(end)}
+    if wanted.offset is None:
+        first = await RecordReader(log, bytes_max).first(state, wanted.stream, Search(), chunk=wanted.chunk or 0)
+        wanted = wanted._replace(offset=first.offset, chunk=first.chunk)
+    offset, next_chunk = wanted.offset, wanted.chunk
+    reading = _Reading(log, state, wanted, fields, bytes_max)
+    if offset is not None and offset < end and wanted.limit:
+        next_chunk = await reading.read(offset, end)
+        offset = reading.next_offset
+    if offset is not None:
+        headers[NEXT_OFFSET] = str(offset)
+    if next_chunk is not None:
+        headers[NEXT_CHUNK] = str(next_chunk)
+    schema = row_schema(fields, wanted.payload)
+    return LongAnswer([await asyncio.to_thread(_encoded, schema, reading.batches)], ARROW, headers)
+
+
+class _Reading:
+    """One request's reading of a shard."""
+
+    def __init__(
+        self, log: ShardLog, state: ShardState, wanted: RowsWanted, fields: Sequence[str], bytes_max: int
+    ) -> None:
+        self._log, self._wanted, self._fields = log, wanted, fields
+        self._lanes = state.lanes
+        self._rows_left, self._bytes_left = wanted.limit, bytes_max
+        self._search = Search()
+        self.batches: list[pa.RecordBatch] = []
+        self.next_offset = wanted.offset or 0
+
+    async def read(self, offset: int, end: int) -> int:
+        """Read rows of ``[offset, end)``. Return the number of the chunk to go on from."""
+        only = frozenset([self._wanted.stream])
+        given = self._wanted.chunk
+        n = await self._log.locate(*self._wanted.stream, offset) if given is None else given
+        at = n
+        async for each in self._log.indexes(n, only=only):
+            at = each.header.n
+            section = _section(each.footer, self._wanted.stream)
+            if section is None or section.base_offset + section.count <= offset:
+                if not self._search.goes_on():
+                    self.next_offset = offset
+                    return at + 1
+                continue
+            if section.base_offset > offset:
+                if given is None or self.batches:
+                    raise Corrupt(f"chunk {at} of shard {self._log.shard} begins at offset {section.base_offset} of "
+                                  f"{section.stream}, and the one before it ended at {offset}")  # fmt: skip
+                # The given chunk is too late: the offset is in an earlier one.
+                self._wanted = self._wanted._replace(chunk=None)
+                return await self.read(offset, end)
+            self._search.took(section.length)
+            self._search.chunks_left -= 1
+            data = await self._log.section(at, section)
+            made = await asyncio.to_thread(self._rows, each.footer, section, data, offset, end)
+            self.batches += made.batches
+            self._rows_left -= sum(batch.num_rows for batch in made.batches)
+            self._bytes_left -= made.size
+            offset = self.next_offset = made.next_offset
+            # A cut section ends the answer also where rounding leaves some bytes: what is next is the rest of it.
+            if offset < section.base_offset + section.count:
+                return at
+            if offset >= end or self._rows_left <= 0 or self._bytes_left <= 0 or self._search.is_spent:
+                return at + 1
+        if not self.batches and given is not None:
+            self._wanted = self._wanted._replace(chunk=None)
+            return await self.read(offset, end)
+        return at + 1
+
+    def _rows(self, footer: ChunkIndex, section: StreamSection, data: bytes, offset: int, end: int) -> _Made:
+        """Make rows of one section until the bounds of the answer are reached."""
+        rows = RowsOf(section, data, footer.lanes_of(section), footer.clocks_of(section))
+        made: list[pa.RecordBatch] = []
+        rows_left, bytes_left = self._rows_left, self._bytes_left
+        section_end = min(end, section.base_offset + section.count)
+        for batch in rows_of(
+            [rows], self._log.shard, self._fields, self._topics, offset, section_end,
+            payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX,
+        ):  # fmt: skip
+            room = min(rows_left, max(1, batch.num_rows * bytes_left // max(1, batch.nbytes)))
+            taken = batch if batch.num_rows <= room else batch.slice(0, room)
+            made.append(taken)
+            rows_left -= taken.num_rows
+            bytes_left -= batch.nbytes * taken.num_rows // batch.num_rows
+            if taken.num_rows < batch.num_rows or rows_left <= 0 or bytes_left <= 0:
+                last = taken.column("_offset")[taken.num_rows - 1].as_py()
+                return _Made(made, last + 1, self._bytes_left - bytes_left)
+        return _Made(made, section_end, self._bytes_left - bytes_left)
+
+    def _topics(self, lane: Lane) -> Sequence[str]:
+        return self._lanes.get(lane, NOTHING).topics
+
+
+def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
+    return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
+
+
+def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return memoryview(sink.getvalue())

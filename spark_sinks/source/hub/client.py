@@ -1,0 +1,163 @@
+"""Requests to a hub for the rows of one stream, each bounded in bytes and time."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from spark_sinks.errors import ReadError
+from spark_sinks.source.hub.access import HubAccess
+from spark_sinks.source.positions import Offsets
+
+TIMEOUT_S = 60.0
+ANSWER_BYTES_MAX = 256 << 20
+"""Maximum size of an answer: the hub's bound, which a setting may raise, and a row of 128 MiB."""
+ERROR_BYTES_MAX = 64 << 10
+TRIES_MAX = 8
+"""Maximum number of attempts of a request, over all nodes."""
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 10.0
+DENIED = frozenset({401, 403})
+BUSY = frozenset({429, 500, 502, 503, 504})
+"""Answers after which another attempt may succeed."""
+_NEXT_OFFSET, _NEXT_CHUNK, _END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
+
+
+class RowsPage(NamedTuple):
+    """Rows of one request, and where to go on."""
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    next_offset: int | None
+    """None while the search for the first row goes on."""
+    next_chunk: int | None
+    end: int
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows none: a token is for the hub that was named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class HubClient:
+    """A reader of one stream through a hub.
+
+    Args:
+        sleep: instead of ``time.sleep``.
+    """
+
+    def __init__(
+        self, access: HubAccess, tenant: str, stream: str, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._access, self._tenant, self._stream, self._sleep = access, tenant, stream, sleep
+        context = ssl.create_default_context(cadata=access.ca)
+        self._open = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context)).open
+
+    def heads(self) -> Offsets:
+        """Return the end of the log in each shard that has the stream.
+
+        Raises:
+            ReadError: the hub does not answer, lacks the stream, or cannot read a shard; or the token does not open it.
+        """
+        body, _ = self._get(f"/v1/streams/{self._stream}", {})
+        view = json.loads(body)
+        if missing := view.get("missing_shards"):
+            raise ReadError(f"the hub cannot read shard {missing[0]['shard']}: {missing[0]['trouble']}")
+        return {int(shard): int(offset) for shard, offset in view["next_offset"].items()}
+
+    def page(self, shard: int, offset: int | None, chunk: int | None, limit: int) -> RowsPage:
+        """Return rows of a shard from an offset on.
+
+        Raises:
+            ReadError: as ``heads``; or the log no longer has the rows.
+        """
+        asked = {"shard": shard, "offset": offset, "chunk": chunk, "limit": limit}
+        given = {name: value for name, value in asked.items() if value is not None}
+        body, told = self._get(f"/v1/streams/{self._stream}/rows", given)
+        try:
+            with pa.ipc.open_stream(body) as reader:
+                schema, batches = reader.schema, list(reader)
+            offset, chunk = (None if told[name] is None else int(told[name]) for name in (_NEXT_OFFSET, _NEXT_CHUNK))
+            return RowsPage(schema, batches, offset, chunk, int(told[_END_OFFSET]))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise ReadError(f"the hub's answer is not a stream of rows: {error}; is a hub at that address?") from None
+
+    def rows(self, shard: int, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``[first, end)`` of a shard.
+
+        Raises:
+            ReadError: as ``page``; or the log ends before, so its store was restored to an earlier state.
+        """
+        offset, chunk = first, None
+        while offset < end:
+            page = self.page(shard, offset, chunk, min(end - offset, 1 << 16))
+            yield from page.batches
+            if page.end < end:
+                raise ReadError(
+                    f"shard {shard} ends at offset {page.end}, and this read was planned to {end}: the hub's store was "
+                    "restored to an earlier state. Start again, with a new checkpoint"
+                )
+            if page.next_offset is None or (page.next_offset <= offset and page.next_chunk == chunk):
+                raise ReadError(f"the hub did not go on at offset {offset} of shard {shard}; is a hub at that address?")
+            offset, chunk = page.next_offset, page.next_chunk
+
+    def first_offset(self, shard: int) -> int:
+        """Return the first offset of a shard that the hub's log still has.
+
+        Raises:
+            ReadError: as ``page``.
+        """
+        chunk: int | None = None
+        while True:
+            page = self.page(shard, None, chunk, 0)
+            if page.next_offset is not None:
+                return page.next_offset
+            if page.next_chunk is None or page.next_chunk == chunk:
+                raise ReadError(f"the hub did not find the first row of shard {shard}; is a hub at that address?")
+            chunk = page.next_chunk
+
+    def _get(self, path: str, given: dict[str, Any]) -> tuple[bytes, Any]:
+        query = urlencode({**given, "tenant": self._tenant})
+        why = ""
+        for attempt in range(TRIES_MAX):
+            url = self._access.urls[attempt % len(self._access.urls)]
+            if attempt >= len(self._access.urls):
+                longest = min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (attempt - len(self._access.urls)))
+                self._sleep(longest * (0.5 + random.random() / 2))
+            request = urllib.request.Request(f"{url}{path}?{query}")  # noqa: S310  (the option takes http and https)
+            if self._access.token is not None:
+                request.add_header("Authorization", f"Bearer {self._access.token}")
+            try:
+                with self._open(request, timeout=TIMEOUT_S) as answer:
+                    body = answer.read(ANSWER_BYTES_MAX + 1)
+                    if len(body) > ANSWER_BYTES_MAX:
+                        raise ReadError(f"{url} answered with more than {ANSWER_BYTES_MAX >> 20} MiB; lower its limit")
+                    return body, answer.headers
+            except urllib.error.HTTPError as error:
+                why = f"{url} answered {error.code}: {_told(error)}"
+                if error.code in DENIED:
+                    why += ". The option token_file names the file of a token of scope reader for the tenant"
+                if error.code not in BUSY:
+                    raise ReadError(why) from None
+            except (OSError, http.client.HTTPException) as error:
+                why = f"{url} does not answer: {getattr(error, 'reason', error)}"
+        raise ReadError(f"hub: {why}")
+
+
+def _told(error: urllib.error.HTTPError) -> str:
+    try:
+        answer = json.loads(error.read(ERROR_BYTES_MAX))
+        return f"{answer['error']}; {answer['advice']}"
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return f"{error.reason}; is a hub at that address?"
