@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.bounds.http_server import HttpServer
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
 from weft.cloud_hub.api.edges import EdgeViews
@@ -50,6 +49,7 @@ from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address
+from weft.network.http_server import HttpServer
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link

@@ -19,9 +19,9 @@ from weft.edge_node.access import acl, users
 from weft.edge_node.check import is_derived
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.servers.listeners.from_config import listener_settings
-from weft.edge_node.servers.listeners.revocation import read_lists
-from weft.edge_node.servers.listeners.settings import TlsFiles, TlsUnusable
-from weft.edge_node.servers.listeners.tls import expiry, server_context
+from weft.network.tls.contexts import expiry, server_context
+from weft.network.tls.files import TlsFiles, TlsUnusable
+from weft.network.tls.revocation import read_lists
 from weft.replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)

@@ -162,6 +162,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("log",),
         ("__init__",),
     ),
+    "network": (
+        ("counters", "proxy_protocol", "settings", "tls"),
+        (OTHERS,),
+        ("accepting", "http_server"),
+    ),
     "replication": (
         (OTHERS,),
         ("runner",),

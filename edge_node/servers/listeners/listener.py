@@ -12,14 +12,15 @@ from weft.config.units import Address, UnixSocket
 from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.servers.listeners.accepting import Acceptor
-from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection, is_loopback
-from weft.edge_node.servers.listeners.binding import CannotListen
 from weft.edge_node.servers.listeners.door import Arrival, Door
-from weft.edge_node.servers.listeners.revocation import CertificateName, certificate_name
-from weft.edge_node.servers.listeners.settings import ListenerSettings, TlsUnusable
-from weft.edge_node.servers.listeners.tls import TlsInForce, common_name, read_tls
+from weft.edge_node.servers.listeners.settings import ListenerSettings
 from weft.edge_node.servers.listeners.websocket import WebSockets
+from weft.network.accepting import Acceptor
+from weft.network.admission import Admission, NetworkConnection, is_loopback
+from weft.network.binding import CannotListen
+from weft.network.tls.contexts import TlsInForce, common_name, read_tls
+from weft.network.tls.files import TlsUnusable
+from weft.network.tls.revocation import CertificateName, certificate_name
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
 """Factory of a connection's protocol object."""
@@ -41,7 +42,9 @@ class Listener:
         if settings.websocket is not None:
             self._websockets = WebSockets(settings.websocket, self._connect, admission)
         make_protocol = self._connect if self._websockets is None else self._websockets.make_protocol
-        self._acceptor = Acceptor(settings, admission, make_protocol)
+        self._acceptor = Acceptor(
+            make_protocol, admission, name=settings.name, bind=settings.bind, proxies=settings.proxies
+        )
 
     async def start(self) -> None:
         """Bind and listen: connections wait in the kernel until ``accept``.

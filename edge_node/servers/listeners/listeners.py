@@ -8,19 +8,20 @@ import logging
 import resource
 from collections.abc import Mapping
 
-from weft.bounds import Refusals, http_server, one_share
+from weft.bounds import Refusals, one_share
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import acl, users
 from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.known_passwords import KnownPasswords
-from weft.edge_node.access.reload import Reloads, Watched
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.part import Part
-from weft.edge_node.servers.listeners.admission import Admission
 from weft.edge_node.servers.listeners.from_config import admission_limits, listener_settings
 from weft.edge_node.servers.listeners.listener import Listener, MakeConnection
-from weft.edge_node.servers.listeners.settings import AdmissionLimits
+from weft.network import http_server
+from weft.network.admission import Admission
+from weft.network.reload import Reloads, Watched
+from weft.network.settings import AdmissionLimits
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.bounds.test_http_server import closed, half_open
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.network.test_http_server import closed, half_open
 from tests.support.waiting import until
-from weft.bounds.http_server import IDLE_S_MAX
+from weft.network.http_server import IDLE_S_MAX
 from weft.storage.object_store.memory import MemoryStore
 
 

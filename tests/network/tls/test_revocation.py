@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.edge_node.servers.listeners.certificates import Authority, Pem
+from tests.support.certificates import Authority, Pem
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
 from weft.edge_node.check import check
-from weft.edge_node.servers.listeners.revocation import CertificateName, certificate_name, read_lists, revoked_by
-from weft.edge_node.servers.listeners.settings import TlsUnusable
+from weft.network.tls.files import TlsUnusable
+from weft.network.tls.revocation import CertificateName, certificate_name, read_lists, revoked_by
 
 
 def name_of(pem: Pem) -> CertificateName:

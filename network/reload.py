@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from weft.config.machine import why_unreadable
-from weft.edge_node.counters import ListenerCounters
+from weft.network.counters import ReloadCounters
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Watched(NamedTuple, Generic[Content]):
 class Reloads:
     """A watch over files. Unusable files are reported once, and their former content stays in use."""
 
-    def __init__(self, counters: ListenerCounters) -> None:
+    def __init__(self, counters: ReloadCounters) -> None:
         self._counters = counters
         self._watched: list[Watched[Any]] = []
         self._states: list[object] = []

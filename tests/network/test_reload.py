@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.edge_node.access.reload import Reloads, Watched
 from weft.edge_node.counters import ListenerCounters
+from weft.network.reload import Reloads, Watched
 
 
 def number(path: Path) -> int:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from weft.edge_node.servers.listeners import client_slots
-from weft.edge_node.servers.listeners.client_slots import ClientSlots
+from weft.network import client_slots
+from weft.network.client_slots import ClientSlots
 
 LONG_S = 10.0
 

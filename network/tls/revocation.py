@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from weft.config.machine import why_unreadable
-from weft.edge_node.servers.listeners.settings import TlsUnusable
+from weft.network.tls.files import TlsUnusable
 
 _PEM = re.compile(rb"-----BEGIN X509 CRL-----(.+?)-----END X509 CRL-----", re.DOTALL)
 _INTEGER, _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME = 0x02, 0x30, 0x17, 0x18

@@ -12,10 +12,11 @@ from typing import Any, cast
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.counters import Counters, ListenerCounters
-from weft.edge_node.servers.listeners.accepting import Acceptor
-from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection
-from weft.edge_node.servers.listeners.settings import AdmissionLimits, ListenerSettings
+from weft.edge_node.servers.listeners.settings import ListenerSettings
 from weft.edge_node.servers.listeners.websocket import WebSockets
+from weft.network.accepting import Acceptor
+from weft.network.admission import Admission, NetworkConnection
+from weft.network.settings import AdmissionLimits
 
 
 class Echo(asyncio.Protocol):
@@ -93,7 +94,9 @@ async def echoing(
     if settings.websocket is not None:
         websockets = WebSockets(settings.websocket, make_protocol, listener.admission)
         make_protocol = websockets.make_protocol
-    listener.acceptor = Acceptor(settings, listener.admission, make_protocol)
+    listener.acceptor = Acceptor(
+        make_protocol, listener.admission, name=settings.name, bind=settings.bind, proxies=settings.proxies
+    )
     listener.acceptor.tls = tls
     await listener.acceptor.start()
     listener.acceptor.accept()

@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import Any
 
-from weft.edge_node.servers.listeners.admission import NetworkConnection
-from weft.edge_node.servers.listeners.proxy_protocol import (
+from weft.network.admission import NetworkConnection
+from weft.network.proxy_protocol import (
     LINE_BYTES_MAX,
     LINE_END,
     LINE_START,

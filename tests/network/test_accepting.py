@@ -19,14 +19,15 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.servers.listeners.certificates import Authority, Pem
-from tests.edge_node.servers.listeners.echo import EchoListener, echoing
-from tests.edge_node.servers.listeners.test_proxy_protocol import header
+from tests.network.echo import EchoListener, echoing
+from tests.network.test_proxy_protocol import header
+from tests.support.certificates import Authority, Pem
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import UnixSocket
-from weft.edge_node.servers.listeners.settings import AdmissionLimits, TlsFiles, TlsUnusable
-from weft.edge_node.servers.listeners.tls import common_name, server_context
+from weft.network.settings import AdmissionLimits
+from weft.network.tls.contexts import common_name, server_context
+from weft.network.tls.files import TlsFiles, TlsUnusable
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 
@@ -397,7 +398,7 @@ async def test_addresses_of_one_ipv6_network_are_one() -> None:
 
 
 async def test_rates_of_many_addresses_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.edge_node.servers.listeners.admission.ADDRESSES_MAX", 100)
+    monkeypatch.setattr("weft.network.admission.ADDRESSES_MAX", 100)
     async with echoing() as listener:
         for number in range(1000):
             connection = listener.admission.arrive(f"10.0.{number >> 8}.{number & 255}", "x")

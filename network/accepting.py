@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from weft.config.units import Address, UnixSocket
-from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection
-from weft.edge_node.servers.listeners.binding import listening_sockets
-from weft.edge_node.servers.listeners.proxied import ProxiedTransport, read_header
-from weft.edge_node.servers.listeners.proxy_protocol import BadProxyHeader
-from weft.edge_node.servers.listeners.settings import ListenerSettings, Network
-from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
-from weft.edge_node.servers.listeners.tls_alert import TlsAlert
+from weft.network.admission import Admission, NetworkConnection
+from weft.network.binding import listening_sockets
+from weft.network.proxied import ProxiedTransport, read_header
+from weft.network.proxy_protocol import BadProxyHeader
+from weft.network.settings import Network
+from weft.network.shared_buffer import SharedBufferProtocol
+from weft.network.tls.alert import TlsAlert
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,24 @@ MakeProtocol = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol
 
 
 class Acceptor:
-    """An acceptor at one address that takes each connection through proxy header and TLS handshake to its protocol."""
+    """An acceptor at one address that takes each connection through proxy header and TLS handshake to its protocol.
 
-    def __init__(self, settings: ListenerSettings, admission: Admission, make_protocol: MakeProtocol) -> None:
-        self._settings = settings
+    Args:
+        name: for log lines.
+        proxies: networks of proxies, whose connections begin with a PROXY header; None for no proxy.
+    """
+
+    def __init__(
+        self,
+        make_protocol: MakeProtocol,
+        admission: Admission,
+        *,
+        name: str,
+        bind: Address | UnixSocket,
+        proxies: tuple[Network, ...] | None = None,
+    ) -> None:
+        self._name = name
+        self._proxies = proxies
         self._admission = admission
         self._make_protocol = make_protocol
         self.tls: ssl.SSLContext | None = None
@@ -46,7 +60,7 @@ class Acceptor:
         self._sockets: list[socket.socket] = []
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
-        self.bound: Address | UnixSocket = settings.bind
+        self.bound = bind
         """Address, with the actual port where port 0 was asked for."""
 
     async def start(self) -> None:
@@ -55,7 +69,7 @@ class Acceptor:
         Raises:
             OSError: the address cannot be bound.
         """
-        self._sockets, self.bound = await listening_sockets(self._settings.bind)
+        self._sockets, self.bound = await listening_sockets(self.bound)
 
     def accept(self) -> None:
         """Accept connections from now on."""
@@ -94,7 +108,7 @@ class Acceptor:
 
     def _begin(self, sock: socket.socket, address: Any) -> None:
         host, name = ("", str(self.bound)) if not isinstance(address, tuple) else (address[0], shown(address))
-        proxies = self._settings.proxies
+        proxies = self._proxies
         if proxies is not None and not _is_trusted(host, proxies):
             self._admission.listener_counters.proxy_headers_refused += 1
             self._complain("untrusted", "refused %s at listener %s: it is not a trusted proxy", name)
@@ -123,7 +137,7 @@ class Acceptor:
 
     async def _shake_hands(self, sock: socket.socket, connection: NetworkConnection, alert: TlsAlert | None) -> None:
         try:
-            if self._settings.proxies is not None and not await self._read_proxy_header(sock, connection):
+            if self._proxies is not None and not await self._read_proxy_header(sock, connection):
                 raise ConnectionAbortedError
             # The deadline is the admission's; asyncio wants one of its own.
             timeout_s = self._admission.limits.connect_timeout_s if self.tls is not None else None
@@ -161,14 +175,14 @@ class Acceptor:
         sock.close()
 
     def _complain(self, what: str, message: str, name: str, *arguments: object) -> None:
-        self._admission.complain(f"{self._settings.name} {what}", message, name, self._settings.name, *arguments)
+        self._admission.complain(f"{self._name} {what}", message, name, self._name, *arguments)
 
     def _exhausted(self, error: OSError) -> None:
         self._admission.listener_counters.accept_pauses += 1
         if self._pause is not None:
             return
         log.error("listener %s has stopped accepting for now: %s; raise the process's limit of open files, or lower "
-                  "limits.connections", self._settings.name, error.strerror)  # fmt: skip
+                  "limits.connections", self._name, error.strerror)  # fmt: skip
         for each in self._sockets:
             self._loop.remove_reader(each)
         self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._try_again)

@@ -7,10 +7,10 @@ import ipaddress
 import logging
 from typing import Protocol
 
-from weft.edge_node.counters import Counters, ListenerCounters
-from weft.edge_node.servers.listeners.client_slots import ClientSlots
-from weft.edge_node.servers.listeners.half_open import HalfOpen
-from weft.edge_node.servers.listeners.settings import AdmissionLimits
+from weft.network.client_slots import ClientSlots
+from weft.network.counters import ConnectionCounters, HandshakeCounters
+from weft.network.half_open import HalfOpen
+from weft.network.settings import AdmissionLimits
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class Admission:
     the first takes no slot of the second, and a client that comes back to a full node can authenticate.
     """
 
-    def __init__(self, limits: AdmissionLimits, counters: Counters, listener_counters: ListenerCounters) -> None:
+    def __init__(
+        self, limits: AdmissionLimits, counters: ConnectionCounters, listener_counters: HandshakeCounters
+    ) -> None:
         self.limits = limits
         self.counters = counters
         self.listener_counters = listener_counters

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from weft.config.machine import unreadable
-from weft.edge_node.servers.listeners.revocation import CertificateName, read_lists, revoked_by
-from weft.edge_node.servers.listeners.settings import TlsFiles, TlsUnusable
-from weft.edge_node.servers.listeners.tls_alert import AlertingContext
+from weft.network.tls.alert import AlertingContext
+from weft.network.tls.files import TlsFiles, TlsUnusable
+from weft.network.tls.revocation import CertificateName, read_lists, revoked_by
 
 
 class TlsInForce(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.edge_node.servers.listeners.half_open import HalfOpen
+from weft.network.half_open import HalfOpen
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals, address_owner
-from weft.bounds.http_server import IDLE_S_MAX, HttpServer
+from weft.network.http_server import IDLE_S_MAX, HttpServer
 
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
 IDLE_MAX = 8
