@@ -14,12 +14,25 @@ from msgspec import Meta, field
 
 from weft.config.functions.sparkplug import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
-from weft.config.listeners import Auth, Http, Listener
+from weft.config.listeners import Auth, Http, HubTls, Listener
 from weft.config.queues import QueueBounds
 from weft.config.sources import SOURCES_MAX, Source
 from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
-from weft.config.values import Bind, Count, Duration, Hosts, ListenerAnonymous, MiB, Path, Section, Size, Store, Urls
+from weft.config.values import (
+    Anonymous,
+    Bind,
+    Count,
+    Duration,
+    Hosts,
+    ListenerAnonymous,
+    MiB,
+    Path,
+    Section,
+    Size,
+    Store,
+    Urls,
+)
 
 
 class EdgeConfig(Section, frozen=True, kw_only=True):
@@ -155,6 +168,18 @@ class HubConfig(Section, frozen=True, kw_only=True):
             description="Who may connect while there are no tokens: no `tokens_file`, and never one in the cluster "
             "log (`weft hub token`). `never`: no one. `loopback`: only clients on this machine. "
             "`allowed_beyond_loopback`: everyone who reaches the port; for networks that you trust."
+        ),
+    ] = "loopback"
+    tls: Annotated[
+        HubTls | None,
+        Meta(description="TLS; unset: plain HTTP, which only this machine may use unless `plain_http` says more."),
+    ] = None
+    plain_http: Annotated[
+        Anonymous,
+        Meta(
+            description="Who may send tokens without `tls`. `loopback`: only this machine, so that `listen` may name "
+            "no other address. `allowed_beyond_loopback`: everyone who reaches the port; for a network that you trust, "
+            "or behind a proxy with TLS."
         ),
     ] = "loopback"
     hosts: Annotated[

@@ -71,6 +71,11 @@ class Acceptor:
         """
         self._sockets, self.bound = await listening_sockets(self.bound)
 
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return host and port of each TCP socket that listens."""
+        return [each.getsockname()[:2] for each in self._sockets if each.family != socket.AF_UNIX]
+
     def accept(self) -> None:
         """Accept connections from now on."""
         for each in self._sockets:

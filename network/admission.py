@@ -139,8 +139,8 @@ class Admission:
         if await self._slots.get(connection):
             return True
         self.counters.connections_refused += 1
-        self.complain("full", "refused %s: %d connections are open, the limit; raise limits.connections for more",
-                       connection.name, len(self._slots))  # fmt: skip
+        self.complain("full", "refused %s: %d connections are open, the limit; raise %s.connections for more",
+                       connection.name, len(self._slots), self.limits.section)  # fmt: skip
         return False
 
     def opened(self, connection: NetworkConnection) -> None:
@@ -187,8 +187,8 @@ class Admission:
             connection.origin
         ):
             self.listener_counters.connections_rate_limited += 1
-            self.complain("rate", "refused %s: more connections from this address than limits.connections_per_address "
-                           "or limits.connection_rate allow", connection.name)  # fmt: skip
+            self.complain("rate", "refused %s: more connections from this address than %s.connection_rate or a bound "
+                           "per address allow", connection.name, self.limits.section)  # fmt: skip
             return False
         return True
 
@@ -219,8 +219,8 @@ class Admission:
         """
         connection = self._half_open.victim()
         self.listener_counters.half_open_evicted += 1
-        self.complain("half open", "closed %s: more than %d connections are half open (limits.half_open)",
-                       connection.name, self.limits.half_open_max)  # fmt: skip
+        self.complain("half open", "closed %s: more than %d connections are half open (%s.half_open)",
+                       connection.name, self.limits.half_open_max, self.limits.section)  # fmt: skip
         self._abort(connection)
 
     def _abort(self, connection: NetworkConnection) -> None:

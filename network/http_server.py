@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -15,6 +16,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from weft.bounds.owner import Owner, address_owner
 from weft.bounds.refusals import Refusals
+from weft.config.units import Address
+from weft.network.accepting import Acceptor
+from weft.network.admission import Admission, NetworkConnection
 
 IDLE_S_MAX = 30.0
 """Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""
@@ -26,6 +30,9 @@ LINE_INTERVAL_S = 1.0
 """Minimum interval between two log lines about bad requests: anyone who reaches the port can send them."""
 LINE_MAX = 300
 """Longest such line."""
+
+LISTENER = "https"
+"""Name of a listener with TLS, for log lines."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
@@ -99,6 +106,7 @@ class HttpServer:
         self._refusals = refusals
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._looking: asyncio.Task[None] | None = None
         self._busy: set[web.RequestHandler] = set()
         self._idle: dict[Owner, dict[web.RequestHandler, float]] = {}
@@ -109,6 +117,8 @@ class HttpServer:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Return host and port of each socket that listens."""
+        if self._acceptor is not None:
+            return self._acceptor.addresses
         return [each.getsockname()[:2] for each in self._listening.sockets] if self._listening is not None else []
 
     @property
@@ -132,8 +142,21 @@ class HttpServer:
             self._busy.discard(connection)
             self._note_idle(connection)
 
-    async def start(self, application: web.Application, host: str, port: int) -> None:
-        """Listen. Raise ``OSError`` when the address cannot be used."""
+    async def start(
+        self,
+        application: web.Application,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        """Listen. Raise ``OSError`` when the address cannot be used.
+
+        Args:
+            tls: context for TLS; None for plain HTTP.
+            admission: bounds on TLS handshakes under way; required for TLS.
+        """
         loop = asyncio.get_running_loop()
         logger.filters = [BadRequests(self._monotonic)]  # of all servers of the process
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s, logger=logger)
@@ -147,12 +170,30 @@ class HttpServer:
             loop.call_soon(loop.call_soon, self._note_idle, connection)
             return connection
 
+        def accept_tls(_: asyncio.Transport, shaken: NetworkConnection) -> web.RequestHandler:
+            shaken.closed()  # its handshake is over; from here on it counts as idle or busy
+            connection = server()
+            loop.call_soon(self._note_idle, connection)
+            return connection
+
         try:
-            self._listening = await loop.create_server(accept, host, port, backlog=BACKLOG)
+            if tls is None:
+                self._listening = await loop.create_server(accept, host, port, backlog=BACKLOG)
+            else:
+                assert admission is not None
+                self._acceptor = Acceptor(accept_tls, admission, name=LISTENER, bind=Address(host, port))
+                self._acceptor.tls = tls
+                await self._acceptor.start()
+                self._acceptor.accept()
         except OSError:
             await self.close()
             raise
         self._looking = asyncio.create_task(self._look_often(), name="idle-connections")
+
+    def use_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another context for handshakes from now on; open connections stay."""
+        if self._acceptor is not None:
+            self._acceptor.tls = tls
 
     async def stop_listening(self) -> None:
         """Accept no more connections, and close no more idle ones."""
@@ -161,6 +202,8 @@ class HttpServer:
             await asyncio.wait([self._looking])
         if self._listening is not None:
             self._listening.close()
+        if self._acceptor is not None:
+            self._acceptor.stop()
 
     async def close(self) -> None:
         """End the requests and connections."""

@@ -46,13 +46,13 @@ class Reloads:
     def add(self, watched: Watched[Content]) -> None:
         """Watch files whose present content is already in use."""
         self._watched.append(watched)
-        self._states.append(_state(watched.paths))
+        self._states.append(file_state(watched.paths))
 
     async def check(self, *, all_of_them: bool = False) -> None:
         """Read again the files that have changed since the last read, or all of them."""
         async with self._lock:
             for position, watched in enumerate(self._watched):
-                state = _state(watched.paths)
+                state = file_state(watched.paths)
                 if all_of_them or state != self._states[position]:
                     self._states[position] = state
                     await self._reload(watched)
@@ -72,7 +72,7 @@ class Reloads:
         log.info("read the %s again", watched.what)
 
 
-def _state(paths: Sequence[str]) -> object:
+def file_state(paths: Sequence[str]) -> object:
     """Return a value that differs after every change, also of owner and permissions."""
     states: list[object] = []
     for path in paths:

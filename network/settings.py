@@ -23,5 +23,7 @@ class AdmissionLimits:
     """Maximum number of half-open connections; above it, the oldest is closed."""
     connect_timeout_s: float = 10.0
     """Maximum time from accepting a connection to admitting its client."""
+    section: str = "limits"
+    """Section of these settings in the configuration, for log lines."""
     websocket_message_bytes_max: int = 1 << 20
     """Longest WebSocket message; one packet may be spread over many, and one may hold many [MQTT-6.0.0-2]."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from weft.config.machine import unreadable
 from weft.network.tls.alert import AlertingContext
-from weft.network.tls.files import TlsFiles, TlsUnusable
-from weft.network.tls.revocation import CertificateName, read_lists, revoked_by
+from weft.network.tls.certificate import CertificateName, certificate_end
+from weft.network.tls.files import ClientTlsFiles, TlsFiles, TlsUnusable
+from weft.network.tls.revocation import read_lists, revoked_by
 
 
 class TlsInForce(NamedTuple):
@@ -20,6 +21,8 @@ class TlsInForce(NamedTuple):
     """For further handshakes."""
     revoked: frozenset[CertificateName]
     """Certificates whose open connections end."""
+    expires: datetime
+    """End of the listener's own certificate."""
 
 
 def read_tls(files: TlsFiles) -> TlsInForce:
@@ -29,7 +32,7 @@ def read_tls(files: TlsFiles) -> TlsInForce:
         TlsUnusable: as ``server_context`` does.
     """
     revoked = frozenset[CertificateName]() if files.crl_file is None else revoked_by(read_lists(files.crl_file))
-    return TlsInForce(server_context(files), revoked)
+    return TlsInForce(server_context(files), revoked, certificate_end(files.certificate))
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -40,24 +43,67 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for path in (files.certificate, files.key, files.client_ca, files.crl_file):
-        if path is not None and (problem := unreadable(path)):
-            raise TlsUnusable(f"{path}: {problem}")
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=_refuse_password)
-    except (OSError, ValueError) as error:
-        raise TlsUnusable(_why(error, files)) from None
+    _check_readable(files.paths)
+    _load_pair(context, files.certificate, files.key)
     if files.client_ca is not None:
-        try:
-            context.load_verify_locations(files.client_ca)
-        except OSError:
-            raise TlsUnusable(
-                f"{files.client_ca} holds no certificate in PEM. Name the authorities' PEM file"
-            ) from None
+        _load_authorities(context, files.client_ca)
         if files.crl_file is not None:
             _check_revocation(context, files.crl_file)
         context.verify_mode = ssl.CERT_REQUIRED if files.client_certificate_required else ssl.CERT_OPTIONAL
     return context
+
+
+def client_context(files: ClientTlsFiles) -> ssl.SSLContext:
+    """Return a context for connections to servers by TLS 1.2 and later, which verifies name and authority. Blocks.
+
+    Raises:
+        TlsUnusable: a file cannot be read, is not PEM, the key is encrypted, or does not belong to the certificate.
+    """
+    _check_readable(files.paths)
+    if files.ca_file is None:
+        context = ssl.create_default_context()
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _load_authorities(context, files.ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(("http/1.1",))
+    if files.certificate is not None and files.key is not None:
+        _load_pair(context, files.certificate, files.key)
+    return context
+
+
+def own_context(certificate: str) -> ssl.SSLContext:
+    """Return a context that trusts the server of one certificate, under any name: one of this machine. Blocks.
+
+    Raises:
+        TlsUnusable: it cannot be read, or holds no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    _check_readable([certificate])
+    _load_authorities(context, certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def _check_readable(paths: Iterable[str]) -> None:
+    for path in paths:
+        if problem := unreadable(path):
+            raise TlsUnusable(f"{path}: {problem}")
+
+
+def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    try:
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        raise TlsUnusable(_why(error, certificate, key)) from None
+
+
+def _load_authorities(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except OSError:
+        raise TlsUnusable(f"{path} holds no certificate in PEM. Name the authorities' PEM file") from None
 
 
 def _check_revocation(context: ssl.SSLContext, path: str) -> None:
@@ -78,52 +124,17 @@ def common_name(peer_certificate: dict[str, Any] | None) -> str | None:
     return names[0] if len(names) == 1 and names[0] else None
 
 
-def expiry(files: TlsFiles) -> tuple[str | None, datetime | None]:
-    """Return the validity of the certificate of usable files, found by a handshake in memory.
-
-    Returns:
-        The reason why clients refuse it now, and the time of its expiry where that is in the future.
-    """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.load_verify_locations(files.certificate)
-    # The certificate itself is the anchor: only clients know the authorities that they trust.
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    server = server_context(TlsFiles(certificate=files.certificate, key=files.key))
-    try:
-        certificate = _handshake(server, client)
-    except ssl.SSLCertVerificationError as error:
-        return str(error.verify_message), None
-    except ssl.SSLError as error:
-        return (error.reason or str(error)).replace("_", " ").lower(), None
-    return None, datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
-
-
-def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """Shake hands in memory, and return the client's view of the server's certificate."""
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
-    while ends:
-        for end in list(ends):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-                ends.remove(end)
-                if not end.server_side:
-                    return end.getpeercert() or {}
-    raise AssertionError("the client ends its handshake before the server")
-
-
 def _refuse_password() -> str:
     raise ValueError
 
 
-def _why(error: Exception, files: TlsFiles) -> str:
+def _why(error: Exception, certificate: str, key: str) -> str:
     """Return the reason why certificate and key cannot be used together, and what to do."""
     if not isinstance(error, ssl.SSLError):
-        return f"{files.key} is encrypted, and the node cannot ask for the password. Decrypt the key (`openssl pkey`)"
+        return f"{key} is encrypted, and the node cannot ask for the password. Decrypt the key (`openssl pkey`)"
     if error.reason == "KEY_VALUES_MISMATCH":
-        return f"{files.key} is not the key of {files.certificate}: they do not belong together. Name a matching pair"
+        return f"{key} is not the key of {certificate}: they do not belong together. Name a matching pair"
     return (
-        f"{files.certificate} is not a certificate in PEM, or {files.key} is not a key. "
+        f"{certificate} is not a certificate in PEM, or {key} is not a key. "
         "Name the certificate with its chain, and its key"
     )

@@ -165,7 +165,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "network": (
         ("counters", "proxy_protocol", "settings", "tls"),
         (OTHERS,),
-        ("accepting", "http_server"),
+        ("accepting",),
+        ("http_server",),
     ),
     "replication": (
         (OTHERS,),
@@ -178,7 +179,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("health",),
         ("api", "stream_deletion"),
         ("declared",),
-        ("links", "preflight"),
+        ("links", "preflight", "listener"),
         ("hub",),
     ),
     "spark_sinks": (

@@ -36,13 +36,17 @@ class Authority:
         self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
 
     def sign(self, common_name: str, file: str | None = None, *, expired: bool = False) -> Pem:
-        """A certificate of that common name, good for servers at 127.0.0.1 and for clients."""
+        """A certificate of that common name, good for servers of this machine and for clients."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
-        here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        here = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
+        names = [x509.DNSName(each) for each in ("localhost", "hub.test")]
         certificate = (
             self._builder(name, key, days=-1 if expired else 1)
-            .add_extension(x509.SubjectAlternativeName([here, x509.DNSName("localhost")]), critical=False)
+            .add_extension(
+                x509.SubjectAlternativeName([*here, *names]),
+                critical=False,
+            )
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     ExistingPath,
     cannot_be_done,
+    certificate_of,
     config_argument,
     get_pages,
     get_status,
@@ -42,6 +44,8 @@ EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 """Difference of an edge's clock that is shown, and the number of such edges that are named."""
 OWN_EDGES = "/v1/edges?shards=own"
+Access = tuple[str | None, str | None]
+"""Files of the token and of the hub's certificate."""
 
 
 @click.group("hub")
@@ -92,7 +96,7 @@ def run(config_file: str, processes: int | None, part: str | None, log_level: st
     from weft.cloud_hub import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
 
-    found = preflight.look(loaded.config)
+    found = preflight.look(loaded.config, datetime.now(UTC))
     count = process_count(loaded.config, processes, cores(), preflight.shards_of(loaded.config, found))
     if needed := [*found.needed, *check_processes(loaded.config, count)]:
         raise cannot_be_done(loaded, needed)
@@ -175,10 +179,10 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     loaded = answer.load(located_hub)
     from weft.cloud_hub.cluster.processes import addresses, check_processes, cores, process_count
 
-    config, found = loaded.config, preflight.look(loaded.config, offline=offline)
+    config, found = loaded.config, preflight.look(loaded.config, datetime.now(UTC), offline=offline)
     count = process_count(config, processes, cores(), found.shards)
     wrong = check_processes(config, count)
-    taken, untried = preflight.ports(addresses(config, count)) if not wrong else ([], [])
+    taken, untried = preflight.ports(config, addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
         errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
@@ -213,19 +217,18 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     A disconnected edge is shown until all its lanes have left the hub (`dropped_after`). Its version is known if it was
     linked since the start of its process. Only links of this machine's processes are shown.
     """
-    bind = load_hub(config_file).listen
+    config = load_hub(config_file)
+    bind, access = config.listen, (token_file, certificate_of(config))
     with using(token_file or ""):
-        facts = get_status(bind, "/v1/status", token_file)
-        facts |= _edges(bind, token_file)
+        facts = get_status(bind, "/v1/status", *access)
+        facts |= _edges(bind, access)
         for peer in facts["peers"]:
-            _join(facts, parse_bind(bind)._replace(port=peer["port"]), token_file)
+            _join(facts, parse_bind(bind)._replace(port=peer["port"]), access)
     _add_strays(facts)
     if as_json:
         print_json(facts)
         return
-    level = f"{facts['level']} (this release knows {facts['release_level']})"
-    position = cluster_log_position(facts.get("cluster_log"))
-    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level, "cluster log": position})
+    print_facts(_of_the_node(facts))
     shards = [
         (
             s["shard"],
@@ -278,6 +281,17 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     show_edges(facts["edges"], time.time(), edges or None)
 
 
+def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
+    tls = facts.get("tls")
+    return {
+        "hub": facts["cluster_id"],
+        "software": facts["software"],
+        "level": f"{facts['level']} (this release knows {facts['release_level']})",
+        "cluster log": cluster_log_position(facts.get("cluster_log")),
+        **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
+    }
+
+
 def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
     """Print the records that stop a table, and the command that skips them."""
     click.echo(
@@ -290,23 +304,23 @@ def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, An
     )
 
 
-def _edges(address: str, token_file: str | None) -> dict[str, Any]:
+def _edges(address: str, access: Access) -> dict[str, Any]:
     """Return a process's report on its edges; warn and return none if it fails, as on an earlier release."""
     try:
-        return get_pages(address, OWN_EDGES, "edges", token_file)
+        return get_pages(address, OWN_EDGES, "edges", *access)
     except Failed as failure:
         click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return {"edges": []}
 
 
-def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> None:
+def _join(facts: dict[str, Any], address: Address, access: Access) -> None:
     """Add another process's links and own shards to the facts of the first."""
     try:
-        others = get_status(str(address), "/v1/status", token_file)
+        others = get_status(str(address), "/v1/status", *access)
     except Failed as failure:
         click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return
-    edges = _edges(str(address), token_file)
+    edges = _edges(str(address), access)
     owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]

@@ -18,9 +18,9 @@ from weft.edge_node.servers.listeners.websocket import WebSockets
 from weft.network.accepting import Acceptor
 from weft.network.admission import Admission, NetworkConnection, is_loopback
 from weft.network.binding import CannotListen
+from weft.network.tls.certificate import CertificateName, certificate_name
 from weft.network.tls.contexts import TlsInForce, common_name, read_tls
 from weft.network.tls.files import TlsUnusable
-from weft.network.tls.revocation import CertificateName, certificate_name
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
 """Factory of a connection's protocol object."""
@@ -95,10 +95,7 @@ class Listener:
     @property
     def tls_files(self) -> list[str]:
         """Return the paths of the TLS files; none without TLS."""
-        tls = self._settings.tls
-        if tls is None:
-            return []
-        return [path for path in (tls.certificate, tls.key, tls.client_ca, tls.crl_file) if path is not None]
+        return [] if self._settings.tls is None else list(self._settings.tls.paths)
 
     def read_tls(self) -> TlsInForce | None:
         """Read the present TLS files; return None without TLS. Blocks.

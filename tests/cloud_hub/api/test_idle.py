@@ -15,7 +15,7 @@ from weft.storage.object_store.memory import MemoryStore
 async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() -> None:
     async with running_hub(MemoryStore()) as hub:
         now = [0.0]
-        server = hub._server
+        server = hub._listener.server
         server._monotonic = lambda: now[0]
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
@@ -33,8 +33,8 @@ async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() ->
 
 async def test_idle_connections_beyond_the_setting_are_cut_off() -> None:
     async with running_hub(MemoryStore(), idle_connections_max=3) as hub:
-        peers = await asyncio.gather(*(half_open(hub._server) for _ in range(40)))
-        await until(lambda: hub._server.connections <= 3)
+        peers = await asyncio.gather(*(half_open(hub._listener.server) for _ in range(40)))
+        await until(lambda: hub._listener.server.connections <= 3)
         assert (await get(hub, "/v1/streams"))[0] == 200
         for _, writer in peers:
             writer.close()

@@ -17,8 +17,9 @@ from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
 from weft.edge_node.check import check
+from weft.network.tls.certificate import CertificateName, certificate_name
 from weft.network.tls.files import TlsUnusable
-from weft.network.tls.revocation import CertificateName, certificate_name, read_lists, revoked_by
+from weft.network.tls.revocation import read_lists, revoked_by
 
 
 def name_of(pem: Pem) -> CertificateName:
@@ -79,4 +80,4 @@ def test_a_check_says_that_a_list_is_out_of_date(tmp_path: Path) -> None:
         authority.revoke(expired=expired)
         said = [finding.message for finding in preflight.look(config, (), datetime.now(UTC)).unfit]
         assert len(said) == expired
-        assert all("every client of its authority is refused. Fetch the newest one" in each for each in said)
+        assert all("every certificate of its authority is refused. Fetch the newest one" in each for each in said)
