@@ -61,7 +61,7 @@ async def run_link(
     backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
     redirects = Redirects(rng)
     target: Target | None = None
-    trust = LinkTrust(settings.tls, tls)
+    trust = LinkTrust(settings.tls, status, tls)
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
     attempt, own = 0, settings

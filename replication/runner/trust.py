@@ -9,8 +9,11 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from weft.network.reload import file_state
+from weft.network.tls.certificate import certificate_end
 from weft.network.tls.contexts import client_context
 from weft.network.tls.files import ClientTlsFiles, TlsUnusable
+from weft.replication.liveness import SECOND
+from weft.replication.status import LinkStatus
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +24,13 @@ class LinkTrust:
 
     Args:
         files: what they name is read again before a connection once it has changed; authorities of the system are not.
+        status: gets the end of the link's own certificate.
         given: a context to use instead.
     """
 
-    def __init__(self, files: ClientTlsFiles, given: ssl.SSLContext | None = None) -> None:
+    def __init__(self, files: ClientTlsFiles, status: LinkStatus, given: ssl.SSLContext | None = None) -> None:
         self._files = files
+        self._status = status
         self._given = given
         self._context: ssl.SSLContext | None = None
         self._state: object = None
@@ -44,7 +49,7 @@ class LinkTrust:
         state = file_state(self._files.paths)
         if self._context is None or state != self._state:
             try:
-                self._context = await asyncio.to_thread(client_context, self._files)
+                self._context, self._status.certificate_expires = await asyncio.to_thread(_read, self._files)
                 self._state = state
             except TlsUnusable as error:
                 if self._context is None:
@@ -52,7 +57,16 @@ class LinkTrust:
                 log.error(
                     "the certificates of the link to %s cannot be used, the former ones stay in use: %s", url, error
                 )
+        assert self._context is not None
         return self._context
+
+
+def _read(files: ClientTlsFiles) -> tuple[ssl.SSLContext, int | None]:
+    """Return a context, and the end of the own certificate in ns since 1970."""
+    context = client_context(files)
+    if files.certificate is None:
+        return context, None
+    return context, int(certificate_end(files.certificate).timestamp()) * SECOND
 
 
 def _speaks_tls(url: str) -> bool:

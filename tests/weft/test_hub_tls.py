@@ -93,6 +93,7 @@ def test_edges_come_by_certificate_to_their_own_process_and_a_revoked_one_is_shu
     assert place.edges(1)
     for node in nodes.values():
         publish(node.mqtt_port, "plant/a", ["first"])
+        assert 'weft_edge_link_certificate_expires_timestamp_seconds{link="cloud"}' in node.text("metrics")
     wait_until(lambda: stored(place) == len(names))
 
     before = {link["edge"]: link["connected_since"] for process in (0, 1) for link in place.status(process)["links"]}

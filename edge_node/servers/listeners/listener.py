@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from weft.config.errors import SettingError
@@ -38,6 +39,8 @@ class Listener:
         self._admission = admission
         self._accounts = accounts
         self._revoked: frozenset[CertificateName] = frozenset()
+        self.expires: datetime | None = None
+        """End of the certificate in use; None without TLS."""
         self._websockets: WebSockets | None = None
         if settings.websocket is not None:
             self._websockets = WebSockets(settings.websocket, self._connect, admission)
@@ -108,6 +111,7 @@ class Listener:
     def use_tls(self, tls: TlsInForce | None) -> None:
         """Use newly read files for handshakes from now on, and end connections whose certificate was revoked."""
         self._acceptor.tls = None if tls is None else tls.context
+        self.expires = None if tls is None else tls.expires
         before, self._revoked = self._revoked, frozenset() if tls is None else tls.revoked
         if self._revoked - before:
             self._accounts.changed()
