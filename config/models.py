@@ -159,9 +159,13 @@ class HubStream(Section, frozen=True, kw_only=True):
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
 
-    listen: Annotated[Bind, Meta(description="Address and port for links and readers. Port 0 picks any free port.")] = (
-        "127.0.0.1:8090"
-    )
+    listen: Annotated[
+        Bind,
+        Meta(
+            description="Address and port for links and readers. `*` is every address of the machine, by IPv4 and "
+            "IPv6. Port 0 picks any free port."
+        ),
+    ] = "127.0.0.1:8090"
     anonymous: Annotated[
         ListenerAnonymous,
         Meta(

@@ -34,13 +34,19 @@ async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.soc
         return [_listen_unix(bind)], bind
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(bind.to_resolve, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise CannotListen(why_not_listening(error, bind)) from None
     port, sockets = bind.port, []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            sockets.append(listening := socket.socket(family, kind, protocol))
+            try:
+                listening = socket.socket(family, kind, protocol)
+            except OSError as error:
+                if bind.to_resolve is None and error.errno == errno.EAFNOSUPPORT:
+                    continue  # a machine without IPv6
+                raise
+            sockets.append(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

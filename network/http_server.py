@@ -19,6 +19,7 @@ from weft.bounds.refusals import Refusals
 from weft.config.units import Address
 from weft.network.accepting import Acceptor
 from weft.network.admission import Admission, NetworkConnection
+from weft.network.binding import listening_sockets
 
 IDLE_S_MAX = 30.0
 """Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""
@@ -105,7 +106,7 @@ class HttpServer:
         self._shutdown_s = shutdown_s
         self._refusals = refusals
         self._runner: web.AppRunner | None = None
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         self._acceptor: Acceptor | None = None
         self._looking: asyncio.Task[None] | None = None
         self._busy: set[web.RequestHandler] = set()
@@ -119,7 +120,7 @@ class HttpServer:
         """Return host and port of each socket that listens."""
         if self._acceptor is not None:
             return self._acceptor.addresses
-        return [each.getsockname()[:2] for each in self._listening.sockets] if self._listening is not None else []
+        return [each.getsockname()[:2] for server in self._listening for each in server.sockets]
 
     @property
     def connections(self) -> int:
@@ -177,11 +178,16 @@ class HttpServer:
             return connection
 
         try:
-            if tls is None:
-                self._listening = await loop.create_server(accept, host, port, backlog=BACKLOG)
+            address = Address(host, port)
+            if tls is None and address.to_resolve is not None:
+                self._listening = [await loop.create_server(accept, host, port, backlog=BACKLOG)]
+            elif tls is None:
+                # The loop would take another free port for each family.
+                sockets, _ = await listening_sockets(address)
+                self._listening = [await loop.create_server(accept, sock=each, backlog=BACKLOG) for each in sockets]
             else:
                 assert admission is not None
-                self._acceptor = Acceptor(accept_tls, admission, name=LISTENER, bind=Address(host, port))
+                self._acceptor = Acceptor(accept_tls, admission, name=LISTENER, bind=address)
                 self._acceptor.tls = tls
                 await self._acceptor.start()
                 self._acceptor.accept()
@@ -200,8 +206,8 @@ class HttpServer:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
-        if self._listening is not None:
-            self._listening.close()
+        for each in self._listening:
+            each.close()
         if self._acceptor is not None:
             self._acceptor.stop()
 

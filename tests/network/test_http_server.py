@@ -185,3 +185,17 @@ async def test_a_reader_that_leaves_within_its_answer_is_no_line_of_the_log(
         await until(lambda: server.connections == 0)
         await until(lambda: not server._busy)
     assert caplog.text == ""
+
+
+async def test_all_addresses_of_both_families_have_one_port() -> None:
+    clock = [0.0]
+    server = HttpServer(IDLE_MAX, "limits.idle", lambda: clock[0], Refusals(lambda: clock[0]), shutdown_s=1.0)
+    await server.start(web.Application(middlewares=[server.middleware]), "*", 0)
+    try:
+        addresses = dict(server.addresses)
+        assert len(set(addresses.values())) == 1
+        for host, port in addresses.items():
+            _, writer = await asyncio.open_connection("::1" if ":" in host else "127.0.0.1", port)
+            writer.close()
+    finally:
+        await server.close()

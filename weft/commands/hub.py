@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
@@ -29,7 +31,7 @@ from weft.commands.hub_settings import settings_of
 from weft.commands.on_store import clock, cluster, declaring, deletion, drain, nodes, skip, stream, tenants, tokens
 from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
-from weft.output import Failed, print_facts, print_json, print_table
+from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges
 from weft.text.table_makers import table_makers
@@ -76,22 +78,28 @@ processes_option = click.option(
 @command.command()
 @config_argument
 @processes_option
+@click.option(
+    "--advertise",
+    multiple=True,
+    metavar="URL",
+    help="URL at which edges reach this machine, one for each process; instead of the setting `advertise`.",
+)
 @click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR, from the supervisor to its processes.")
 @log_level_option
-def run(config_file: str, processes: int | None, part: str | None, log_level: str) -> None:
+def run(config_file: str, processes: int | None, advertise: tuple[str, ...], part: str | None, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT.
 
     It is one process per core, each with its own shards and port: the port of `listen` and the following ones. A
     process that ends is started again. With --processes 1, the command is the only process.
     """
-    loaded = located_hub(config_file)
+    loaded = _advertised(located_hub(config_file), advertise)
     log_to_stderr(log_level)
     if part is not None:
         number, count, alive = map(int, part.split("/"))
         from weft.service.supervisor import end_with_supervisor
 
         end_with_supervisor(alive)
-        _serve(config_file, loaded, number, count)
+        _serve(config_file, loaded, number, count, advertise)
         return
     from weft.cloud_hub import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
@@ -103,18 +111,32 @@ def run(config_file: str, processes: int | None, part: str | None, log_level: st
     for finding in found.doubtful:
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     if count == 1:
-        _serve(config_file, loaded, 0, 1)
+        _serve(config_file, loaded, 0, 1, advertise)
     else:
-        _supervise(config_file, count, log_level)
+        _supervise(config_file, count, log_level, advertise)
 
 
-def _supervise(config_file: str, count: int, log_level: str) -> None:
+def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubConfig]:
+    """Return the configuration with the URLs of the command line, for machines that share one file."""
+    if not urls:
+        return loaded
+    from weft.config.fields import UNITS
+
+    try:
+        advertise = tuple(str(UNITS["urls"].parse(url, "")) for url in urls)
+    except ValueError as error:
+        raise Refused(f"--advertise: {error}") from None
+    return replace(loaded, config=msgspec.structs.replace(loaded.config, advertise=advertise))
+
+
+def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[str, ...]) -> None:
     """Run the node as several processes."""
     from weft.service.serving import Signals, run_until_stopped
     from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
 
     def arguments(number: int, alive: int) -> list[str]:
-        return ["hub", "run", config_file, "--log-level", log_level, "--part", f"{number}/{count}/{alive}"]
+        urls = [f"--advertise={each}" for each in advertise]
+        return ["hub", "run", config_file, "--log-level", log_level, *urls, "--part", f"{number}/{count}/{alive}"]
 
     async def serve(signals: Signals) -> None:
         await Supervisor(arguments, count).run(signals)
@@ -127,7 +149,7 @@ def _supervise(config_file: str, count: int, log_level: str) -> None:
         raise Failed(f"{failure}. Mend that, or run the hub as one process: --processes 1") from None
 
 
-def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int) -> None:
+def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...]) -> None:
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
     from weft.service.reload import RunningSettings
@@ -136,7 +158,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int)
     config = loaded.config
     which = f" ({number + 1} of {count})" if count > 1 else ""
     logging.getLogger("weft").info("%s starts with %s, process %d%s", software(), config_file, os.getpid(), which)
-    settings = RunningSettings(config_file, config, load_hub)
+    settings = RunningSettings(config_file, config, lambda path: _advertised(located_hub(path), advertise).config)
 
     async def serve(signals: Signals) -> None:
         hub = Hub(settings_of(config, number, count))
