@@ -32,9 +32,7 @@ async def tabled(hub: Hub, rows: int) -> None:
 
 
 @pytest.mark.parametrize("target", ["folder", "bucket"])
-async def test_the_copy_goes_on_where_the_hub_was(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_copy_goes_on_where_the_hub_was(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_store(str(tmp_path / "first"))
     log, epochs = EdgeLog(), MemoryEpochs()
     log.append(*records(0, [b'{"a": 1}', b'{"a": 2}']))
