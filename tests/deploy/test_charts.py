@@ -24,7 +24,8 @@ LOOK_S_MAX = 60
 PLAIN = ("plainHttp=allowed_beyond_loopback",)
 TLS = ("tls.secret=hub-tls", "tls.clientCaSecret=edges-ca", "tls.hasCrl=true")
 EVERYTHING = (
-    *TLS, "replicas=3", "storeSecret=s3", "env.AWS_REGION=eu-central-1", "podServices.enabled=true",
+    *TLS, "replicas=3", "tokensSecret=weft-tokens", "storeSecret=s3", "env.AWS_REGION=eu-central-1",
+    "podServices.enabled=true",
     "advertise=https://$(POD).hubs.example.com:8090", "antiAffinity=preferred", "nodeSelector.disk=ssd",
     "service.type=LoadBalancer", "serviceAccount.annotations.role=arn", "podAnnotations.a=b", "priorityClassName=high",
     "tolerations[0].key=hub", "imagePullSecrets[0].name=registry", "hub.commit_interval=500ms",
@@ -62,7 +63,7 @@ def of_kind(objects: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
     ("chart", "values", "count"),
     [
         ("weft-hub", PLAIN, 6),
-        ("weft-hub", (*PLAIN, "replicas=1", "tokensSecret="), 5),
+        ("weft-hub", (*PLAIN, "replicas=1", "tokensSecret=weft-tokens"), 5),
         ("weft-hub", TLS, 6),
         ("weft-hub", EVERYTHING, 9),
         ("weft-edge", (), 3),
@@ -95,6 +96,9 @@ def test_the_hub_takes_its_file(values: tuple[str, ...]) -> None:
     config = parse(of_kind(objects, "ConfigMap")["data"]["hub.yaml"], "hub.yaml", HubConfig, check_hub).config
     assert (config.listen, config.processes) == ("*:8090", 1)
     assert (config.tls is not None) == (values != PLAIN)
+    assert (config.anonymous, config.tokens_file) == (
+        ("loopback", "/etc/weft-tokens/tokens") if "tokensSecret=weft-tokens" in values else ("never", None)
+    )
     pod = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
     mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
     files = [config.tokens_file, *([] if config.tls is None else [config.tls.certificate, config.tls.crl_file])]

@@ -26,6 +26,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $config "processes" 1 }}
 {{- if .Values.tokensSecret }}
 {{- $_ := set $config "tokens_file" "/etc/weft-tokens/tokens" }}
+{{- else if not (hasKey $config "anonymous") }}
+{{- $_ := set $config "anonymous" "never" }}
 {{- end }}
 {{- if .Values.tls.secret }}
 {{- $tls := dict "certificate" "/etc/weft-tls/tls.crt" "key" "/etc/weft-tls/tls.key" }}
