@@ -20,7 +20,7 @@ from weft.config.listeners import HubTls
 from weft.config.machine import folder, not_listening, too_readable, why_unreadable
 from weft.config.models import HubConfig
 from weft.config.units import Address, parse_bind
-from weft.network.tls.checks import Effect, server_findings
+from weft.network.tls.checks import Effect, server_findings, valid_until
 from weft.network.tls.contexts import own_context
 from weft.network.tls.files import TlsFiles
 from weft.storage import hub_keys
@@ -41,6 +41,8 @@ class HubFindings:
 
     needed: list[Finding] = field(default_factory=list)
     """Findings that keep the hub from starting."""
+    certificates: dict[str, str] = field(default_factory=dict)
+    """Last day of each certificate that is shown to others, by its file."""
     doubtful: list[Finding] = field(default_factory=list)
     """Findings that let the hub run, perhaps not as intended."""
     shards: int = NEW_SHARDS
@@ -57,6 +59,7 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
     found = HubFindings(shards=config.shards or NEW_SHARDS)
     if config.tls is not None:
         _look_at_tls(config.tls, now, found)
+        found.certificates = valid_until([config.tls.certificate])
     if config.tokens_file is None:
         has_certificates = config.tls is not None and config.tls.client_ca is not None
         if config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:

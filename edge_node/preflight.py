@@ -20,7 +20,7 @@ from weft.edge_node.check import is_derived
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.links.links import link_tls
 from weft.edge_node.servers.listeners.from_config import listener_settings
-from weft.network.tls.checks import Effect, TlsFinding, client_findings, server_findings
+from weft.network.tls.checks import Effect, TlsFinding, client_findings, server_findings, valid_until
 from weft.replication.runner import read_token
 
 _BUDGET: KeyPath = ("disk", "budget")
@@ -34,6 +34,8 @@ class EdgeFindings:
     """Findings that keep the node from starting."""
     unfit: list[Finding] = field(default_factory=list)
     """Findings with which the node starts, and a part of its work cannot succeed."""
+    certificates: dict[str, str] = field(default_factory=dict)
+    """Last day of each certificate that is shown to others, by its file."""
     doubtful: list[Finding] = field(default_factory=list)
     """Findings with which the node works, perhaps not as intended."""
 
@@ -56,6 +58,10 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
         _look_at_link(("links", name), link, found)
         # A link whose files cannot be used waits for others; the node takes messages meanwhile.
         _add(client_findings(("links", name), link_tls(link), now, "the hub refuses"), found, unusable=found.unfit)
+    shown = [each.tls.certificate for each in listener_settings(config) if each.tls is not None]
+    found.certificates = valid_until(
+        [*shown, *(link.certificate for link in config.links.values() if link.certificate)]
+    )
     _look_at_sources(config, found)
     _look_at_functions(config, found)
     if not config.streams:

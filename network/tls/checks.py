@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import NamedTuple
@@ -96,6 +96,15 @@ def _of_certificate(
         yield TlsFinding(Effect.DOUBTFUL, Finding(at, message))
     if problem := too_readable(key):
         yield TlsFinding(Effect.DOUBTFUL, Finding((*path, "key"), problem))
+
+
+def valid_until(certificates: Iterable[str]) -> dict[str, str]:
+    """Return the last day of each certificate that can be read, by its file. Blocks."""
+    found = {}
+    for path in certificates:
+        with contextlib.suppress(TlsUnusable):
+            found[path] = f"{certificate_end(path):%Y-%m-%d}"
+    return found
 
 
 def refusal(certificate: str, key: str, *, is_client: bool = False) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.commands.check_answer import CheckAnswer
+from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     ExistingPath,
     cannot_be_done,
@@ -209,8 +209,14 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
         loaded,
         errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
         warnings=[*found.doubtful, *untried],
-        facts={"listen": config.listen, "store": config.store, "shards": found.shards, "processes": count},
-        summary=f"store {config.store}, {found.shards} shards, {_listening(config, count)}",
+        facts={
+            "listen": config.listen,
+            "store": config.store,
+            "shards": found.shards,
+            "processes": count,
+            "certificates": found.certificates,
+        },
+        summary=f"store {config.store}, {found.shards} shards, {_listening(config, count)}{until(found.certificates)}",
     )
 
 
