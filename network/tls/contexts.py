@@ -43,6 +43,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # In TLS 1.2 a client could ask for handshake after handshake on one connection, past every bound on them.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     _check_readable(files.paths)
     _load_pair(context, files.certificate, files.key)
     if files.client_ca is not None:
