@@ -7,8 +7,8 @@
   turn.
 - A *refusal* answers a request beyond a share. Metrics name the refused owners.
 
-`browsers` distinguishes requests of foreign pages in a browser from others, `http_server` bounds a server's idle
-connections, and `cbor` bounds the cost of decoding a payload.
+`browsers` distinguishes requests of foreign pages in a browser from others, and `cbor` bounds the cost of decoding a
+payload.
 """
 
 from weft.bounds.bound import Bound

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from weft.config.errors import Finding
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind, quoted
@@ -11,16 +13,10 @@ from weft.protocols.shard.placement import is_shard_count, nearest_shard_counts
 
 def check(config: HubConfig) -> list[Finding]:
     """Return all errors of ``config``, without access to store or network."""
-    findings = []
-    if config.anonymous == "loopback" and config.tokens_file is None and not parse_bind(config.listen).is_loopback:
-        findings.append(
-            Finding(
-                ("listen",),
-                f"{config.listen} can be reached from other machines without authentication. Set a tokens_file, "
-                "or `anonymous: never` for tokens of the cluster log, or bind to 127.0.0.1. "
-                "`anonymous: allowed_beyond_loopback` is for a network that you trust",
-            )
-        )
+    findings: list[Finding] = []
+    findings += _reachable(config)
+    if config.tls is not None and config.tls.crl_file is not None and config.tls.client_ca is None:
+        findings.append(Finding(("tls", "crl_file"), "needs `client_ca`: without it, no edge shows a certificate"))
     if config.chunk_bytes_max > config.limits.pending_bytes:
         findings.append(Finding(("chunk_bytes_max",), "expected at most limits.pending"))
     if config.shards is not None and not is_shard_count(config.shards):
@@ -44,3 +40,26 @@ def check(config: HubConfig) -> list[Finding]:
                     )
                 )
     return findings
+
+
+def _reachable(config: HubConfig) -> Iterator[Finding]:
+    """Yield what is missing where other machines reach the hub: who may come, and what keeps tokens secret."""
+    if parse_bind(config.listen).is_loopback or config.anonymous == "allowed_beyond_loopback":
+        return
+    if (
+        config.anonymous == "loopback"
+        and config.tokens_file is None
+        and (config.tls is None or config.tls.client_ca is None)
+    ):
+        message = (
+            f"{config.listen} can be reached from other machines without authentication. Set a tokens_file, or "
+            "`anonymous: never` for tokens of the cluster log, or bind to 127.0.0.1. "
+            "`anonymous: allowed_beyond_loopback` is for a network that you trust"
+        )
+        yield Finding(("listen",), message)
+    elif config.tls is None and config.plain_http == "loopback":
+        message = (
+            f"tokens would cross the network in clear text to {config.listen}. Set `tls`, bind to 127.0.0.1, or set "
+            "`plain_http: allowed_beyond_loopback` behind a proxy with TLS"
+        )
+        yield Finding(("listen",), message)

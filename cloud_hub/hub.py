@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.bounds.http_server import HttpServer
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
 from weft.cloud_hub.api.edges import EdgeViews
@@ -41,15 +40,14 @@ from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
+from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
-from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
-from weft.config.machine import why_not_listening
-from weft.config.units import Address, is_bucket
+from weft.config.units import is_bucket
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link
@@ -65,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 TABLES_LISTED_MAX = 1000
 """Maximum number of tables in the status; failing ones come first."""
-SHUTDOWN_S = 2.0
-"""Longest time that requests may take to end when the node closes."""
 
 
 def boot_time_ns() -> int:
@@ -111,8 +107,7 @@ class Hub:
         self._throttle = Throttle()
         self._tables: TableService | None = None
         self._declared = Declarations(settings, self._clock.now, self._links.end_revoked, self._drains)
-        idle_max, refusals = settings.idle_connections_max, self._refusals
-        self._server = HttpServer(idle_max, "limits.idle_connections", time.monotonic, refusals, shutdown_s=SHUTDOWN_S)
+        self._listener = HubListener(settings, self._refusals)
         self._figures: StreamFigures | None = None
         self._rates: StreamRates | None = None
         self._shards: Shards | None = None
@@ -126,9 +121,7 @@ class Hub:
     @property
     def url(self) -> str:
         """Return the URL of the started node."""
-        assert self._server.addresses, "the hub has not been started"
-        host, port = self._server.addresses[0]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self._listener.url
 
     async def start(self) -> None:
         """Open the store, load every shard, and listen.
@@ -139,8 +132,9 @@ class Hub:
             OSError: the port cannot be bound.
         """
         settings = self._settings
-        self._access = Access(self._declared.credentials, settings.open_to_network, settings.hosts)
-        self._links.start(self._declared.credentials)
+        credentials = self._declared.credentials
+        self._access = Access(credentials, settings.open_to_network, settings.hosts, self._listener.certificates)
+        self._links.start(credentials)
         store = self._given_store or open_store(settings.store, settings.store_options)
         raced = self._given_store is None and is_bucket(settings.store)
         await check_store(store, self._rules.level)  # before the probe, which writes
@@ -171,7 +165,7 @@ class Hub:
             await self._shards.start()
             self._start_tables(store)
             await self._listen(self._shards)
-            owners.port = self._server.addresses[0][1]
+            owners.port = self._listener.port
             await self._membership.start(self.url)
         except BaseException:
             await self.close()
@@ -181,7 +175,7 @@ class Hub:
         settings = self._settings
         return Site(
             platform.node(), settings.port, settings.process, settings.processes, settings.advertise, settings.cores,
-            label="" if settings.port else node_id,
+            label="" if settings.port else node_id, scheme=settings.scheme,
         )  # fmt: skip
 
     def _work(self) -> Work:
@@ -260,6 +254,7 @@ class Hub:
         metrics = Metrics(
             shards, figures, self._links, self._clock, collected, clocks_differ=self._links.clocks_differ,
             tables=self._tables, refusals=self._refusals, declared=self._declared.samples,
+            of_listener=self._listener.samples,
         )  # fmt: skip
         longest = self._settings.response_bytes_max
         api = Api(
@@ -282,14 +277,11 @@ class Hub:
             refusals=self._refusals,
             monotonic=time.monotonic,
         )
-        host, port = self._settings.host, self._settings.port
-        try:
-            await self._server.start(api.application(self._server.middleware), host, port)
-        except OSError as error:
-            raise SettingError(("listen",), why_not_listening(error, Address(host, port))) from None
+        await self._listener.start(api.application(self._listener.middleware))
 
     def reload(self) -> None:
-        """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
+        """Read tokens and certificates again, changed or not. Those that cannot be used leave the earlier in force."""
+        self._listener.reload()
         self._declared.reload()
 
     async def close(self) -> None:
@@ -299,7 +291,7 @@ class Hub:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         await self._links.close()
         await self._declared.close()
-        await self._server.stop_listening()
+        await self._listener.stop_listening()
         if self._figures is not None:
             await self._figures.close()
         if self._rates is not None:
@@ -314,7 +306,7 @@ class Hub:
             await self._shards.close()
         if self._tables is not None:
             await self._tables.close()
-        await self._server.close()
+        await self._listener.close()
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
         """Run an edge's link until it ends."""
@@ -334,7 +326,7 @@ class Hub:
             self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
             elsewhere=self._owners.elsewhere(request.host),
         )  # fmt: skip
-        with self._links.opened(link, identity):
+        with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(
                 request,
                 link,
@@ -379,6 +371,7 @@ class Hub:
             "release_level": self._rules.level,
             "name": self._owners.own if self._owners is not None else "",
             "state": self._owners.state if self._owners is not None else "",
+            "tls": self._listener.view(),
             "process": self._settings.process,
             "processes": self._settings.processes,
             "cluster_log": self._declared.view(),

@@ -10,14 +10,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from urllib.parse import urlsplit
 
 from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 from weft.cloud_hub.declared.documents import TOKEN
 from weft.config.errors import Finding
+from weft.config.listeners import HubTls
 from weft.config.machine import folder, not_listening, too_readable, why_unreadable
 from weft.config.models import HubConfig
 from weft.config.units import Address, is_bucket, parse_bind
+from weft.network.tls.checks import Effect, server_findings, valid_until
+from weft.network.tls.contexts import own_context
+from weft.network.tls.files import TlsFiles
 from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
@@ -28,7 +33,6 @@ ANSWER_S_MAX = 1.0
 READ_S_MAX = 10.0
 """Longest time that the number of a store's shards is waited for."""
 _ANSWER_BYTES_MAX = 1 << 20
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass
@@ -37,21 +41,28 @@ class HubFindings:
 
     needed: list[Finding] = field(default_factory=list)
     """Findings that keep the hub from starting."""
+    certificates: dict[str, str] = field(default_factory=dict)
+    """Last day of each certificate that is shown to others, by its file."""
     doubtful: list[Finding] = field(default_factory=list)
     """Findings that let the hub run, perhaps not as intended."""
     shards: int = NEW_SHARDS
     """Number of shards: the store's if it was read, else the configuration's, else that of a new store."""
 
 
-def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
+def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindings:
     """Open the objects that the configuration names, except the port. Blocks; leaves nothing behind.
 
     Args:
+        now: time for the validity of certificates.
         offline: contact no store in a bucket. Otherwise probe the store as a starting hub does.
     """
     found = HubFindings(shards=config.shards or NEW_SHARDS)
+    if config.tls is not None:
+        _look_at_tls(config.tls, now, found)
+        found.certificates = valid_until([config.tls.certificate])
     if config.tokens_file is None:
-        if config.anonymous != "never" and not parse_bind(config.listen).is_loopback:
+        has_certificates = config.tls is not None and config.tls.client_ca is not None
+        if config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:
             message = (
                 "is missing: every program that reaches the port may link and read. `weft token create` creates one"
             )
@@ -64,7 +75,13 @@ def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
     return found
 
 
-def ports(addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
+def _look_at_tls(tls: HubTls, now: datetime, found: HubFindings) -> None:
+    files = TlsFiles(certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca, crl_file=tls.crl_file)
+    for effect, finding in server_findings(("tls",), files, now, "edges and readers refuse"):
+        (found.needed if effect is Effect.UNUSABLE else found.doubtful).append(finding)
+
+
+def ports(config: HubConfig, addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
     """Bind the addresses for a moment. Blocks.
 
     Returns:
@@ -75,7 +92,7 @@ def ports(addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
         problem = not_listening(address)
         if problem is None:
             continue
-        if _is_hub(address):
+        if _is_hub(address, config.tls):
             untried.append(Finding(("listen",), f"a hub answers at {address} already, so the port was not tried"))
         else:
             taken.append(Finding(("listen",), problem))
@@ -103,10 +120,10 @@ def _look_at_tokens(path: str, found: HubFindings) -> None:
 
 def _tokens_in_clear_text(config: HubConfig) -> Iterator[Finding]:
     """Yield paths to the hub on which others can read its tokens."""
-    if not parse_bind(config.listen).is_loopback:
+    if config.tls is None and not parse_bind(config.listen).is_loopback:
         message = (
-            f"the hub speaks plain HTTP: tokens cross the network in clear text to {config.listen}. Listen on "
-            "127.0.0.1 behind a proxy with TLS"
+            f"the hub speaks plain HTTP: tokens cross the network in clear text to {config.listen}. Set `tls`, or make "
+            "sure that only a proxy with TLS reaches it"
         )
         yield Finding(("listen",), message)
     for position, url in enumerate(config.advertise or ()):
@@ -172,11 +189,13 @@ async def _open_store(config: HubConfig, *, probed: bool) -> int | None:
     return await _read_shards(store, config.shards)
 
 
-def _is_hub(address: Address) -> bool:
+def _is_hub(address: Address, tls: HubTls | None) -> bool:
     """Return whether a hub answers, with or without asking for a token."""
-    url = f"http://{address.from_here}/v1/status"
+    url = f"{'http' if tls is None else 'https'}://{address.from_here}/v1/status"
     try:
-        with _DIRECT.open(url, timeout=ANSWER_S_MAX) as answer:
+        trust = [] if tls is None else [urllib.request.HTTPSHandler(context=own_context(tls.certificate))]
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), *trust)
+        with direct.open(url, timeout=ANSWER_S_MAX) as answer:
             return "cluster_id" in json.loads(answer.read(_ANSWER_BYTES_MAX))
     except urllib.error.HTTPError as error:
         return error.code in (401, 403) and b'"advice"' in error.read(_ANSWER_BYTES_MAX)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.network.settings import AdmissionLimits
+from weft.network.tls.files import TlsFiles
 from weft.replication.liveness import SECOND
 from weft.replication.settings import ReceiverSettings
 from weft.storage.cluster_log.follower import INTERVAL_S
@@ -94,6 +96,12 @@ class HubSettings:
     """Interval of looks for the next entry of the cluster log."""
     open_to_network: bool = False
     """Permission for peers on other machines to connect without tokens: the network is trusted."""
+    tls: TlsFiles | None = None
+    """Files of TLS; None for plain HTTP."""
+    edges_need_certificate: bool = False
+    """With authorities in ``tls``: refuse links without a certificate."""
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    """Bounds on connections whose TLS handshake is not complete."""
     hosts: tuple[str, ...] | None = None
     """Names of the hub that readers without a token may use, beside addresses; None: any."""
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
@@ -135,6 +143,11 @@ class HubSettings:
     """Bytes up to which small files of a table are joined."""
     table_vacuum_after_s: float = 7 * 86_400.0
     """Age at which replaced files of a table are deleted, rounded up to hours."""
+
+    @property
+    def scheme(self) -> str:
+        """Return the scheme of the hub's URLs."""
+        return "http" if self.tls is None else "https"
 
     def receiver(self) -> ReceiverSettings:
         """Return the settings of the receiving end of a link."""

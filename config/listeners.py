@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from weft.config.values import (
     Anonymous,
     Bind,
+    Count,
+    Duration,
     Hosts,
     Listen,
     ListenerAnonymous,
@@ -55,6 +57,69 @@ class Tls(Section, frozen=True, kw_only=True):
             "authenticate in another way."
         ),
     ] = "required"
+
+
+class HubTls(Section, frozen=True, kw_only=True):
+    """TLS of a hub, for links and readers. The files are read again when they change; links stay."""
+
+    certificate: Annotated[
+        Path, Meta(description="PEM file with the hub's certificate, followed by the chain up to its authority.")
+    ]
+    key: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the certificate's key, not encrypted. Only the hub's user may be able to "
+            "read it."
+        ),
+    ]
+    client_ca: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the authorities that sign certificates of edges. The certificate's common name "
+            "is the edge, or tenant, slash and edge, and the link needs no token. Unset: edges show no certificate."
+        ),
+    ] = None
+    crl_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with a revocation list of each authority in `client_ca`. Certificates in it are "
+            "refused, and their open links end. So are all certificates of an authority whose list is missing or out "
+            "of date. Unset: a certificate counts until it expires."
+        ),
+    ] = None
+    client_certificate: Annotated[
+        Literal["required", "optional"],
+        Meta(
+            description="With `client_ca`: `required` refuses links without a certificate, also those with a token. "
+            "`optional` takes either. Readers and probes need none."
+        ),
+    ] = "required"
+    half_open: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of connections whose TLS handshake is not complete. Above it, the address that "
+            "has most loses the oldest.",
+        ),
+    ] = 1024
+    connect_timeout_s: Annotated[
+        Duration, Meta(ge=0.1, le=60, description="Maximum time of a TLS handshake, from accepting its connection.")
+    ] = field(default=10.0, name="connect_timeout")
+    connection_rate: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum rate of new connections with TLS from one address, per second: each handshake costs "
+            "the processor about a millisecond. Connections from this machine are exempt.",
+        ),
+    ] = 200
+    connection_burst: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Number of such connections that one address may open at once before the rate applies.",
+        ),
+    ] = 2_000
 
 
 class WebSocket(Section, frozen=True, kw_only=True):

@@ -186,7 +186,7 @@ def not_listening(bind: Address | UnixSocket) -> str | None:
     if isinstance(bind, UnixSocket):
         return folder(os.path.dirname(bind.path) or ".")
     try:
-        found = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(bind.to_resolve, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             with socket.socket(family, kind, protocol) as trial:
                 # As the listeners do: connections of a node that has just ended do not count.

@@ -14,12 +14,25 @@ from msgspec import Meta, field
 
 from weft.config.functions.sparkplug import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
-from weft.config.listeners import Auth, Http, Listener
+from weft.config.listeners import Auth, Http, HubTls, Listener
 from weft.config.queues import QueueBounds
 from weft.config.sources import SOURCES_MAX, Source
 from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
-from weft.config.values import Bind, Count, Duration, Hosts, ListenerAnonymous, MiB, Path, Section, Size, Store, Urls
+from weft.config.values import (
+    Anonymous,
+    Bind,
+    Count,
+    Duration,
+    Hosts,
+    ListenerAnonymous,
+    MiB,
+    Path,
+    Section,
+    Size,
+    Store,
+    Urls,
+)
 
 
 class EdgeConfig(Section, frozen=True, kw_only=True):
@@ -146,15 +159,31 @@ class HubStream(Section, frozen=True, kw_only=True):
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
 
-    listen: Annotated[Bind, Meta(description="Address and port for links and readers. Port 0 picks any free port.")] = (
-        "127.0.0.1:8090"
-    )
+    listen: Annotated[
+        Bind,
+        Meta(
+            description="Address and port for links and readers. `*` is every address of the machine, by IPv4 and "
+            "IPv6. Port 0 picks any free port."
+        ),
+    ] = "127.0.0.1:8090"
     anonymous: Annotated[
         ListenerAnonymous,
         Meta(
             description="Who may connect while there are no tokens: no `tokens_file`, and never one in the cluster "
             "log (`weft hub token`). `never`: no one. `loopback`: only clients on this machine. "
             "`allowed_beyond_loopback`: everyone who reaches the port; for networks that you trust."
+        ),
+    ] = "loopback"
+    tls: Annotated[
+        HubTls | None,
+        Meta(description="TLS; unset: plain HTTP, which only this machine may use unless `plain_http` says more."),
+    ] = None
+    plain_http: Annotated[
+        Anonymous,
+        Meta(
+            description="Who may send tokens without `tls`. `loopback`: only this machine, so that `listen` may name "
+            "no other address. `allowed_beyond_loopback`: everyone who reaches the port; for a network that you trust, "
+            "or behind a proxy with TLS."
         ),
     ] = "loopback"
     hosts: Annotated[

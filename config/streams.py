@@ -190,6 +190,27 @@ class Link(Section, frozen=True, kw_only=True):
         Path | None,
         Meta(description="File with the token for the hub on one line. Only the node's user may be able to read it."),
     ] = None
+    ca_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the authorities that the hub's certificate may come from, and no others. Unset: "
+            "the system's authorities. Like the next two files, it is read again before each connection."
+        ),
+    ] = None
+    certificate: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the certificate that the node shows to the hub, followed by its chain. Unset: "
+            "it shows none."
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with that certificate's key, not encrypted. Only the node's user may be able to read "
+            "it."
+        ),
+    ] = None
     streams: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)] | None,
         Meta(description="Streams that this link carries. Unset: all of them."),

@@ -56,7 +56,9 @@ _TEXT_SHOWN_MAX = 80
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
-_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
+_ALL = "*"
+"""Host of all addresses of the machine, of IPv4 and IPv6."""
+_LOOPBACK_OF = {_ALL: "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
 
 
 class Address(NamedTuple):
@@ -67,6 +69,11 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def to_resolve(self) -> str | None:
+        """Return the host as the resolver takes it: None for all addresses of both families."""
+        return None if self.host == _ALL else self.host
 
     @property
     def from_here(self) -> Address:

@@ -4,9 +4,9 @@ alone."""
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
@@ -18,14 +18,11 @@ from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import acl, users
 from weft.edge_node.check import is_derived
 from weft.edge_node.inspect.view import is_locked
+from weft.edge_node.links.links import link_tls
 from weft.edge_node.servers.listeners.from_config import listener_settings
-from weft.edge_node.servers.listeners.revocation import read_lists
-from weft.edge_node.servers.listeners.settings import TlsFiles, TlsUnusable
-from weft.edge_node.servers.listeners.tls import expiry, server_context
+from weft.network.tls.checks import Effect, TlsFinding, client_findings, server_findings, valid_until
 from weft.replication.runner import read_token
 
-EXPIRES_SOON = timedelta(days=14)
-"""Time before the expiry of a listener's certificate from which on the check warns."""
 _BUDGET: KeyPath = ("disk", "budget")
 
 
@@ -37,6 +34,8 @@ class EdgeFindings:
     """Findings that keep the node from starting."""
     unfit: list[Finding] = field(default_factory=list)
     """Findings with which the node starts, and a part of its work cannot succeed."""
+    certificates: dict[str, str] = field(default_factory=dict)
+    """Last day of each certificate that is shown to others, by its file."""
     doubtful: list[Finding] = field(default_factory=list)
     """Findings with which the node works, perhaps not as intended."""
 
@@ -53,9 +52,16 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
     _look_at_accounts(config, found)
     for listener in listener_settings(config):
         if listener.tls is not None:
-            _look_at_tls(("listeners", listener.name, "tls"), listener.tls, now, found)
+            path = ("listeners", listener.name, "tls")
+            _add(server_findings(path, listener.tls, now, "clients refuse"), found, unusable=found.needed)
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
+        # A link whose files cannot be used waits for others; the node takes messages meanwhile.
+        _add(client_findings(("links", name), link_tls(link), now, "the hub refuses"), found, unusable=found.unfit)
+    shown = [each.tls.certificate for each in listener_settings(config) if each.tls is not None]
+    found.certificates = valid_until(
+        [*shown, *(link.certificate for link in config.links.values() if link.certificate)]
+    )
     _look_at_sources(config, found)
     _look_at_functions(config, found)
     if not config.streams:
@@ -170,26 +176,10 @@ def _look_at_acl(file: str, names: frozenset[str] | None, found: EdgeFindings) -
         )
 
 
-def _look_at_tls(path: KeyPath, files: TlsFiles, now: datetime, found: EdgeFindings) -> None:
-    try:
-        server_context(files)
-    except TlsUnusable as error:
-        found.needed.append(Finding(path, str(error)))
-        return
-    for each in () if files.crl_file is None else read_lists(files.crl_file):
-        if each.next_update is not None and each.next_update < now:
-            message = (
-                f"a list in {files.crl_file} was to be replaced by {each.next_update:%Y-%m-%d}: every client of its "
-                "authority is refused. Fetch the newest one"
-            )
-            found.unfit.append(Finding((*path, "crl_file"), message))
-    refusal, expires = expiry(files)
-    at = (*path, "certificate")
-    if refusal:
-        found.unfit.append(Finding(at, f"clients refuse {files.certificate}: {refusal}. Renew it"))
-    elif expires is not None and expires - now < EXPIRES_SOON:
-        found.doubtful.append(Finding(at, f"{files.certificate} expires on {expires:%Y-%m-%d}. Renew it before"))
-    found.doubtful += _too_readable((*path, "key"), files.key)
+def _add(findings: Iterable[TlsFinding], found: EdgeFindings, *, unusable: list[Finding]) -> None:
+    lists = {Effect.UNUSABLE: unusable, Effect.REFUSED: found.unfit, Effect.DOUBTFUL: found.doubtful}
+    for each in findings:
+        lists[each.effect].append(each.finding)
 
 
 def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:

@@ -49,6 +49,8 @@ class LinkStatus:
     alarm: str = ""
     """Records that the hub has lost after it acknowledged them, with advice; empty without any, or after an operator
     has acknowledged the alarm."""
+    certificate_expires: int | None = None
+    """End of the certificate that the link shows to the hub; None without one, or before the first connection."""
     pending_records: int = 0
     """Records in the log that are not known to be durable at the hub."""
     pending_seconds: float = 0.0

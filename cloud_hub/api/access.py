@@ -9,7 +9,10 @@ from aiohttp import web
 
 from weft.bounds import Owner, OwnerKind
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
+from weft.cloud_hub.api.certificates import Certificates, NoEdge
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, Tokens
+
+NO_CERTIFICATE = "this hub takes links with a client certificate only"
 
 
 class ApiError(Exception):
@@ -28,12 +31,20 @@ class Access:
     Args:
         open_to_network: without tokens, admit peers of other machines too.
         hosts: without tokens, names of the hub that readers may use, beside addresses; None: any.
+        certificates: those of edges; None if edges show none.
     """
 
-    def __init__(self, tokens: Tokens, open_to_network: bool, hosts: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        open_to_network: bool,
+        hosts: Collection[str] | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._tokens = tokens
         self._open_to_network = open_to_network
         self._hosts = hosts
+        self._certificates = certificates
 
     def link(self, request: web.Request) -> TokenIdentity | None:
         """Return the edge's identity for a link; None when the hub has no tokens and trusts HELLO.
@@ -44,12 +55,25 @@ class Access:
         if "Origin" in request.headers:
             # Only browsers send it, and any page opened on this machine could reach a loopback port.
             raise ApiError(403, "links are not for browsers", "connect with weft edge run")
-        identity = self._identity(request)
+        identity = self._of_certificate(request) or self._identity(request)
         if identity is not None and identity.scope is not Scope.EDGE:
             raise ApiError(
                 403, f"the token {identity.name!r} has the scope {identity.scope}", "use a token for an edge"
             )
         return identity
+
+    def _of_certificate(self, request: web.Request) -> TokenIdentity | None:
+        """Return the edge that a link's certificate names. A token goes before it, and proxies show one for all."""
+        if self._certificates is None:
+            return None
+        if self._certificates.required and not self._certificates.is_shown(request):
+            raise ApiError(403, NO_CERTIFICATE, "set certificate and key of the link at the edge")
+        if "Authorization" in request.headers:
+            return None
+        try:
+            return self._certificates.identity(request)
+        except NoEdge as error:
+            raise ApiError(403, str(error), "give the edge a certificate of its own, or a token") from None
 
     def tenant(self, request: web.Request) -> str:
         """Return the tenant whose streams a request may read: ``?tenant=``, else the token's own, else "default".

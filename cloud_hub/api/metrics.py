@@ -35,6 +35,7 @@ class Metrics:
         tables: the tables; None if another process keeps them.
         refusals: refusals by bound.
         declared: returns the samples of the cluster log.
+        of_listener: returns the figures of the listener.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Metrics:
         tables: TableService | None = None,
         refusals: Iterable[RefusalCount] = (),
         declared: Callable[[], Iterable[AnySample]] = tuple,
+        of_listener: Callable[[], Iterable[Sample]] = tuple,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
@@ -59,6 +61,7 @@ class Metrics:
         self._tables = tables
         self._refusals = refusals
         self._declared = declared
+        self._of_listener = of_listener
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -69,6 +72,7 @@ class Metrics:
 
     def _samples(self) -> Iterator[AnySample]:
         yield Sample("weft_hub_links", len(self._links))
+        yield from self._of_listener()
         yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
         yield Sample("weft_hub_links_clock_differs", self._clocks_differ())
         yield from self._declared()

@@ -59,6 +59,11 @@ class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     edge: str | None = None
     """Edge that may link with the token; only for the scope ``edge``."""
 
+    @property
+    def shown(self) -> str:
+        """Return what it is called in messages."""
+        return f"the token {self.name!r}"
+
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_LINE = re.compile(r"tokens:(?: \[\])?|[- ] [a-z0-9]+: [A-Za-z0-9_.@+/-][A-Za-z0-9_.@+/ -]*|#.*|")

@@ -50,6 +50,8 @@ class Site:
     """Cores for each process."""
     label: str = ""
     """Difference from others where the port is any free one."""
+    scheme: str = "http"
+    """Scheme of the URLs of the machine's processes without ``advertise``."""
 
     def name(self, process: int) -> str:
         """Return the name of one of the machine's processes."""
@@ -221,12 +223,12 @@ class Owners:
                 process = self._site_names().index(name)
                 if self._site.advertise:
                     return self._site.advertise[process]
-                return host and f"http://{host}:{self._site.port_of(process)}"
+                return host and f"{self._site.scheme}://{host}:{self._site.port_of(process)}"
             if shard not in entry.shards:
                 return None
             if entry.advertise:
                 return entry.advertise
-            return f"http://{host}:{entry.port}" if host and entry.host == self._site.host else None
+            return f"{self._site.scheme}://{host}:{entry.port}" if host and entry.host == self._site.host else None
 
         return url
 

@@ -139,7 +139,7 @@ class EdgeLink:
         if identity.scope is not Scope.EDGE or (identity.tenant, identity.edge) != node:
             raise LinkRefused(
                 RefuseCode.UNAUTHORISED,
-                f"the token {identity.name!r} is not for edge {node.edge} of tenant {node.tenant}",
+                f"{identity.shown} is not for edge {node.edge} of tenant {node.tenant}",
                 "give the link this edge's own token, or set node and tenant as the token says",
             )
 

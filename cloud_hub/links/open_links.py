@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.certificates import CertificateIdentity
 from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.declared.credentials import Credentials
@@ -93,11 +94,11 @@ class OpenLinks:
         if own is None or identity is None or len(own) < self._per_token_max:
             return
         if len(own) >= 2 * self._per_token_max:
-            raise ApiError(503, f"the token {identity.name!r} has links that have yet to end", "wait some seconds")
+            raise ApiError(503, f"{identity.shown} has links that have yet to end", "wait some seconds")
         oldest = next((link for link in own if not link.is_over), None)
         if oldest is not None:
             advice = "if the token belongs to several nodes, give each one of its own"
-            message = f"the token {identity.name!r} has {self._per_token_max} links, its limit, and a newer one came"
+            message = f"{identity.shown} has {self._per_token_max} links, its limit, and a newer one came"
             self._refusals.note(BOUND, Owner(OwnerKind.EDGE, f"{identity.tenant}/{identity.edge}"), advice)
             oldest.end(RefuseCode.OVERLOADED, message, advice)
 
@@ -168,8 +169,10 @@ class OpenLinks:
 
     def end_revoked(self, tokens: Credentials) -> None:
         """End the links of tokens that are no longer in force, and links without a token if every link needs one."""
-        for identity in tokens.revoked(self._by_token):
-            why = "every link needs a token by now" if identity is None else f"the token {identity.name!r} was revoked"
+        # The certificate of a link is not among the tokens, and its revocation ends the link elsewhere.
+        others = [identity for identity in self._by_token if not isinstance(identity, CertificateIdentity)]
+        for identity in tokens.revoked(others):
+            why = "every link needs a token by now" if identity is None else f"{identity.shown} was revoked"
             for link in self._by_token[identity]:
                 link.end(
                     RefuseCode.UNAUTHORISED, why,

@@ -251,6 +251,18 @@ EDGE_METRICS = (
     ),
     Metric("weft_edge_link_sent_bytes_total", "counter", "Compressed bytes sent to the hub.", ("link",)),
     Metric("weft_edge_link_attempts_failed", "gauge", "Consecutive failed attempts to connect.", ("link",)),
+    Metric(
+        "weft_edge_link_certificate_expires_timestamp_seconds",
+        "gauge",
+        "End of the certificate that the link shows to the hub, in seconds since 1970.",
+        ("link",),
+    ),
+    Metric(
+        "weft_edge_listener_certificate_expires_timestamp_seconds",
+        "gauge",
+        "End of the listener's certificate, in seconds since 1970.",
+        ("listener",),
+    ),
     *SOURCE_METRICS,
     *QUEUE_METRICS,
     Metric(

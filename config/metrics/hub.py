@@ -20,6 +20,32 @@ HUB_METRICS = (
     ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
     Metric(
+        "weft_hub_certificate_expires_timestamp_seconds",
+        "gauge",
+        "End of the certificate of `tls`, in seconds since 1970; 0 without TLS.",
+    ),
+    Metric("weft_hub_tls_connections_accepted_total", "counter", "Connections whose TLS handshake began."),
+    Metric("weft_hub_tls_connections_half_open", "gauge", "Connections whose TLS handshake is not complete."),
+    Metric(
+        "weft_hub_tls_half_open_evicted_total", "counter", "Half-open connections closed to make room for newer ones."
+    ),
+    Metric("weft_hub_tls_handshakes_failed_total", "counter", "TLS handshakes that failed."),
+    Metric(
+        "weft_hub_tls_connect_timeouts_total", "counter", "Connections closed because their handshake took too long."
+    ),
+    Metric(
+        "weft_hub_tls_connections_rate_limited_total",
+        "counter",
+        "Connections with TLS refused because their address opened too many.",
+    ),
+    Metric(
+        "weft_hub_tls_accept_pauses_total",
+        "counter",
+        "Times that the hub stopped accepting connections for a moment: no file descriptor was left.",
+    ),
+    Metric("weft_hub_tls_reloads_total", "counter", "Successful reloads of certificates."),
+    Metric("weft_hub_tls_reload_failures_total", "counter", "Failed reloads: the changed files could not be used."),
+    Metric(
         "weft_hub_clock_off_seconds",
         "gauge",
         "Least time by which the node's clock is ahead of the store's (negative: behind); 0 while it is right.",

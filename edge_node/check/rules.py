@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.models import EdgeConfig
@@ -85,6 +86,13 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
             yield Finding((*path, "streams"), f"{quoted(stream)} is not a stream of this node; streams: {names}")
         elif not known[stream].replicate:
             yield Finding((*path, "streams"), f"{quoted(stream)} has `replicate: false`; no link may carry it")
+    if (link.certificate is None) != (link.key is None):
+        missing = "key" if link.key is None else "certificate"
+        yield Finding((*path, missing), "is missing: a certificate and its key belong together. Name both files")
+    if all(urlsplit(url).scheme == "http" for url in link.to):
+        for given in ("ca_file", "certificate"):
+            if getattr(link, given) is not None:
+                yield Finding((*path, given), "is for TLS, and no URL of `to` begins with https://. Write https://")
     if link.retry_min_s > link.retry_max_s:
         yield Finding((*path, "retry_min"), "expected at most retry_max")
 

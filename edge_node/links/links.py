@@ -21,6 +21,7 @@ from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.edge_node.streams import STREAMS_THAT_STAY
+from weft.network.tls.files import ClientTlsFiles
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
@@ -47,7 +48,7 @@ class Links:
     to hubs (``edge_node.links.hub_high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
 
     Args:
-        tls: for ``https`` hubs; without it the system's certificate authorities are trusted.
+        tls: for ``https`` hubs, instead of the files that links name.
     """
 
     def __init__(
@@ -314,6 +315,7 @@ def link_settings(link: Link) -> LinkSettings:
     return LinkSettings(
         urls=link.to,
         token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),
+        tls=link_tls(link),
         retry_min_s=link.retry_min_s,
         retry_max_s=link.retry_max_s,
         hold_at_start_s=link.hold_at_start_s,
@@ -327,3 +329,8 @@ def link_settings(link: Link) -> LinkSettings:
             cluster_id=link.cluster or "",
         ),
     )
+
+
+def link_tls(link: Link) -> ClientTlsFiles:
+    """Return the files of a link with TLS."""
+    return ClientTlsFiles(ca_file=link.ca_file, certificate=link.certificate, key=link.key)

@@ -56,6 +56,9 @@ class LinksPart(Part):
             yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
             yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
             yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
+            if link.certificate_expires is not None:
+                end = seconds(link.certificate_expires) or 0
+                yield Sample("weft_edge_link_certificate_expires_timestamp_seconds", end, (link.name,))
         yield Sample("weft_edge_conflict", bool(self._links.conflicts.reasons))
 
 
@@ -72,6 +75,7 @@ def _facts_of(link: LinkStatus) -> dict[str, Any]:
         "bytes_sent": link.bytes_sent,
         "records_acked": link.records_acked,
         "attempts_failed": link.attempts_failed,
+        "certificate_expires": seconds(link.certificate_expires),
         "last_ack": seconds(link.last_ack_time),
         "last_error": link.last_error,
         "last_error_time": seconds(link.last_error_time),

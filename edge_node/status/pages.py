@@ -14,7 +14,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.bounds.http_server import HttpServer
 from weft.bounds.refusals import Refusals
 from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
@@ -22,6 +21,7 @@ from weft.config.metrics.exposition import CONTENT_TYPE, load
 from weft.config.units import approximate_duration, approximate_size, parse_bind
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left
+from weft.network.http_server import HttpServer
 from weft.protocols.health import health_answer
 
 _STYLE = (

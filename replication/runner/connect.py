@@ -9,8 +9,6 @@ import random
 import ssl
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import aiohttp
 
@@ -27,6 +25,7 @@ from weft.replication.runner.redirects import Redirects, Target
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
 from weft.replication.runner.settings import ClockSource, LinkIdentity, LinkSettings
 from weft.replication.runner.sockets import keep_queue_short
+from weft.replication.runner.trust import LinkTrust
 from weft.replication.source import LogSource
 from weft.replication.status import LinkState, LinkStatus
 
@@ -52,7 +51,7 @@ async def run_link(
 
     Args:
         status: updated by this function, for status pages.
-        tls: for ``https`` URLs; None trusts the system's certificate authorities.
+        tls: for ``https`` URLs, instead of the files in ``settings``.
         rng: for the jitter.
         clocks: the clocks of the boots that wrote the log; None if they were right.
         acknowledged: the ranges that hubs have acknowledged before; None if unknown.
@@ -62,13 +61,15 @@ async def run_link(
     backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
     redirects = Redirects(rng)
     target: Target | None = None
-    trust = SystemTrust(tls)
+    trust = LinkTrust(settings.tls, status, tls)
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
     attempt, own = 0, settings
     timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+        # Without a cache of names, each attempt asks for the addresses of the hub's name, and tries all of them.
+        connector = aiohttp.TCPConnector(use_dns_cache=False)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True, connector=connector) as session:
             while True:
                 if target is None:
                     urls = [settings.urls[(attempt + at) % len(settings.urls)] for at in range(len(settings.urls))]
@@ -103,44 +104,12 @@ async def run_link(
         status.state, status.next_try = LinkState.STOPPED, None
 
 
-class SystemTrust:
-    """The certificate authorities of the system, which are read when a connection first needs them: 1 MiB, some 20 ms.
-
-    Args:
-        given: a context to use instead; None reads the authorities.
-    """
-
-    def __init__(self, given: ssl.SSLContext | None) -> None:
-        self._context = given
-
-    async def context(self, url: str) -> ssl.SSLContext | bool:
-        """Return what aiohttp takes as ``ssl`` for a connection to ``url``. Reads files beside the event loop.
-
-        Raises:
-            OSError: the authorities cannot be read.
-        """
-        if self._context is None and _speaks_tls(url):
-            self._context = await asyncio.to_thread(_system_context)
-        return self._context or True
-
-
-def _speaks_tls(url: str) -> bool:
-    # The proxy of the environment may itself be reached by TLS, also for a hub that is not.
-    return any(urlsplit(each).scheme in ("https", "wss") for each in (url, *getproxies().values()))
-
-
-def _system_context() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(("http/1.1",))
-    return context
-
-
 async def _attempt(
     session: aiohttp.ClientSession,
     connection: SenderConnection,
     url: str,
     settings: LinkSettings,
-    trust: SystemTrust,
+    trust: LinkTrust,
 ) -> ConnectionEnd:
     try:
         token = await asyncio.to_thread(settings.token)
@@ -157,7 +126,8 @@ async def _attempt(
             socket = await opening
         keep_queue_short(socket)
     except aiohttp.WSServerHandshakeError as error:
-        return connect_errors.refused(url, error.status, has_token=token is not None)
+        has_certificate = settings.tls.certificate is not None
+        return connect_errors.refused(url, error.status, has_token=token is not None, has_certificate=has_certificate)
     except TimeoutError:
         reason = f"{url}: no answer within {settings.connect_timeout_s:.3g} s"
         return ConnectionEnd(LinkState.WAITING, reason, is_silent=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import aiohttp
 
@@ -10,6 +11,9 @@ from weft.config.machine import why_unreadable
 from weft.replication.runner.connection import ConnectionEnd
 from weft.replication.runner.serve import LINK_PATH
 from weft.replication.status import LinkState
+
+_REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$")
+"""Reasons of OpenSSL for alerts about a client's certificate."""
 
 
 def no_token(error: OSError | ValueError) -> ConnectionEnd:
@@ -24,7 +28,7 @@ def no_connection(url: str, error: Exception) -> ConnectionEnd:
     return ConnectionEnd(LinkState.WAITING, f"{url}: {_why(error)}")
 
 
-def refused(url: str, status: int, *, has_token: bool) -> ConnectionEnd:
+def refused(url: str, status: int, *, has_token: bool, has_certificate: bool = False) -> ConnectionEnd:
     """Return the outcome when the server did not answer with a WebSocket."""
     match status:
         case 401 if not has_token:
@@ -34,8 +38,18 @@ def refused(url: str, status: int, *, has_token: bool) -> ConnectionEnd:
                 "the hub does not accept the token (401). It is mistyped, revoked, or another hub's: create one "
                 "on this hub"
             )
+        case 403 if not has_token and has_certificate:
+            why = "the link's certificate names no edge (403). Its common name has to be the edge, or tenant/edge"
         case 403 if not has_token:
-            why = "the hub has no tokens_file and accepts links only from its own machine (403). Set its tokens_file"
+            why = (
+                "the hub accepts links without token and client certificate only from its own machine, or not (403). "
+                "Set its tokens_file, or the link's certificate and key"
+            )
+        case 403 if not has_certificate:
+            why = (
+                "the hub does not accept the token for links, or wants a client certificate as well (403). Create one "
+                "on the hub with `--scope edge`, or set the link's certificate and key"
+            )
         case 403:
             why = "the hub does not accept the token for links (403). Create one on the hub with `--scope edge`"
         case 404:
@@ -55,6 +69,8 @@ def refused(url: str, status: int, *, has_token: bool) -> ConnectionEnd:
 
 def _why(error: Exception) -> str:
     """Return the part of the error that aiohttp wraps, in a few words."""
+    if (alert := _alert(error)) is not None:
+        return f"the hub refuses the link's certificate ({alert}). Renew it, or have the hub's authority sign it"
     match error:
         case aiohttp.ClientConnectorDNSError():
             return f"the name cannot be resolved ({error.os_error.strerror}). Check it, and the machine's DNS"
@@ -67,8 +83,17 @@ def _why(error: Exception) -> str:
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionResetError():
             return "the server closed the connection unanswered. Write https:// if it speaks TLS, or check the port"
         case aiohttp.ClientResponseError():
-            return "the server does not speak HTTP. Check the host and port of the link's `to`"
+            return "the server does not speak HTTP. Write https:// if it speaks TLS, or check the link's `to`"
     return str(error) or type(error).__name__
+
+
+def _alert(error: Exception) -> str | None:
+    """Return the alert by which a server refuses a certificate (RFC 8446 section 6.2); None for another error."""
+    for each in (error, error.__cause__, getattr(error, "os_error", None)):
+        reason = getattr(each, "reason", None)
+        if isinstance(reason, str) and (found := _REFUSED.search(reason)):
+            return found[1].replace("_", " ").lower()
+    return None
 
 
 def _certificate(error: Exception) -> str:

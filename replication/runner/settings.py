@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+from weft.network.tls.files import ClientTlsFiles
 from weft.protocols.link import Clock
 from weft.replication.settings import SenderSettings
 
@@ -71,6 +72,8 @@ class LinkSettings:
     token: Callable[[], str | None] = no_token
     """Source of the token, called in a thread before every attempt, so that a token can change without a restart. It
     may raise ``OSError`` and ``ValueError``, which the status shows."""
+    tls: ClientTlsFiles = field(default_factory=ClientTlsFiles)
+    """Files for ``https`` URLs. What has changed is read again before each attempt."""
     retry_min_s: float = 0.5
     retry_max_s: float = 30.0
     conflict_retry_s: float = 300.0

@@ -167,6 +167,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("log",),
         ("__init__",),
     ),
+    "network": (
+        ("counters", "proxy_protocol", "settings", "tls"),
+        (OTHERS,),
+        ("accepting",),
+        ("http_server",),
+    ),
     "replication": (
         (OTHERS,),
         ("runner",),
@@ -178,7 +184,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("health",),
         ("api", "stream_deletion"),
         ("declared",),
-        ("links", "preflight"),
+        ("links", "preflight", "listener"),
         ("hub",),
     ),
     "spark_sinks": (

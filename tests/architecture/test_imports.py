@@ -24,7 +24,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     ),
     "psycopg": ("spark_sinks/sinks/jdbc/",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/", "weft/demo/"),
-    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "bounds/http_server"),
+    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "network/http_server"),
     "websockets": (
         "edge_node/servers/listeners/",
         "edge_node/servers/http/out/websocket.py",
@@ -42,7 +42,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
 """Library -> where it may be imported."""
 
 LIGHT = (
-    "protocols/", "config/", "replication/", "edge_node/", "storage/segment_log/", "storage/filesystem.py",
+    "protocols/", "config/", "replication/", "network/", "edge_node/", "storage/segment_log/", "storage/filesystem.py",
     "storage/histogram.py",
 )  # fmt: skip
 HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark", "py4j"}

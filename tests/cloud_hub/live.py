@@ -14,6 +14,7 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
+from weft.network.tls.files import ClientTlsFiles
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.origin import Origin
@@ -95,10 +96,17 @@ class EdgeLog:
 
 @contextlib.asynccontextmanager
 async def running_link(
-    hub: Hub, log: EdgeLog, identity: LinkIdentity, token: str | None = None, epochs: MemoryEpochs | None = None
+    hub: Hub,
+    log: EdgeLog,
+    identity: LinkIdentity,
+    token: str | None = None,
+    epochs: MemoryEpochs | None = None,
+    *,
+    url: str | None = None,
+    tls: ClientTlsFiles | None = None,
 ) -> AsyncIterator[LinkStatus]:
     status = LinkStatus("hub")
-    settings = LinkSettings((hub.url,), token=lambda: token, retry_min_s=0.05)
+    settings = LinkSettings((url or hub.url,), token=lambda: token, retry_min_s=0.05, tls=tls or ClientTlsFiles())
     task = asyncio.create_task(run_link(log, identity, settings, epochs or MemoryEpochs(), status))
     try:
         yield status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,40 +14,42 @@ from weft.config.models import HubConfig
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
 
 async def test_a_bucket_is_probed_unless_the_check_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with racy_server(checks_late=False) as (uri, options):
         for name, value in options.items():
             monkeypatch.setenv(name, value)
         config = HubConfig(store=uri, tokens_file=None)
-        found = await asyncio.to_thread(preflight.look, config, offline=False)
+        found = await asyncio.to_thread(preflight.look, config, NOW, offline=False)
         assert [finding.path for finding in found.needed] == [("store",)]
         assert "RacyStore/1.0" in str(found.needed[0])
-        assert (await asyncio.to_thread(preflight.look, config, offline=True)).needed == []
+        assert (await asyncio.to_thread(preflight.look, config, NOW, offline=True)).needed == []
     async with racy_server(checks_late=True) as (uri, options):
         monkeypatch.setenv("AWS_ENDPOINT_URL", options["AWS_ENDPOINT_URL"])
-        assert (await asyncio.to_thread(preflight.look, HubConfig(store=uri), offline=False)).needed == []
+        assert (await asyncio.to_thread(preflight.look, HubConfig(store=uri), NOW, offline=False)).needed == []
 
 
 def test_a_folder_is_probed_and_left_as_it_was(tmp_path: Path) -> None:
     config = HubConfig(store=str(tmp_path / "none yet"))
-    assert preflight.look(config, offline=False).needed == []
+    assert preflight.look(config, NOW, offline=False).needed == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "store").mkdir()
-    assert preflight.look(HubConfig(store=str(tmp_path / "store")), offline=False).needed == []
+    assert preflight.look(HubConfig(store=str(tmp_path / "store")), NOW, offline=False).needed == []
 
 
 async def test_a_store_with_another_number_of_shards_is_said(tmp_path: Path) -> None:
     await open_cluster(open_store(str(tmp_path)), 8)
-    found = await asyncio.to_thread(preflight.look, HubConfig(store=str(tmp_path), shards=4), offline=False)
+    found = await asyncio.to_thread(preflight.look, HubConfig(store=str(tmp_path), shards=4), NOW, offline=False)
     assert "set shards to 8" in str(found.needed[0])
 
 
 async def test_a_store_of_an_earlier_release_keeps_its_number_of_shards(tmp_path: Path) -> None:
     config = HubConfig(store=str(tmp_path))
-    assert (await asyncio.to_thread(preflight.look, config)).shards == 16
+    assert (await asyncio.to_thread(preflight.look, config, NOW)).shards == 16
     await open_cluster(open_store(str(tmp_path)), 4)
-    found = await asyncio.to_thread(preflight.look, config)
+    found = await asyncio.to_thread(preflight.look, config, NOW)
     assert (found.needed, found.shards) == ([], 4)
     assert preflight.shards_of(config, found) == 4
 
@@ -58,7 +61,7 @@ async def test_the_number_of_shards_in_a_bucket_is_read_before_processes_are_sta
         for name, value in options.items():
             monkeypatch.setenv(name, value)
         config = HubConfig(store=uri)
-        found = await asyncio.to_thread(preflight.look, config)
+        found = await asyncio.to_thread(preflight.look, config, NOW)
         assert await asyncio.to_thread(preflight.shards_of, config, found) == 16
         await open_cluster(open_store(uri), 2)
         assert await asyncio.to_thread(preflight.shards_of, config, found) == 2

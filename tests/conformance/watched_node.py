@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from tests.conformance.raw_client import Client
-from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support.certificates import Authority
 from tests.support.edge_process import EdgeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port

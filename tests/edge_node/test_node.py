@@ -20,8 +20,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.costs.speed import REFERENCE_S, sample_s
-from tests.edge_node.servers.listeners.certificates import Authority
 from tests.support import forked
+from tests.support.certificates import Authority
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.config.log_lines.throttle import INTERVAL_S, LINES_MAX
@@ -290,7 +290,8 @@ def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config:
     without_labels = {
         name
         for metric in (*EDGE_METRICS, *PROCESS_METRICS)
-        if not {"link", "bound", "source"} & {*metric.labels} and not metric.name.startswith("weft_edge_function_")
+        if not {"link", "listener", "bound", "source"} & {*metric.labels}
+        and not metric.name.startswith("weft_edge_function_")
         for name in metric.series
     }
     assert set(values) == without_labels, "every metric is in the catalogue, and every one in the catalogue is exported"

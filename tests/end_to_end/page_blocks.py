@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RUN = ("sh", "python", "sql", "yaml")
-SHOWN = ("text", "json", "mermaid", "toml", "javascript")
+SHOWN = ("text", "json", "mermaid", "toml", "javascript", "nginx", "haproxy", "caddyfile")
 """Languages of blocks that are only looked at."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}.*\n)(?:(?: {4}.*)?\n)*")

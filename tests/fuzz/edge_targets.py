@@ -10,12 +10,13 @@ from tests.fuzz.mqtt_codec import run_one
 from tests.fuzz.mqtt_damage import SEEDS
 from tests.fuzz.target import Target
 from weft.edge_node.counters import Counters, ListenerCounters
-from weft.edge_node.servers.listeners import proxy_protocol
-from weft.edge_node.servers.listeners.admission import Admission
-from weft.edge_node.servers.listeners.settings import AdmissionLimits, WebSocketSettings
+from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
 from weft.edge_node.sessions.limits import FILTER_LEVELS_MAX
 from weft.edge_node.sessions.store.topic_tree import TopicTree
+from weft.network import proxy_protocol
+from weft.network.admission import Admission
+from weft.network.settings import AdmissionLimits
 from weft.protocols.mqtt.filter_tree import FilterTree
 from weft.protocols.topics import InvalidTopic, check_filter, check_topic, compile_pattern, matches, split_share
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.edge_node.servers.listeners.certificates import Authority
 from tests.replication.loopback import Hub
 from tests.replication.model import ModelLog
+from tests.support.certificates import Authority
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.protocols.chunk import Mark

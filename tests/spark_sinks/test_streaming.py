@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ def test_a_checkpoint_stays_valid_when_chunks_become_table_rows(hub: Hub, job: J
     assert records(job.output()) == hub.expected()
     hub.tier()
     assert job.drain() == []
+    assert records(job.output()) == hub.expected()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_stays_valid_when_the_store_moves(hub: Hub, job: Job) -> None:
+    hub.write(2)
+    hub.tier()
+    hub.write(1)
+    before = f"{hub.root}-before"
+    shutil.copytree(hub.root, before)
+    job.drain(store=before)
+    shutil.rmtree(before)
+    hub.write(2)
+    hub.tier()
+    job.drain()
     assert records(job.output()) == hub.expected()
 
 

@@ -12,6 +12,7 @@ from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
+from weft.network.tls.files import TlsFiles
 from weft.storage.cluster import NEW_SHARDS
 
 YAML = """\
@@ -35,6 +36,9 @@ tokens_file: {store}/tokens
 hosts: Hub.example.com
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
+plain_http: allowed_beyond_loopback
+tls: {{certificate: /a.crt, key: /a.key, client_ca: /ca.pem, crl_file: /a.crl, client_certificate: optional,
+  half_open: 17, connect_timeout: 4s, connection_rate: 18, connection_burst: 19}}
 limits: {{links: 5, links_per_token: 3, idle_connections: 6, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB,
   lanes_per_edge: 7, lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB, edge_origins: 80KiB}}
 """
@@ -54,6 +58,13 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
     assert settings.hosts == ("hub.example.com",)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
+    assert settings.tls == TlsFiles(
+        certificate="/a.crt", key="/a.key", client_ca="/ca.pem", crl_file="/a.crl", client_certificate_required=False
+    )
+    assert (settings.scheme, settings.edges_need_certificate) == ("https", False)
+    admission = settings.admission
+    assert (admission.half_open_max, admission.connect_timeout_s) == (17, 4.0)
+    assert (admission.connection_rate_per_address, admission.connection_burst_per_address) == (18, 19)
     assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 120.0)
     assert (settings.link_ping_interval_s, settings.link_silence_s) == (20.0, 50.0)
     assert settings.sequencer.unavailable_after_s == 3.0

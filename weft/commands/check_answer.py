@@ -16,6 +16,11 @@ from weft.output import USAGE_EXIT_CODE, Refused, print_error, print_json, probl
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
+def until(certificates: Mapping[str, str]) -> str:
+    """Return the end of a summary about certificates: the first day on which one ends; empty without any."""
+    return f", certificates valid until {min(certificates.values())}" if certificates else ""
+
+
 class CheckAnswer:
     """The answer of one check. With ``as_json`` it is always a document on standard output, also for errors."""
 

@@ -6,6 +6,7 @@ import http.client
 import importlib
 import json
 import os
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -205,19 +206,24 @@ def open_hub_store(uri: str) -> ObjectStore:
         raise Failed(str(error)) from None
 
 
-def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
+def get_status(bind: str, path: str, token_file: str | None = None, certificate: str | None = None) -> Any:
     """Return the JSON document that a running node of this machine serves at ``path``. ``Failed`` when there is no
-    answer."""
+    answer.
+
+    Args:
+        certificate: the node's own, if it speaks TLS.
+    """
     address = parse_bind(bind)
     if address.port == 0:
         raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
-    url = f"http://{address.from_here}{path}"
+    url = f"{'http' if certificate is None else 'https'}://{address.from_here}{path}"
     request = urllib.request.Request(url)
     if token_file is not None:
         with open(token_file, encoding="ascii") as file:
             request.add_header("Authorization", f"Bearer {file.read(TOKEN_BYTES_MAX).strip()}")
     try:
-        with urllib.request.urlopen(request, timeout=STATUS_TIMEOUT_S) as answer:
+        trust = None if certificate is None else _trust(certificate)
+        with urllib.request.urlopen(request, timeout=STATUS_TIMEOUT_S, context=trust) as answer:
             return json.loads(answer.read(STATUS_BYTES_MAX))
     except urllib.error.HTTPError as error:
         raise Failed(f"{url} answered {error.code} {error.reason}: {_advice(error)}") from None
@@ -227,12 +233,25 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
         raise Failed(f"{url} does not answer ({reason}); is the node running?") from None
 
 
-def get_pages(bind: str, path: str, key: str, token_file: str | None = None) -> dict[str, Any]:
+def _trust(certificate: str) -> ssl.SSLContext:
+    from weft.network.tls.contexts import own_context
+
+    return own_context(certificate)
+
+
+def certificate_of(config: HubConfig) -> str | None:
+    """Return the file of a hub's certificate; None if it speaks plain HTTP."""
+    return None if config.tls is None else config.tls.certificate
+
+
+def get_pages(
+    bind: str, path: str, key: str, token_file: str | None = None, certificate: str | None = None
+) -> dict[str, Any]:
     """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer."""
     whole: dict[str, Any] = {key: []}
     after = ""
     while True:
-        page = get_status(bind, path + after, token_file)
+        page = get_status(bind, path + after, token_file, certificate)
         whole = {**whole, **page, key: [*whole[key], *page[key]]}
         if page["next_after"] is None:
             return whole

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.check_answer import CheckAnswer
+from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     LaterGroup,
     cannot_be_done,
@@ -181,8 +181,9 @@ def check(config_file: str, as_json: bool) -> int:
             "streams": streams,
             "links": links,
             "sources": sources,
+            "certificates": found.certificates,
         },
-        summary=f"node {config.node}, {sizes}",
+        summary=f"node {config.node}, {sizes}{until(found.certificates)}",
     )
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from weft.commands.check_answer import CheckAnswer
+from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     ExistingPath,
     cannot_be_done,
+    certificate_of,
     config_argument,
     get_pages,
     get_status,
@@ -39,7 +43,7 @@ from weft.commands.on_store import (
 )
 from weft.config.errors import format_path
 from weft.config.units import Address, kind_of, parse_bind
-from weft.output import Failed, print_facts, print_json, print_table
+from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges
 from weft.text.table_makers import table_makers
@@ -54,6 +58,8 @@ EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 """Difference of an edge's clock that is shown, and the number of such edges that are named."""
 OWN_EDGES = "/v1/edges?shards=own"
+Access = tuple[str | None, str | None]
+"""Files of the token and of the hub's certificate."""
 
 
 @click.group("hub")
@@ -87,45 +93,65 @@ processes_option = click.option(
 @command.command()
 @config_argument
 @processes_option
+@click.option(
+    "--advertise",
+    multiple=True,
+    metavar="URL",
+    help="URL at which edges reach this machine, one for each process; instead of the setting `advertise`.",
+)
 @click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR, from the supervisor to its processes.")
 @log_level_option
-def run(config_file: str, processes: int | None, part: str | None, log_level: str) -> None:
+def run(config_file: str, processes: int | None, advertise: tuple[str, ...], part: str | None, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT.
 
     It is one process per core, each with its own shards and port: the port of `listen` and the following ones. A
     process that ends is started again. With --processes 1, the command is the only process.
     """
-    loaded = located_hub(config_file)
+    loaded = _advertised(located_hub(config_file), advertise)
     log_to_stderr(log_level)
     if part is not None:
         number, count, alive = map(int, part.split("/"))
         from weft.service.supervisor import end_with_supervisor
 
         end_with_supervisor(alive)
-        _serve(config_file, loaded, number, count)
+        _serve(config_file, loaded, number, count, advertise)
         return
     from weft.cloud_hub import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
 
-    found = preflight.look(loaded.config)
+    found = preflight.look(loaded.config, datetime.now(UTC))
     count = process_count(loaded.config, processes, cores(), preflight.shards_of(loaded.config, found))
     if needed := [*found.needed, *check_processes(loaded.config, count)]:
         raise cannot_be_done(loaded, needed)
     for finding in found.doubtful:
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     if count == 1:
-        _serve(config_file, loaded, 0, 1)
+        _serve(config_file, loaded, 0, 1, advertise)
     else:
-        _supervise(config_file, count, log_level)
+        _supervise(config_file, count, log_level, advertise)
 
 
-def _supervise(config_file: str, count: int, log_level: str) -> None:
+def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubConfig]:
+    """Return the configuration with the URLs of the command line, for machines that share one file."""
+    if not urls:
+        return loaded
+    from weft.config.fields import UNITS
+
+    try:
+        advertise = tuple(str(UNITS["urls"].parse(url, "")) for url in urls)
+    except ValueError as error:
+        raise Refused(f"--advertise: {error}") from None
+    return replace(loaded, config=msgspec.structs.replace(loaded.config, advertise=advertise))
+
+
+def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[str, ...]) -> None:
     """Run the node as several processes."""
     from weft.service.serving import Signals, run_until_stopped
     from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
 
     def arguments(number: int, alive: int) -> list[str]:
-        return ["hub", "run", config_file, "--log-level", log_level, "--part", f"{number}/{count}/{alive}"]
+        urls = [f"--advertise={each}" for each in advertise]
+        return ["hub", "run", config_file, "--log-level", log_level, *urls, "--part", f"{number}/{count}/{alive}"]
 
     async def serve(signals: Signals) -> None:
         await Supervisor(arguments, count).run(signals)
@@ -138,7 +164,7 @@ def _supervise(config_file: str, count: int, log_level: str) -> None:
         raise Failed(f"{failure}. Mend that, or run the hub as one process: --processes 1") from None
 
 
-def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int) -> None:
+def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...]) -> None:
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
     from weft.service.reload import RunningSettings
@@ -147,7 +173,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int)
     config = loaded.config
     which = f" ({number + 1} of {count})" if count > 1 else ""
     logging.getLogger("weft").info("%s starts with %s, process %d%s", software(), config_file, os.getpid(), which)
-    settings = RunningSettings(config_file, config, load_hub)
+    settings = RunningSettings(config_file, config, lambda path: _advertised(located_hub(path), advertise).config)
 
     async def serve(signals: Signals) -> None:
         hub = Hub(settings_of(config, number, count))
@@ -190,10 +216,10 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     loaded = answer.load(located_hub)
     from weft.cloud_hub.cluster.processes import addresses, check_processes, cores, process_count
 
-    config, found = loaded.config, preflight.look(loaded.config, offline=offline)
+    config, found = loaded.config, preflight.look(loaded.config, datetime.now(UTC), offline=offline)
     count = process_count(config, processes, cores(), found.shards)
     wrong = check_processes(config, count)
-    taken, untried = preflight.ports(addresses(config, count)) if not wrong else ([], [])
+    taken, untried = preflight.ports(config, addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
         errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
@@ -204,8 +230,12 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
             "kind": kind_of(config.store),
             "shards": found.shards,
             "processes": count,
+            "certificates": found.certificates,
         },
-        summary=f"store {config.store} ({kind_of(config.store)}), {found.shards} shards, {_listening(config, count)}",
+        summary=(
+            f"store {config.store} ({kind_of(config.store)}), {found.shards} shards, "
+            f"{_listening(config, count)}{until(found.certificates)}"
+        ),
     )
 
 
@@ -234,19 +264,18 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     A disconnected edge is shown until all its lanes have left the hub (`dropped_after`). Its version is known if it was
     linked since the start of its process. Only links of this machine's processes are shown.
     """
-    bind = load_hub(config_file).listen
+    config = load_hub(config_file)
+    bind, access = config.listen, (token_file, certificate_of(config))
     with using(token_file or ""):
-        facts = get_status(bind, "/v1/status", token_file)
-        facts |= _edges(bind, token_file)
+        facts = get_status(bind, "/v1/status", *access)
+        facts |= _edges(bind, access)
         for peer in facts["peers"]:
-            _join(facts, parse_bind(bind)._replace(port=peer["port"]), token_file)
+            _join(facts, parse_bind(bind)._replace(port=peer["port"]), access)
     _add_strays(facts)
     if as_json:
         print_json(facts)
         return
-    level = f"{facts['level']} (this release knows {facts['release_level']})"
-    position = cluster_log_position(facts.get("cluster_log"))
-    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level, "cluster log": position})
+    print_facts(_of_the_node(facts))
     shards = [
         (
             s["shard"],
@@ -299,6 +328,17 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     show_edges(facts["edges"], time.time(), edges or None)
 
 
+def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
+    tls = facts.get("tls")
+    return {
+        "hub": facts["cluster_id"],
+        "software": facts["software"],
+        "level": f"{facts['level']} (this release knows {facts['release_level']})",
+        "cluster log": cluster_log_position(facts.get("cluster_log")),
+        **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
+    }
+
+
 def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
     """Print the records that stop a table, and the command that skips them."""
     click.echo(
@@ -311,23 +351,23 @@ def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, An
     )
 
 
-def _edges(address: str, token_file: str | None) -> dict[str, Any]:
+def _edges(address: str, access: Access) -> dict[str, Any]:
     """Return a process's report on its edges; warn and return none if it fails, as on an earlier release."""
     try:
-        return get_pages(address, OWN_EDGES, "edges", token_file)
+        return get_pages(address, OWN_EDGES, "edges", *access)
     except Failed as failure:
         click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return {"edges": []}
 
 
-def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> None:
+def _join(facts: dict[str, Any], address: Address, access: Access) -> None:
     """Add another process's links and own shards to the facts of the first."""
     try:
-        others = get_status(str(address), "/v1/status", token_file)
+        others = get_status(str(address), "/v1/status", *access)
     except Failed as failure:
         click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return
-    edges = _edges(str(address), token_file)
+    edges = _edges(str(address), access)
     owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]

@@ -9,6 +9,8 @@ from weft.config.units import parse_bind
 if TYPE_CHECKING:
     from weft.cloud_hub.settings import HubSettings
     from weft.config.models import HubConfig
+    from weft.network.settings import AdmissionLimits
+    from weft.network.tls.files import TlsFiles
 
 COMMIT_INTERVAL_FOLDER_S = 0.25
 COMMIT_INTERVAL_BUCKET_S = 1.0
@@ -45,6 +47,9 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         tokens_file=config.tokens_file,
         tokens_required=config.anonymous == "never",
         open_to_network=config.anonymous == "allowed_beyond_loopback",
+        tls=_tls(config),
+        edges_need_certificate=config.tls is not None and config.tls.client_certificate == "required",
+        admission=_admission(config),
         hosts=() if config.hosts is None and address.is_loopback else config.hosts,
         sequencer=SequencerSettings(
             commit_interval_s=_commit_interval_s(config),
@@ -77,6 +82,34 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         table_write_after_s=tables.write_after_s,
         table_joined_bytes=tables.joined_size,
         table_vacuum_after_s=tables.vacuum_after_s,
+    )
+
+
+def _tls(config: HubConfig) -> TlsFiles | None:
+    """Return the files of TLS. Handshakes ask for certificates and require none: readers and probes have none."""
+    from weft.network.tls.files import TlsFiles
+
+    tls = config.tls
+    if tls is None:
+        return None
+    return TlsFiles(
+        certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca, crl_file=tls.crl_file,
+        client_certificate_required=False,
+    )  # fmt: skip
+
+
+def _admission(config: HubConfig) -> AdmissionLimits:
+    from weft.network.settings import AdmissionLimits
+
+    tls = config.tls
+    if tls is None:
+        return AdmissionLimits()
+    return AdmissionLimits(
+        connection_rate_per_address=tls.connection_rate,
+        connection_burst_per_address=tls.connection_burst,
+        half_open_max=tls.half_open,
+        connect_timeout_s=tls.connect_timeout_s,
+        section="tls",
     )
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
-from weft.commands.common import ExistingPath, config_argument, get_pages, json_option, load_hub, using
+from weft.commands.common import ExistingPath, certificate_of, config_argument, get_pages, json_option, load_hub, using
 from weft.output import print_json
 from weft.text.fleet import show_streams
 
@@ -24,10 +24,12 @@ def command(config_file: str, tenant: str | None, token_file: str | None, as_jso
     The rate is that of the last one to two minutes. It is unknown for the first ten seconds after a hub's start, and
     up to a minute longer for shards of its other processes.
     """
-    bind = load_hub(config_file).listen
+    config = load_hub(config_file)
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     with using(token_file or ""):
-        facts: dict[str, Any] = get_pages(bind, f"/v1/streams{query}", "streams", token_file)
+        facts: dict[str, Any] = get_pages(
+            config.listen, f"/v1/streams{query}", "streams", token_file, certificate_of(config)
+        )
     if as_json:
         print_json(facts)
         return

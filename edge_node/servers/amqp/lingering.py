@@ -11,7 +11,7 @@ import asyncio
 from weft.edge_node.servers.amqp.client import Shared
 from weft.edge_node.servers.clients.place import Place
 from weft.edge_node.servers.listeners.door import Arrival
-from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
+from weft.network.shared_buffer import SharedBufferProtocol
 
 LINGER_S_MAX = 5.0
 LINGER_BYTES_MAX = 64 << 20

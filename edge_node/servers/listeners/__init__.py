@@ -1,1 +1,1 @@
-"""Listeners for MQTT clients: sockets, TLS, WebSocket, proxies, and bounds on the number of connections."""
+"""Listeners for clients of every protocol, their accounts, and MQTT over WebSocket."""

@@ -10,7 +10,7 @@ from typing import cast
 from weft.config.log_lines.partings import Partings
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.listeners.listener import MakeConnection
-from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
+from weft.network.shared_buffer import SharedBufferProtocol
 
 log = logging.getLogger(__name__)
 

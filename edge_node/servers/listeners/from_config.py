@@ -8,7 +8,9 @@ from ipaddress import ip_network
 from weft.config.listeners import Listener, Tls, WebSocket, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
-from weft.edge_node.servers.listeners.settings import AdmissionLimits, ListenerSettings, TlsFiles, WebSocketSettings
+from weft.edge_node.servers.listeners.settings import ListenerSettings, WebSocketSettings
+from weft.network.settings import AdmissionLimits
+from weft.network.tls.files import TlsFiles
 
 WEBSOCKET_NAMES = ("ws", "wss")
 """Names of listeners that use WebSocket without a section for it."""

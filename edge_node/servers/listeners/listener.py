@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from weft.config.errors import SettingError
@@ -12,14 +13,15 @@ from weft.config.units import Address, UnixSocket
 from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.servers.listeners.accepting import Acceptor
-from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection, is_loopback
-from weft.edge_node.servers.listeners.binding import CannotListen
 from weft.edge_node.servers.listeners.door import Arrival, Door
-from weft.edge_node.servers.listeners.revocation import CertificateName, certificate_name
-from weft.edge_node.servers.listeners.settings import ListenerSettings, TlsUnusable
-from weft.edge_node.servers.listeners.tls import TlsInForce, common_name, read_tls
+from weft.edge_node.servers.listeners.settings import ListenerSettings
 from weft.edge_node.servers.listeners.websocket import WebSockets
+from weft.network.accepting import Acceptor
+from weft.network.admission import Admission, NetworkConnection, is_loopback
+from weft.network.binding import CannotListen
+from weft.network.tls.certificate import CertificateName, certificate_name
+from weft.network.tls.contexts import TlsInForce, common_name, read_tls
+from weft.network.tls.files import TlsUnusable
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
 """Factory of a connection's protocol object."""
@@ -37,11 +39,15 @@ class Listener:
         self._admission = admission
         self._accounts = accounts
         self._revoked: frozenset[CertificateName] = frozenset()
+        self.expires: datetime | None = None
+        """End of the certificate in use; None without TLS."""
         self._websockets: WebSockets | None = None
         if settings.websocket is not None:
             self._websockets = WebSockets(settings.websocket, self._connect, admission)
         make_protocol = self._connect if self._websockets is None else self._websockets.make_protocol
-        self._acceptor = Acceptor(settings, admission, make_protocol)
+        self._acceptor = Acceptor(
+            make_protocol, admission, name=settings.name, bind=settings.bind, proxies=settings.proxies
+        )
 
     async def start(self) -> None:
         """Bind and listen: connections wait in the kernel until ``accept``.
@@ -92,10 +98,7 @@ class Listener:
     @property
     def tls_files(self) -> list[str]:
         """Return the paths of the TLS files; none without TLS."""
-        tls = self._settings.tls
-        if tls is None:
-            return []
-        return [path for path in (tls.certificate, tls.key, tls.client_ca, tls.crl_file) if path is not None]
+        return [] if self._settings.tls is None else list(self._settings.tls.paths)
 
     def read_tls(self) -> TlsInForce | None:
         """Read the present TLS files; return None without TLS. Blocks.
@@ -108,6 +111,7 @@ class Listener:
     def use_tls(self, tls: TlsInForce | None) -> None:
         """Use newly read files for handshakes from now on, and end connections whose certificate was revoked."""
         self._acceptor.tls = None if tls is None else tls.context
+        self.expires = None if tls is None else tls.expires
         before, self._revoked = self._revoked, frozenset() if tls is None else tls.revoked
         if self._revoked - before:
             self._accounts.changed()

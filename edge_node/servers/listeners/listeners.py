@@ -6,21 +6,24 @@ import asyncio
 import dataclasses
 import logging
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 
-from weft.bounds import Refusals, http_server, one_share
+from weft.bounds import Refusals, one_share
+from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import acl, users
 from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.known_passwords import KnownPasswords
-from weft.edge_node.access.reload import Reloads, Watched
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.part import Part
-from weft.edge_node.servers.listeners.admission import Admission
 from weft.edge_node.servers.listeners.from_config import admission_limits, listener_settings
 from weft.edge_node.servers.listeners.listener import Listener, MakeConnection
-from weft.edge_node.servers.listeners.settings import AdmissionLimits
+from weft.network import http_server
+from weft.network.admission import Admission
+from weft.network.reload import Reloads, Watched
+from weft.network.settings import AdmissionLimits
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,11 @@ class Listeners:
     def addresses(self) -> dict[str, Address | UnixSocket]:
         """Return the address of each listener by its name."""
         return {listener.name: listener.bound for listener in self._listeners}
+
+    @property
+    def certificate_ends(self) -> dict[str, datetime]:
+        """Return the end of each listener's certificate in use by the listener's name."""
+        return {listener.name: listener.expires for listener in self._listeners if listener.expires is not None}
 
     @property
     def watched(self) -> list[str]:
@@ -168,6 +176,11 @@ class Doors(Part):
     def __init__(self, listeners: Listeners, counters: ListenerCounters) -> None:
         self._listeners = listeners
         self.counters = counters
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the ends of the listeners' certificates."""
+        for name, end in self._listeners.certificate_ends.items():
+            yield Sample("weft_edge_listener_certificate_expires_timestamp_seconds", end.timestamp(), (name,))
 
     def start(self) -> None:
         """Accept connections everywhere."""

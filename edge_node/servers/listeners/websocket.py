@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
+from weft.network.admission import Admission, NetworkConnection
 
 if TYPE_CHECKING:
     from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport

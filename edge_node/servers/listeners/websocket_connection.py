@@ -10,7 +10,6 @@ from typing import Any, cast
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
-from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.edge_node.servers.listeners.websocket_handshake import (
     END,
@@ -20,6 +19,7 @@ from weft.edge_node.servers.listeners.websocket_handshake import (
     too_long,
     upgrade,
 )
+from weft.network.admission import Admission, NetworkConnection
 
 CLOSE_TIMEOUT_S = 2.0
 """Longest time that a client may take to answer the node's closing frame, and to read the bytes before it."""

@@ -32,8 +32,8 @@ def shape(value: Any) -> Any:
 
 
 def routes(hub: Hub) -> set[str]:
-    assert hub._server._runner is not None
-    resources = hub._server._runner.app.router.resources()
+    assert hub._listener.server._runner is not None
+    resources = hub._listener.server._runner.app.router.resources()
     return {resource.canonical for resource in resources}
 
 

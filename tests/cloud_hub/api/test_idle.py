@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.bounds.test_http_server import closed, half_open
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.network.test_http_server import closed, half_open
 from tests.support.waiting import until
-from weft.bounds.http_server import IDLE_S_MAX
+from weft.network.http_server import IDLE_S_MAX
 from weft.storage.object_store.memory import MemoryStore
 
 
 async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() -> None:
     async with running_hub(MemoryStore()) as hub:
         now = [0.0]
-        server = hub._server
+        server = hub._listener.server
         server._monotonic = lambda: now[0]
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
@@ -33,8 +33,8 @@ async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() ->
 
 async def test_idle_connections_beyond_the_setting_are_cut_off() -> None:
     async with running_hub(MemoryStore(), idle_connections_max=3) as hub:
-        peers = await asyncio.gather(*(half_open(hub._server) for _ in range(40)))
-        await until(lambda: hub._server.connections <= 3)
+        peers = await asyncio.gather(*(half_open(hub._listener.server) for _ in range(40)))
+        await until(lambda: hub._listener.server.connections <= 3)
         assert (await get(hub, "/v1/streams"))[0] == 200
         for _, writer in peers:
             writer.close()

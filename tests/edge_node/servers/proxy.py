@@ -9,7 +9,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.edge_node.servers.listeners.test_proxy_protocol import header
+from tests.network.test_proxy_protocol import header
 
 
 @asynccontextmanager

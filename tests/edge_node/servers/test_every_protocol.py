@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Mqtt, ProtocolClient, Refused, Way
-from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.edge_node.servers.mqtt.test_listeners import changed, running, stored, write
 from tests.edge_node.servers.proxy import proxy
+from tests.support.certificates import Authority, Pem
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.access import users
@@ -37,8 +37,8 @@ Make = type[ProtocolClient]
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.edge_node.node.LOG_CHECK_INTERVAL_S", 0.1)
-    monkeypatch.setattr("weft.edge_node.servers.listeners.admission.SWEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("weft.edge_node.servers.listeners.client_slots.WAIT_S", 0.1)
+    monkeypatch.setattr("weft.network.admission.SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("weft.network.client_slots.WAIT_S", 0.1)
 
 
 @pytest.fixture

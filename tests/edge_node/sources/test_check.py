@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support.certificates import Authority
 from tests.support.live_node import configuration
 from weft.config.errors import ConfigError
 from weft.edge_node.preflight import EdgeFindings, look

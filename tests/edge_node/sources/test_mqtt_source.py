@@ -9,9 +9,9 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
-from tests.edge_node.servers.listeners.certificates import Authority
 from tests.edge_node.sources.nodes import FULL, NODE, assert_whole, mqtt_source, publish, running
 from tests.support.brokers import SAVES_OFTEN, Mosquitto, mosquitto, needs_mosquitto, proxy
+from tests.support.certificates import Authority
 from tests.support.waiting import until
 from weft.config.metrics.sources import SOURCE_METRICS
 from weft.edge_node.sources.status import SourceState

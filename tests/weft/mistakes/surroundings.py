@@ -72,7 +72,9 @@ def files_of(place: Place, folder: Path) -> None:
     create_token(str(folder / "tokens"), "bi", Scope.READER)
     for path in folder.iterdir():
         place.name(f"<{path.name}>", path.read_text())
-    place.name("<soon>", f"{datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=TIMES['good'][1]):%Y-%m-%d}")
+    today = datetime.datetime.now(datetime.UTC)
+    for name, certificate in (("<soon>", "good"), ("<past>", "expired")):
+        place.name(name, f"{today + datetime.timedelta(days=TIMES[certificate][1]):%Y-%m-%d}")
 
 
 def machine(place: Place) -> None:

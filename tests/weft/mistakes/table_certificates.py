@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.weft.mistakes.mistake import NODE, Mistake, edge
+from tests.weft.mistakes.mistake import NODE, Mistake, edge, hub
 
 
 def tls(settings: str) -> str:
@@ -15,6 +15,17 @@ def tls(settings: str) -> str:
         f"    tls: {settings}\n"
         "streams: {telemetry: {from: x, retain: {time: 1d}}}\n"
         "disk: {budget: 64MiB}\n"
+    )
+
+
+def link(url: str, settings: str) -> str:
+    """An edge with a link, which stands in line 6."""
+    return NODE + (
+        "http: null\n"
+        "streams: {telemetry: {from: x}}\n"
+        "disk: {budget: 64MiB}\n"
+        f"links: {{cloud: {{to: '{url}', {settings}}}}}\n"
+        "listeners: {mqtt: {bind: '127.0.0.1:0'}}\n"
     )
 
 
@@ -75,8 +86,8 @@ CERTIFICATES = [
     Mistake(
         "a certificate that has expired",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: listeners.mqtts.tls.certificate: clients refuse <dir>/expired.crt: certificate "
-        "has expired. Renew it",
+        "weft: edge.yaml:7: listeners.mqtts.tls.certificate: clients refuse <dir>/expired.crt: it has "
+        "expired on <past>. Renew it",
         files=edge(
             tls("{certificate: expired.crt, key: expired.key}"),
             **{"expired.crt": "<expired.crt>", "expired.key": "<expired.key>"},
@@ -114,6 +125,70 @@ CERTIFICATES = [
             tls("{certificate: good.crt, key: good.key, client_ca: ca.pem}"),
             **{"good.crt": "<good.crt>", "good.key": "<good.key>", "ca.pem": "none\n"},
         ),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub's certificate that has expired",
+        "hub check hub.yaml --offline",
+        "warning: hub.yaml:3: tls.certificate: edges and readers refuse <dir>/expired.crt: it has expired on <past>. "
+        "Renew it",
+        exit_status=0,
+        files=hub(
+            "store: store\nlisten: '[::]:0'\ntls: {certificate: expired.crt, key: expired.key, client_ca: good.crt}\n",
+            **{"expired.crt": "<expired.crt>", "expired.key@0600": "<expired.key>", "good.crt": "<good.crt>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "the key of another certificate at a hub, run",
+        "hub run hub.yaml --log-level error",
+        "weft: hub.yaml:3: tls: <dir>/other.key is not the key of <dir>/good.crt: they do not belong together. Name a "
+        "matching pair",
+        exit_status=1,
+        files=hub(
+            "store: store\nlisten: 127.0.0.1:0\ntls: {certificate: good.crt, key: other.key}\n",
+            **{"good.crt": "<good.crt>", "other.key@0600": "<other.key>"},
+        ),
+    ),
+    Mistake(
+        "a hub's revocation list without authorities",
+        "hub check hub.yaml --offline",
+        "weft: hub.yaml:3: tls.crl_file: needs `client_ca`: without it, no edge shows a certificate",
+        files=hub(
+            "store: store\nlisten: 127.0.0.1:0\ntls: {certificate: a.crt, key: a.key, crl_file: a.crl}\n",
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a link's certificate without its key",
+        "edge check edge.yaml",
+        "weft: edge.yaml:6: links.cloud.key: is missing: a certificate and its key belong together. Name both files",
+        files=edge(link("https://hub.example.com", "certificate: good.crt")),
+        in_process=True,
+    ),
+    Mistake(
+        "a link's certificate that has expired",
+        "edge check edge.yaml",
+        "weft: edge.yaml:6: links.cloud.certificate: the hub refuses <dir>/expired.crt: it has expired on <past>. "
+        "Renew it",
+        files=edge(
+            link("https://127.0.0.1:1", "certificate: expired.crt, key: expired.key"),
+            **{"expired.crt": "<expired.crt>", "expired.key@0600": "<expired.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a link's authorities that are not there",
+        "edge check edge.yaml",
+        "weft: edge.yaml:6: links.cloud.ca_file: <dir>/ca.pem: there is no such file",
+        files=edge(link("https://127.0.0.1:1", "ca_file: ca.pem")),
+        in_process=True,
+    ),
+    Mistake(
+        "a link's authorities for a hub without TLS",
+        "edge check edge.yaml",
+        "weft: edge.yaml:6: links.cloud.ca_file: is for TLS, and no URL of `to` begins with https://. Write https://",
+        files=edge(link("http://127.0.0.1:1", "ca_file: good.crt")),
         in_process=True,
     ),
 ]

@@ -75,10 +75,21 @@ EXPOSURE = [
     Mistake(
         "a hub's tokens over a network without TLS",
         "hub check hub.yaml --offline",
-        "warning: hub.yaml:2: listen: the hub speaks plain HTTP: tokens cross the network in clear text to 0.0.0.0:0. "
-        f"Listen on 127.0.0.1 behind a proxy with TLS\n{NO_TOKEN}",
-        exit_status=0,
+        "weft: hub.yaml:2: listen: tokens would cross the network in clear text to 0.0.0.0:0. Set `tls`, bind to "
+        "127.0.0.1, or set `plain_http: allowed_beyond_loopback` behind a proxy with TLS",
         files=hub("store: store\nlisten: 0.0.0.0:0\ntokens_file: tokens\n", **{"tokens@0600": TOKENS}),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub's tokens over a network without TLS, allowed in words",
+        "hub check hub.yaml --offline",
+        "warning: hub.yaml:2: listen: the hub speaks plain HTTP: tokens cross the network in clear text to 0.0.0.0:0. "
+        f"Set `tls`, or make sure that only a proxy with TLS reaches it\n{NO_TOKEN}",
+        exit_status=0,
+        files=hub(
+            "store: store\nlisten: 0.0.0.0:0\ntokens_file: tokens\nplain_http: allowed_beyond_loopback\n",
+            **{"tokens@0600": TOKENS},
+        ),
         in_process=True,
     ),
     Mistake(

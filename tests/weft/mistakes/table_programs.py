@@ -120,7 +120,7 @@ PROGRAMS = [
         '"line": 7,\n      "setting": "auth.users_file",\n      "message": "<dir>/users: there is no such file. '
         '`weft user add NAME --file <dir>/users` creates one"\n    }\n  ],\n  "warnings": [],\n  "node": '
         '"press-shop-7",\n  "tenant": "default",\n  "streams": {\n    "telemetry": [\n      '
-        '"plant/{line}/telemetry"\n    ]\n  },\n  "links": {},\n  "sources": {}\n}',
+        '"plant/{line}/telemetry"\n    ]\n  },\n  "links": {},\n  "sources": {},\n  "certificates": {}\n}',
         files=edge(QUIET + "auth: {users_file: users}\n"),
         in_process=True,
     ),
@@ -144,7 +144,7 @@ PROGRAMS = [
         '  "store": "<dir>/store",\n'
         '  "kind": "a folder of this machine",\n'
         '  "shards": 16,\n'
-        '  "processes": 1\n'
+        '  "processes": 1,\n  "certificates": {}\n'
         "}",
         files=hub("store: store\nlisten: 127.0.0.1:<busy>\nprocesses: 1\n"),
         in_process=True,

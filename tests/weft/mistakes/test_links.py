@@ -53,8 +53,8 @@ LINKS = [
     ),
     Link(
         "a reader's token", "reader", HUB, "refused",
-        "http://127.0.0.1:<hub port>: the hub does not accept the token for links (403). Create one on the hub "
-        "with `--scope edge`",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token for links, or wants a client certificate "
+        "as well (403). Create one on the hub with `--scope edge`, or set the link's certificate and key",
         token="<bi>",
     ),
     Link(

@@ -11,8 +11,8 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ConnectionClosedByBroker
 
-from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.edge_node.servers.mqtt.test_listeners import running
+from tests.support.certificates import Authority, Pem
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
 

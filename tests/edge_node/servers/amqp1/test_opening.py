@@ -20,12 +20,12 @@ from tests.edge_node.servers.amqp1.harness import (
     amqp,
     in_thread,
 )
-from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support.certificates import Authority
 from tests.support.waiting import PATIENCE_S
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.edge_node.servers.amqp1 import opening, parts
-from weft.edge_node.servers.listeners.settings import TlsFiles
-from weft.edge_node.servers.listeners.tls import server_context
+from weft.network.tls.contexts import server_context
+from weft.network.tls.files import TlsFiles
 from weft.protocols.amqp1 import types
 from weft.protocols.amqp1.types import Symbol, encode
 

@@ -1,19 +1,5 @@
 """Listeners work on the loop that nodes run on, and on asyncio's own where there is no uvloop."""
 
-from __future__ import annotations
+from tests.network.conftest import _sweep_soon, pytest_asyncio_loop_factories
 
-import asyncio
-from collections.abc import Callable
-
-import pytest
-import uvloop
-
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture(autouse=True)
-def _sweep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.edge_node.servers.listeners.admission.SWEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("weft.edge_node.servers.listeners.accepting.ACCEPT_PAUSE_S", 0.1)
+__all__ = ["_sweep_soon", "pytest_asyncio_loop_factories"]

@@ -14,7 +14,7 @@ from tests.edge_node.servers.mqtt.test_listeners import running
 from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.servers.listeners import client_slots
+from weft.network import client_slots
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp
 from weft.protocols.mqtt.reason_codes import ReasonCode
 

@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from tests.edge_node.servers.listeners.echo import EchoListener, echoing
+from tests.network.echo import EchoListener, echoing
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.servers.listeners.settings import AdmissionLimits, WebSocketSettings
+from weft.edge_node.servers.listeners.settings import WebSocketSettings
+from weft.network.settings import AdmissionLimits
 
 MESSAGE_BYTES_MAX = 64 << 10
 LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX, connect_timeout_s=0.5)

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.edge_node.servers.listeners.echo import EchoListener, echoing
+from tests.network.echo import EchoListener, echoing
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.servers.listeners.settings import AdmissionLimits, WebSocketSettings
+from weft.edge_node.servers.listeners.settings import WebSocketSettings
+from weft.network.settings import AdmissionLimits
 
 MESSAGE_BYTES_MAX = 64 << 10
 LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX)
@@ -226,7 +227,7 @@ async def test_a_bad_frame_ends_its_connection_and_no_other(
     good_writer.write(frame(b"still"))
     assert await received(good_reader) == (BINARY, b"still")
     assert [(each.name, each.exc_info) for each in caplog.records if each.levelno >= logging.WARNING] == [
-        ("weft.edge_node.servers.listeners.admission", None)
+        ("weft.network.admission", None)
     ]
 
 

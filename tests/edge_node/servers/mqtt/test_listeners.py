@@ -18,7 +18,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tests.edge_node.servers.listeners.certificates import Authority, Pem
+from tests.support.certificates import Authority, Pem
 from tests.support.live_node import configuration
 from tests.support.mqtt_client import PahoClient
 from tests.support.waiting import PATIENCE_S, until
@@ -26,7 +26,7 @@ from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.servers.listeners.listeners import with_files_for
-from weft.edge_node.servers.listeners.settings import AdmissionLimits
+from weft.network.settings import AdmissionLimits
 from weft.service.serving import Signals
 
 PASSWORD = "a secret of press-7"
@@ -35,7 +35,7 @@ PASSWORD = "a secret of press-7"
 @pytest.fixture(autouse=True)
 def _look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.edge_node.node.LOG_CHECK_INTERVAL_S", 0.1)
-    monkeypatch.setattr("weft.edge_node.servers.listeners.admission.SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("weft.network.admission.SWEEP_INTERVAL_S", 0.05)
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream import last_record
-from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
+from tests.support.certificates import Authority, Pem
 from tests.support.processes import Node
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -1,0 +1,269 @@
+"""HTTP servers with a bound on idle connections: otherwise anyone who reaches the port could use up the process's file
+descriptors and block its other listeners.
+
+aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from weft.bounds.owner import Owner, address_owner
+from weft.bounds.refusals import Refusals
+from weft.config.units import Address
+from weft.network.accepting import Acceptor
+from weft.network.admission import Admission, NetworkConnection
+from weft.network.binding import listening_sockets
+
+IDLE_S_MAX = 30.0
+"""Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""
+LOOK_INTERVAL_S = 1.0
+BACKLOG = 64
+"""Connections that the system accepts ahead of the process: as many may be open beyond the bound for a moment."""
+
+LINE_INTERVAL_S = 1.0
+"""Minimum interval between two log lines about bad requests: anyone who reaches the port can send them."""
+LINE_MAX = 300
+"""Longest such line."""
+
+LISTENER = "https"
+"""Name of a listener with TLS, for log lines."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+logger = logging.getLogger(__name__)
+
+
+class PeerGoneError(ConnectionError):
+    """A peer closed its connection before it had its answer."""
+
+
+class BadRequests(logging.Filter):
+    """A filter that logs a request which is not HTTP as one short line, at a limited rate, and does not log a peer that
+    leaves before its answer ends, which is normal. Errors of Weft's own code keep their traceback.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._next_line = 0.0
+        self._unsaid = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write the line."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, PeerGoneError):
+            return False
+        if not isinstance(error, HttpProcessingError):
+            return True
+        now = self._monotonic()
+        if now < self._next_line:
+            self._unsaid += 1
+            return False
+        self._next_line = now + LINE_INTERVAL_S
+        more = f" ({self._unsaid:,} such requests before this one)" if self._unsaid else ""
+        line = " ".join(f"{record.getMessage()}: {error}".split())
+        record.msg, record.args, self._unsaid = f"{line[:LINE_MAX]}{more}", None, 0
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        return True
+
+
+class HttpServer:
+    """A server of one application at one address. Belongs to the event loop's thread.
+
+    A connection is idle while none of its requests is being handled: before the first, between two, and while the peer
+    is slow to read an answer. If too many are idle, the address with the most loses its longest idle one.
+
+    Args:
+        idle_max: maximum number of idle connections.
+        setting: name of the setting with that number, for the log.
+        monotonic: seconds.
+        shutdown_s: longest time that requests may take to end when the server closes.
+        refusals: counter of connections closed because there are too many.
+    """
+
+    def __init__(
+        self,
+        idle_max: int,
+        setting: str,
+        monotonic: Callable[[], float],
+        refusals: Refusals,
+        *,
+        shutdown_s: float,
+    ) -> None:
+        self._idle_max = idle_max
+        self._setting = setting
+        self._monotonic = monotonic
+        self._shutdown_s = shutdown_s
+        self._refusals = refusals
+        self._runner: web.AppRunner | None = None
+        self._listening: list[asyncio.Server] = []
+        self._acceptor: Acceptor | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._busy: set[web.RequestHandler] = set()
+        self._idle: dict[Owner, dict[web.RequestHandler, float]] = {}
+        """Idle connections by address, with the time at which they became idle; the longest idle first."""
+        self._owners: dict[web.RequestHandler, Owner] = {}
+        """Addresses of the idle connections."""
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return host and port of each socket that listens."""
+        if self._acceptor is not None:
+            return self._acceptor.addresses
+        return [each.getsockname()[:2] for server in self._listening for each in server.sockets]
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections."""
+        return len(self._open())
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that a connection is busy. The application needs it as its outermost middleware."""
+        connection = request.protocol
+        self._forget(connection)
+        self._busy.add(connection)
+        try:
+            return await handler(request)
+        except ConnectionError as error:
+            if connection.transport is None or connection.transport.is_closing():
+                raise PeerGoneError from error
+            raise
+        finally:
+            self._busy.discard(connection)
+            self._note_idle(connection)
+
+    async def start(
+        self,
+        application: web.Application,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        """Listen. Raise ``OSError`` when the address cannot be used.
+
+        Args:
+            tls: context for TLS; None for plain HTTP.
+            admission: bounds on TLS handshakes under way; required for TLS.
+        """
+        loop = asyncio.get_running_loop()
+        logger.filters = [BadRequests(self._monotonic)]  # of all servers of the process
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s, logger=logger)
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "it is set up"
+
+        def accept() -> web.RequestHandler:
+            connection = server()
+            # The connection gets its transport, and so its address, in the next turn of the loop.
+            loop.call_soon(loop.call_soon, self._note_idle, connection)
+            return connection
+
+        def accept_tls(_: asyncio.Transport, shaken: NetworkConnection) -> web.RequestHandler:
+            shaken.closed()  # its handshake is over; from here on it counts as idle or busy
+            connection = server()
+            loop.call_soon(self._note_idle, connection)
+            return connection
+
+        try:
+            address = Address(host, port)
+            if tls is None and address.to_resolve is not None:
+                self._listening = [await loop.create_server(accept, host, port, backlog=BACKLOG)]
+            elif tls is None:
+                # The loop would take another free port for each family.
+                sockets, _ = await listening_sockets(address)
+                self._listening = [await loop.create_server(accept, sock=each, backlog=BACKLOG) for each in sockets]
+            else:
+                assert admission is not None
+                self._acceptor = Acceptor(accept_tls, admission, name=LISTENER, bind=address)
+                self._acceptor.tls = tls
+                await self._acceptor.start()
+                self._acceptor.accept()
+        except OSError:
+            await self.close()
+            raise
+        self._looking = asyncio.create_task(self._look_often(), name="idle-connections")
+
+    def use_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another context for handshakes from now on; open connections stay."""
+        if self._acceptor is not None:
+            self._acceptor.tls = tls
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections, and close no more idle ones."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        for each in self._listening:
+            each.close()
+        if self._acceptor is not None:
+            self._acceptor.stop()
+
+    async def close(self) -> None:
+        """End the requests and connections."""
+        await self.stop_listening()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def look(self) -> None:
+        """Close the connections that have been idle too long, and forget those that have ended."""
+        now = self._monotonic()
+        for connection in self._open():
+            if connection not in self._owners:  # it had no transport yet when it was accepted
+                self._note_idle(connection)
+        for connection, owner in list(self._owners.items()):
+            if connection.transport is None:
+                self._forget(connection)
+            elif now - self._idle[owner][connection] >= IDLE_S_MAX:
+                self._abort(connection)
+
+    async def _look_often(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    def _open(self) -> list[web.RequestHandler]:
+        server = self._runner.server if self._runner is not None else None
+        return server.connections if server is not None else []
+
+    def _note_idle(self, connection: web.RequestHandler) -> None:
+        if connection.transport is None or connection in self._busy:
+            return
+        self._forget(connection)
+        owner = self._owners[connection] = _owner(connection.transport)
+        self._idle.setdefault(owner, {})[connection] = self._monotonic()
+        if len(self._owners) > self._idle_max:
+            heaviest = max(self._idle, key=lambda each: len(self._idle[each]))
+            advice = "closed the connection that was idle longest. Raise the setting if these are clients of yours"
+            self._refusals.note(self._setting, heaviest, advice)
+            self._abort(next(iter(self._idle[heaviest])))
+
+    def _abort(self, connection: web.RequestHandler) -> None:
+        self._forget(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
+
+    def _forget(self, connection: web.RequestHandler) -> None:
+        owner = self._owners.pop(connection, None)
+        if owner is not None:
+            del self._idle[owner][connection]
+            if not self._idle[owner]:
+                del self._idle[owner]
+
+
+def _owner(transport: asyncio.Transport) -> Owner:
+    peer = transport.get_extra_info("peername")
+    return address_owner(peer[0] if isinstance(peer, tuple) else "")

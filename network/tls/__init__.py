@@ -1,0 +1,1 @@
+"""TLS from PEM files: contexts, revocation lists, alerts."""

@@ -1,0 +1,201 @@
+"""Connections that ask nothing are closed, those of the address with most of them first; others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.support.waiting import PATIENCE_S, until
+from weft.bounds import Owner, OwnerKind, Refusals, address_owner
+from weft.network.http_server import IDLE_S_MAX, HttpServer
+
+HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
+IDLE_MAX = 8
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""Both are kept: a writer that is collected closes its connection."""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Server(HttpServer):
+    """Answers to ``/``, to ``/slow`` once `go_on` is set, and to ``/long`` as long as it is read."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(IDLE_MAX, "limits.idle", self.clock, Refusals(self.clock), shutdown_s=1.0)
+        self.go_on = asyncio.Event()
+
+    async def run(self) -> None:
+        async def slow(_: web.Request) -> web.Response:
+            await self.go_on.wait()
+            return web.Response()
+
+        async def fast(_: web.Request) -> web.Response:
+            return web.Response()
+
+        async def long(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            while True:
+                await answer.write(bytes(1 << 16))
+
+        application = web.Application(middlewares=[self.middleware])
+        application.add_routes([web.get("/", fast), web.get("/slow", slow), web.get("/long", long)])
+        await self.start(application, "127.0.0.1", 0)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    await made.run()
+    yield made
+    made.go_on.set()
+    await made.close()
+
+
+async def half_open(server: HttpServer, data: bytes = HALF_A_REQUEST, source: str = "127.0.0.1") -> Peer:
+    reader, writer = await asyncio.open_connection(*server.addresses[0], local_addr=(source, 0))
+    writer.write(data)
+    return reader, writer
+
+
+async def closed(peer: Peer) -> bool:
+    try:
+        return await asyncio.wait_for(peer[0].read(1), PATIENCE_S) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_head_that_never_ends_is_not_awaited_longer_than_that(server: Server) -> None:
+    peer = await half_open(server)
+    busy = await half_open(server, b"GET /slow HTTP/1.1\r\nHost: hub\r\n\r\n")
+    await until(lambda: len(server._owners) == 1 and server._busy)
+    server.clock.now = IDLE_S_MAX - 1
+    server.look()
+    assert not peer[0].at_eof()
+    server.clock.now = IDLE_S_MAX
+    server.look()
+    assert await closed(peer)
+    server.go_on.set()
+    assert (await busy[0].readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_request_in_between_begins_the_wait_anew(server: Server) -> None:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{server.addresses[0][1]}") as session:
+        for _ in range(4):
+            async with session.get("/") as answer:
+                assert answer.status == 200
+            server.clock.now += IDLE_S_MAX - 1
+            server.look()
+            assert server.connections == 1
+
+
+async def test_the_address_with_most_idle_connections_loses_the_oldest(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    neighbours = [await half_open(server, source="127.0.0.2") for _ in range(3)]
+    await until(lambda: server.connections == 3)
+    flood = [await half_open(server) for _ in range(IDLE_MAX - 3)]
+    await until(lambda: server.connections == IDLE_MAX)
+    with caplog.at_level(logging.WARNING):
+        flood += await asyncio.gather(*(half_open(server) for _ in range(200)))
+        await until(lambda: server.connections == IDLE_MAX)
+    assert await closed(flood[0])
+    assert not any(reader.at_eof() for reader, _ in neighbours)
+    assert caplog.text.count("address 127.0.0.1 reached its share, limits.idle: closed the connection") == 1
+
+
+async def test_connections_that_end_are_forgotten(server: Server) -> None:
+    for _ in range(3):
+        peers = await asyncio.gather(*(half_open(server) for _ in range(IDLE_MAX)))
+        await until(lambda: len(server._owners) == IDLE_MAX)
+        for _, writer in peers:
+            writer.close()
+        await until(lambda: server.connections == 0)
+        server.look()
+        assert not server._owners
+        assert not server._idle
+
+
+async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(server: Server) -> None:
+    other = HttpServer(IDLE_MAX, "limits.idle", server.clock, Refusals(server.clock), shutdown_s=1.0)
+    with pytest.raises(OSError, match="in use"):
+        await other.start(web.Application(), *server.addresses[0])
+    await other.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_customer_s_addresses_are_one_owner(address: str, name: str) -> None:
+    assert address_owner(address) == Owner(OwnerKind.ADDRESS, name)
+
+
+BAD_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"
+
+
+async def test_bad_requests_are_few_short_lines_without_a_traceback(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(data: bytes) -> bytes:
+        reader, writer = await half_open(server, data)
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    caplog.set_level(logging.INFO)
+    for clock in (1.0, 1.5, 1.9, 2.5):
+        server.clock.now = clock
+        assert b" 400 " in await ask(BAD_REQUEST)
+    assert b" 400 " in await ask(b"G" * 200_000 + b"\r\n\r\n")
+    server.clock.now = 10.0
+    assert b" 400 " in await ask(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n")
+    lines = [record for record in caplog.records if "handling request" in record.getMessage()]
+    assert [record.levelname for record in lines] == ["WARNING"] * 3
+    assert all(record.exc_info is None and len(record.getMessage()) < 400 for record in lines)
+    assert "(2 such requests before this one)" in lines[1].getMessage()
+    assert "\n" not in caplog.text.strip().replace("\nWARNING", "")
+
+
+async def test_a_reader_that_leaves_within_its_answer_is_no_line_of_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        reader, writer = await half_open(server, b"GET /long HTTP/1.1\r\nHost: hub\r\n\r\n")
+        await reader.readexactly(1000)
+        writer.transport.abort()
+        await until(lambda: server.connections == 0)
+        await until(lambda: not server._busy)
+    assert caplog.text == ""
+
+
+async def test_all_addresses_of_both_families_have_one_port() -> None:
+    clock = [0.0]
+    server = HttpServer(IDLE_MAX, "limits.idle", lambda: clock[0], Refusals(lambda: clock[0]), shutdown_s=1.0)
+    await server.start(web.Application(middlewares=[server.middleware]), "*", 0)
+    try:
+        addresses = dict(server.addresses)
+        assert len(set(addresses.values())) == 1
+        for host, port in addresses.items():
+            _, writer = await asyncio.open_connection("::1" if ":" in host else "127.0.0.1", port)
+            writer.close()
+    finally:
+        await server.close()

@@ -1,0 +1,93 @@
+"""Certificates for tests: an authority, and what it signs."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_DAY = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Pem:
+    """Where a certificate and its key are."""
+
+    certificate: str
+    key: str
+
+
+class Authority:
+    """Signs certificates into a folder."""
+
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = x509.BasicConstraints(ca=True, path_length=None)
+        certificate = self._builder(self._name, self._key).add_extension(usage, critical=True)
+        self.path = str(directory / f"{name}.pem")
+        self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
+
+    def sign(self, common_name: str, file: str | None = None, *, expired: bool = False) -> Pem:
+        """A certificate of that common name, good for servers of this machine and for clients."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
+        here = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
+        names = [x509.DNSName(each) for each in ("localhost", "hub.test")]
+        certificate = (
+            self._builder(name, key, days=-1 if expired else 1)
+            .add_extension(
+                x509.SubjectAlternativeName([*here, *names]),
+                critical=False,
+            )
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        stem = self._directory / (file or common_name)
+        self._write(f"{stem}.crt", certificate)
+        (stem.parent / f"{stem.name}.key").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return Pem(f"{stem}.crt", f"{stem}.key")
+
+    def revoke(self, *certificates: Pem, expired: bool = False) -> str:
+        """A file with the authority's list of revoked certificates."""
+        now = datetime.datetime.now(datetime.UTC)
+        revocations = x509.CertificateRevocationListBuilder().issuer_name(self._name).last_update(now - 2 * _DAY)
+        for each in certificates:
+            number = x509.load_pem_x509_certificate(Path(each.certificate).read_bytes()).serial_number
+            revoked = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now - _DAY).build()
+            revocations = revocations.add_revoked_certificate(revoked)
+        signed = revocations.next_update(now - _DAY if expired else now + _DAY).sign(self._key, hashes.SHA256())
+        path = self._directory / "revoked.crl"
+        new = path.with_suffix(".new")
+        new.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return str(new.rename(path))
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - 2 * _DAY)
+            .not_valid_after(now + days * _DAY)
+        )
+
+    @staticmethod
+    def _write(path: str, certificate: x509.Certificate) -> None:
+        Path(path).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
