@@ -19,6 +19,7 @@ from weft.protocols.origin import OriginKind
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.chunks import ended_states
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.open_gaps import NamedOpenGap, open_gap_of
@@ -186,7 +187,7 @@ class Tracer:
 
     async def _streams_of(self, state: ShardState, used: Used) -> set[str]:
         log = ShardLog(self._finder.store, self._finder.cluster, state.shard)
-        lanes = [*state.lanes, *await log.ended_lanes(self._tenant, used.edge)]
+        lanes = [*state.lanes, *await ended_states.lanes_of(log.store, log.lineage, self._tenant, used.edge)]
         return {lane.stream for lane in lanes if lane[:3] == (self._tenant, used.edge, int(used.log, 16))}
 
     async def _lane(self, state: ShardState, used: Used, behind: tuple[str, ...]) -> Lane:

@@ -140,6 +140,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cluster", "data_directory", "manifest", "presence"),
         ("chunks", "table"),
         ("chunk_log",),
+        ("every_shard",),
         ("store_formats", "table_maker"),
     ),
     "proofs": (

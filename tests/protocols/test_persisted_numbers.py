@@ -31,6 +31,7 @@ from weft.protocols.shard import (
     shard_state,
     snapshot,
     snapshot_blocks,
+    splits,
 )
 
 ENUMS = {
@@ -162,7 +163,8 @@ ARRAYS = {
     blocks.BlockControl: "kind edge log_id body",
     blocks.BlockClock: "edge log_id boot_id monotonic offset error",
     snapshot_blocks.SnapshotHead: (
-        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions"
+        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions "
+        "splits"
     ),
     snapshot_blocks.StreamPlace: "stream lanes",
     snapshot_blocks.SnapshotPlace: "position length crc",
@@ -180,6 +182,8 @@ ARRAYS = {
     snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps forgotten",
     forgotten.ForgetBody: "by reason tabled",
     forgotten.Forgotten: "time by reason tabled",
+    splits.SealBody: "shard bit nonce",
+    splits.Split: "shard bit n nonce",
     lowered_times.TimeBody: "time reason",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",
@@ -249,7 +253,7 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 MODULES = (
     batch, segment, chunk, footer, codec, blocks, link, lane_state, origin, shard_state, snapshot,
-    snapshot_blocks, forgotten, lowered_times,
+    snapshot_blocks, forgotten, lowered_times, splits,
 )  # fmt: skip
 
 

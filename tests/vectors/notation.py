@@ -283,7 +283,7 @@ def _decode_state(data: bytes) -> Notation:
 
 
 def _decode_snapshot(data: bytes) -> snapshot.Snapshot:
-    head, lanes = snapshot_blocks.decode(data)
+    head, lanes, _ = snapshot_blocks.decode(data)
     named = [msgspec.structs.replace(held, tenant=lane.tenant, stream=lane.stream) for lane, held in lanes]
     return msgspec.structs.replace(head, lanes=named)
 
