@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
@@ -53,7 +53,7 @@ class LaneKeeper:
 
     def __init__(
         self,
-        logs: Sequence[ShardLog],
+        logs: Iterable[ShardLog],
         held: Callable[[int], ShardState | None],
         position: TablePosition,
         settings: HubSettings,

@@ -165,6 +165,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("check", "clock", "settings"),
         ("cluster",),
         ("shard",),
+        ("splits",),
         ("health",),
         ("api", "stream_deletion"),
         ("links", "preflight"),

@@ -18,7 +18,7 @@ from tests.cloud_hub.faulty_store import CALM, DEAD, STORM, FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.shard.splitting import Splitter
+from weft.cloud_hub.splits.splitting import Splitter
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
