@@ -64,7 +64,7 @@ class ShardLog:
         boot_clock: nanoseconds on a clock that counts suspend. With a clock that stops while the machine sleeps, an old
             watermark would count as fresh.
         split: the split that made the shard, from the state of the halved one; None if it is not known.
-        above: the shards that had an edge of this one before, the last first; None to take them from the cluster.
+        halved: the log of the halved shard, with ``split``.
     """
 
     def __init__(
@@ -76,14 +76,13 @@ class ShardLog:
         *,
         rules: FoldRules = RELEASE,
         split: Split | None = None,
-        above: tuple[int, ...] | None = None,
+        halved: ShardLog | None = None,
     ) -> None:
         self.store = store
         self.cluster = cluster
         self.shard = shard
         self.rules = rules
-        self._split = split
-        self._above = cluster.tree.lineage(shard) if above is None and shard < cluster.tree.count else above or ()
+        self.split, self.halved = split, halved
         self._boot_clock = boot_clock
         self._looked_at: int | None = None
         """Boot time just before the manifest was last requested."""
@@ -95,13 +94,15 @@ class ShardLog:
     def new_shard(self, split: Split) -> ShardLog:
         """Return the log of the shard that a split of this one made."""
         return ShardLog(
-            self.store, self.cluster, split.shard, self._boot_clock, rules=self.rules, split=split, above=self.lineage
+            self.store, self.cluster, split.shard, self._boot_clock, rules=self.rules, split=split, halved=self
         )
 
     @property
     def lineage(self) -> tuple[int, ...]:
         """Return the shard, and those that had an edge of it before, the last first."""
-        return self.shard, *self._above
+        tree = self.cluster.tree
+        above = tree.lineage(self.shard) if self.shard < tree.count else ()
+        return self.shard, *(above if self.halved is None else self.halved.lineage)
 
     @property
     def watermark(self) -> int:
@@ -284,18 +285,16 @@ class ShardLog:
                 if later
                 else Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
             )
-        if self._above:
+        if self.shard >= self.cluster.shards:
             return await self._begin(only)
         return ShardState(self.cluster.cluster_id, self.shard, self.rules, only)
 
     async def _begin(self, only: frozenset[StreamKey] | None) -> ShardState:
         """Return the state with which a new shard of a split begins, which has no manifest yet."""
-        if self._split is None:
-            raise NotBegun(
-                f"shard {self.shard} has not begun: no SEAL record of shard {self._above[0]} has made it yet"
-            )
+        if self.split is None:
+            raise NotBegun(f"shard {self.shard} has not begun: the log that it is split from has no SEAL record for it")
         try:
-            return await self.snapshot(hub_keys.snapshot_key(self.shard, self._split.n, self._split.nonce), only)
+            return await self.snapshot(hub_keys.snapshot_key(self.shard, self.split.n, self.split.nonce), only)
         except NotFound:
             return await self.load_snapshot(only)  # it has a manifest by now, and later snapshots
 

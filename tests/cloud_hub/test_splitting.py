@@ -93,14 +93,14 @@ def store_the_state_after_the_seal(patch: pytest.MonkeyPatch) -> None:
     put, create = ShardLog.put_snapshot, ShardLog.create
 
     async def later(log: ShardLog, n: int, nonce: int, data: bytes) -> str:
-        if log._split is None:
+        if log.split is None:
             return await put(log, n, nonce, data)
         held["n"], held["nonce"], held["data"], held["log"] = n, nonce, data, log
         return ""
 
     async def first(log: ShardLog, n: int, data: bytes) -> None:
         await create(log, n, data)
-        if held.get("n") == n and held["log"]._above[0] == log.shard:
+        if held.get("n") == n and held["log"].halved.shard == log.shard:
             told = dict(held)
             held.clear()
             await put(told["log"], told["n"], told["nonce"], told["data"])

@@ -24,7 +24,7 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import clock, cluster, deletion, nodes, skip, stream
+from weft.commands.on_store import clock, cluster, deletion, nodes, skip, split, stream
 from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
@@ -50,6 +50,7 @@ def command() -> None:
 
 
 command.add_command(nodes.nodes)
+command.add_command(split.split)
 command.add_command(cluster.finalize)
 command.add_command(cluster.retire)
 command.add_command(cluster.adopt)
