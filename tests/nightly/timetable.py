@@ -204,6 +204,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "hub_kills": pytest_job(
         "kills and stops of hub nodes", "tests/end_to_end/test_two_hubs.py", "tests/end_to_end/test_hub_processes.py",
+        "tests/end_to_end/test_split.py",
         minutes=30, slice_units=64, slice_s=270,
     ),
     "function_kills": pytest_job(
