@@ -42,7 +42,7 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
 
     Raises:
         CannotSplit: the cluster's level is too low, there is no such shard or one that has not begun, or a split would
-            help nobody.
+            part no load.
         StoreError: the store did not answer.
         Corrupt: the shard is damaged.
     """

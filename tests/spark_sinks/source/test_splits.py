@@ -141,9 +141,9 @@ async def test_readers_go_on_across_a_split(tmp_path: Path) -> None:
         report = await audit(store, "default", "telemetry")
         assert report.agrees, report.problems
         assert report.total("records") == report.total("table_records") == len(fleet.records)
-        lane, log = LANES[1], await log_of_edge(store, await open_cluster(store, None), "default", NAMES[1])
-        state = await log.load()
-        found = [await last_record._in_logs(log, state, lane, seq) is not None for seq in (3, 19, 20, 49, 50)]
+        lane, shard_log = LANES[1], await log_of_edge(store, await open_cluster(store, None), "default", NAMES[1])
+        state = await shard_log.load()
+        found = [await last_record._in_logs(shard_log, state, lane, seq) is not None for seq in (3, 19, 20, 49, 50)]
         assert found == [True, True, True, True, False]
         tracer = Tracer(store, await open_cluster(store, None), "default", ["telemetry"], 100)
         used = Used(NAMES[1], f"{LANES[1].log_id:016x}", 18, 24, 7)
@@ -162,4 +162,5 @@ async def _is_complete(hub: Hub) -> bool:
 def _table_rows(store: ObjectStore) -> list[dict[str, Any]]:
     from tests.cloud_hub.tables.logs import table
 
-    return table(store).to_pyarrow_table(columns=["_edge", "_seq", "line"]).to_pylist()
+    rows: list[dict[str, Any]] = table(store).to_pyarrow_table(columns=["_edge", "_seq", "line"]).to_pylist()
+    return rows

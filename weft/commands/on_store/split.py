@@ -24,8 +24,8 @@ def split(config_file: str, shard: int, *, force: bool, yes: bool) -> None:
     and open again within seconds at the new shard. Nothing is lost or doubled, and readers, tables and Spark queries go
     on. No other shard is touched. It cannot be reverted.
 
-    An edge is in one shard as a whole: a split does not help a shard that is busy with one edge. The command needs level
-    3 (`weft hub finalize`).
+    An edge is in one shard as a whole: a split does not help a shard that is busy with one edge. The command needs
+    level 3 (`weft hub finalize`).
 
     \b
     weft hub split hub.yaml 3
