@@ -17,7 +17,8 @@ def check(config: HubConfig) -> list[Finding]:
             Finding(
                 ("listen",),
                 f"{config.listen} can be reached from other machines without authentication. Set a tokens_file, "
-                "bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`",
+                "or `anonymous: never` for tokens of the cluster log, or bind to 127.0.0.1. "
+                "`anonymous: allowed_beyond_loopback` is for a network that you trust",
             )
         )
     if config.chunk_bytes_max > config.limits.pending_bytes:

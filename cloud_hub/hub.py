@@ -5,13 +5,11 @@ A node can be killed at any instant and started again anywhere; ``close`` only s
 
 from __future__ import annotations
 
-import functools
 import logging
 import platform
 import random
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -25,7 +23,6 @@ from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.api.stream_rates import StreamRates, followed
-from weft.cloud_hub.api.tokens import TokenFile
 from weft.cloud_hub.api.views import (
     View,
     conflict_views,
@@ -35,8 +32,9 @@ from weft.cloud_hub.api.views import (
     table_view,
 )
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.cluster.membership import Membership, Work
+from weft.cloud_hub.cluster.membership import Membership, Work, software
 from weft.cloud_hub.cluster.owners import Owners, Site
+from weft.cloud_hub.declared.declarations import Declarations
 from weft.cloud_hub.health import Health
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
@@ -76,14 +74,6 @@ def boot_time_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-@functools.cache  # reading it takes two milliseconds, too long to do for every link
-def _software() -> str:
-    try:
-        return f"weft {version('weft-fabric')}"
-    except PackageNotFoundError:
-        return "weft"
-
-
 class Hub:
     """A hub node.
 
@@ -92,6 +82,9 @@ class Hub:
         wall_clock: nanoseconds since 1970.
         boot_clock: nanoseconds on a clock that counts suspend.
         rules: rules by which the release writes and folds chunks.
+
+    Raises:
+        TokensUnusable, OSError: the tokens file cannot be used.
     """
 
     def __init__(
@@ -117,7 +110,7 @@ class Hub:
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
         self._tables: TableService | None = None
-        self._tokens: TokenFile | None = None
+        self._declared = Declarations(settings, self._clock.now, self._links.end_revoked, self._drains)
         idle_max, refusals = settings.idle_connections_max, self._refusals
         self._server = HttpServer(idle_max, "limits.idle_connections", time.monotonic, refusals, shutdown_s=SHUTDOWN_S)
         self._figures: StreamFigures | None = None
@@ -144,12 +137,11 @@ class Hub:
         Raises:
             StoreUnfit, StoreError: the store breaks its promises, or does not answer.
             ClusterUnusable: the store is not usable for this hub.
-            TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be bound.
+            OSError: the port cannot be bound.
         """
         settings = self._settings
-        self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
-        self._access = Access(self._tokens, settings.open_to_network, settings.hosts)
-        self._links.start(self._tokens)
+        self._access = Access(self._declared.credentials, settings.open_to_network, settings.hosts)
+        self._links.start(self._declared.credentials)
         store = self._given_store or open_store(settings.store, settings.store_options)
         is_bucket = self._given_store is None and settings.store.startswith("s3://")
         await check_store(store, self._rules.level)  # before the probe, which writes
@@ -160,12 +152,13 @@ class Hub:
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(
             lambda: self.cluster.tree.count, self._site(node_id), node_id, changed=self._owners_changed,
+            is_drained=self._declared.drained.covers,
             wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
         self._membership = Membership(
             store,
             node_id,
-            software=_software(),
+            software=software(),
             level=self.cluster.level,
             release_level=self._rules.level,
             clock=self._clock,
@@ -181,6 +174,7 @@ class Hub:
         )  # fmt: skip
         self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer)
         try:
+            await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()
             self._start_tables(store)
             await self._listen(self._shards)
@@ -198,7 +192,12 @@ class Hub:
         )  # fmt: skip
 
     def _work(self) -> Work:
-        return Work(self._shards.loaded if self._shards is not None else (), len(self._links))
+        loaded = self._shards.loaded if self._shards is not None else ()
+        return Work(loaded, len(self._links), self._declared.position)
+
+    def _drains(self) -> None:
+        if self._membership is not None:
+            self._membership.look_now()
 
     async def _owners_changed(self) -> None:
         if self._shards is not None:
@@ -250,9 +249,9 @@ class Hub:
         peers, links = self._settings.peers, self._links
         known = KnownShards(shards, self.cluster.cluster_id, self._tables)
         moments = StreamCompleteness(
-            shards, self._settings.expected_edges, self._clock, known=known, peers=peers, table_error=self._table_error
+            shards, self._declared.expected_edges, self._clock, known=known, peers=peers, table_error=self._table_error
         )
-        of_tables = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
+        of_tables = self.table_rows, self._tables is not None, time.monotonic, moments.expecting
         self._figures = StreamFigures(known, *of_tables, peers=peers)
         self._figures.start()
         self._rates = StreamRates(lambda: followed(shards, self._tables, time.monotonic()), time.monotonic)
@@ -261,7 +260,7 @@ class Hub:
         figures = self._figures if self._settings.process == 0 else None
         metrics = Metrics(
             shards, figures, self._links, self._clock, collected, clocks_differ=self._links.clocks_differ,
-            tables=self._tables, refusals=self._refusals,
+            tables=self._tables, refusals=self._refusals, declared=self._declared.samples,
         )  # fmt: skip
         longest = self._settings.response_bytes_max
         api = Api(
@@ -292,18 +291,15 @@ class Hub:
 
     def reload(self) -> None:
         """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
-        if self._tokens is None:
-            logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
-        elif self._tokens.reload():
-            logger.info("SIGHUP: read the tokens file again; tokens: %d", self._tokens.count)
+        self._declared.reload()
 
     async def close(self) -> None:
         """Close the links and stop. Edges still have all unacknowledged records."""
         link_log.logger.removeFilter(self._throttle)
         if self._membership is not None:
-            await self._membership.leave()
-            await self._links.send_on(within_s=SHUTDOWN_S)
+            await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         await self._links.close()
+        await self._declared.close()
         await self._server.stop_listening()
         if self._figures is not None:
             await self._figures.close()
@@ -345,7 +341,7 @@ class Hub:
                 link,
                 settings.receiver(),
                 self.cluster.cluster_id.hex(),
-                software=_software(),
+                software=software(),
                 wall_clock=self._clock.now,
             )
         await note_refused(link, response, self._clock.sound, self._random_bits)
@@ -377,7 +373,7 @@ class Hub:
     def status(self) -> View:
         """Return the document of ``GET /v1/status``."""
         return {
-            "software": _software(),
+            "software": software(),
             "cluster_id": self.cluster.cluster_id.hex(),
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
@@ -386,6 +382,7 @@ class Hub:
             "state": self._owners.state if self._owners is not None else "",
             "process": self._settings.process,
             "processes": self._settings.processes,
+            "cluster_log": self._declared.view(),
             "peers": self._owners.peers() if self._owners is not None else [],
             "shards": shard_views(self.sequencers, self._owners) if self._owners is not None else [],
             "tables": [table_status_view(table) for table in self._tables.status(TABLES_LISTED_MAX)]

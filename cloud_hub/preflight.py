@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
+from weft.cloud_hub.declared.documents import TOKEN
 from weft.config.errors import Finding
 from weft.config.machine import folder, not_listening, too_readable, why_unreadable
 from weft.config.models import HubConfig
 from weft.config.units import Address, parse_bind
 from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit, open_store, probe
 from weft.storage.store_formats import check_store
 
@@ -49,13 +51,14 @@ def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
     """
     found = HubFindings(shards=config.shards or NEW_SHARDS)
     if config.tokens_file is None:
-        if not parse_bind(config.listen).is_loopback:
+        if config.anonymous != "never" and not parse_bind(config.listen).is_loopback:
             message = (
                 "is missing: every program that reaches the port may link and read. `weft token create` creates one"
             )
             found.doubtful.append(Finding(("tokens_file",), message))
     else:
         _look_at_tokens(config.tokens_file, found)
+    if config.tokens_file is not None or config.anonymous == "never":
         found.doubtful += _tokens_in_clear_text(config)
     _look_at_store(config, found, offline=offline)
     return found
@@ -125,8 +128,13 @@ def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> N
     probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
     try:
         found.shards = asyncio.run(_open_store(config, probed=probed)) or found.shards
+        has_tokens = config.anonymous != "never" or config.tokens_file is not None or asyncio.run(_has_tokens(config))
     except (ClusterUnusable, StoreError, StoreUnfit) as error:
         found.needed.append(Finding(("store",), str(error)))
+    else:
+        if not has_tokens:
+            message = "the store declares no token, so the hub refuses every request. `weft hub token add` adds one"
+            found.doubtful.append(Finding(("anonymous",), message))
 
 
 def shards_of(config: HubConfig, found: HubFindings) -> int:
@@ -144,6 +152,15 @@ async def _read_shards(store: ObjectStore, shards: int | None = None) -> int | N
     except NotFound:
         return None
     return (await open_cluster(store, shards)).tree.count
+
+
+async def _has_tokens(config: HubConfig) -> bool:
+    """Return whether the store's cluster log has a token; also if the store is new, since none can be there yet."""
+    store = open_store(config.store)
+    if await _read_shards(store) is None:
+        return True
+    log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
+    return bool((await log.load()).facts(TOKEN))
 
 
 async def _open_store(config: HubConfig, *, probed: bool) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.replication.liveness import SECOND
 from weft.replication.settings import ReceiverSettings
+from weft.storage.cluster_log.follower import INTERVAL_S
 from weft.storage.table_maker.settings import TableSettings
 
 MiB = 1 << 20
@@ -87,6 +88,10 @@ class HubSettings:
     """Number of shards for a new store; an existing one must have the same. None accepts the store's number, and gives
     a new one ``storage.cluster.NEW_SHARDS``."""
     tokens_file: str | None = None
+    tokens_required: bool = False
+    """True if every request needs a token, even while there is none."""
+    cluster_log_interval_s: float = INTERVAL_S
+    """Interval of looks for the next entry of the cluster log."""
     open_to_network: bool = False
     """Permission for peers on other machines to connect without tokens: the network is trusted."""
     hosts: tuple[str, ...] | None = None
@@ -109,7 +114,8 @@ class HubSettings:
     response_bytes_max: int = 8 * MiB
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """(tenant, stream) -> names and patterns of edges that the stream needs to be complete."""
+    """(tenant, stream) -> names and patterns of edges that the stream needs to be complete. What the cluster log says
+    of a stream wins."""
     peers: bool = False
     """True when another cluster may have records that this one lacks: ABSENT gaps then hold completeness back."""
     retired_after_s: float | None = 90 * 86_400.0

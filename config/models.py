@@ -19,7 +19,7 @@ from weft.config.queues import QueueBounds
 from weft.config.sources import SOURCES_MAX, Source
 from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
-from weft.config.values import Anonymous, Bind, Count, Duration, Hosts, MiB, Path, Section, Size, Store, Urls
+from weft.config.values import Bind, Count, Duration, Hosts, ListenerAnonymous, MiB, Path, Section, Size, Store, Urls
 
 
 class EdgeConfig(Section, frozen=True, kw_only=True):
@@ -137,7 +137,8 @@ class HubStream(Section, frozen=True, kw_only=True):
             max_length=10_000,
             description="Edges without which the stream is never complete: names, or patterns in which `*` stands for "
             "any characters. `complete_up_to` is `null` until each name, and an edge for each pattern, has linked and "
-            "reported on the stream. Unset: completeness is about the edges that have linked.",
+            "reported on the stream. Unset: completeness is about the edges that have linked. If the cluster log "
+            "declares edges of the stream (`weft hub stream expect`), those count instead.",
         ),
     ] = ()
 
@@ -149,11 +150,11 @@ class HubConfig(Section, frozen=True, kw_only=True):
         "127.0.0.1:8090"
     )
     anonymous: Annotated[
-        Anonymous,
+        ListenerAnonymous,
         Meta(
-            description="Who may connect while `tokens_file` is not set. `loopback`: only clients on this "
-            "machine. `allowed_beyond_loopback`: everyone who reaches the port; for networks that you "
-            "trust."
+            description="Who may connect while there are no tokens: no `tokens_file`, and never one in the cluster "
+            "log (`weft hub token`). `never`: no one. `loopback`: only clients on this machine. "
+            "`allowed_beyond_loopback`: everyone who reaches the port; for networks that you trust."
         ),
     ] = "loopback"
     hosts: Annotated[
@@ -290,8 +291,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
     tokens_file: Annotated[
         Path | None,
         Meta(
-            description="File of hashed tokens, written by `weft token create`. Without it, clients need no "
-            "token; see `anonymous`."
+            description="File of hashed tokens, written by `weft token create`. Tokens of the cluster log (`weft hub "
+            "token`) are admitted, too. Without either, see `anonymous`."
         ),
     ] = None
     limits: HubLimits = HubLimits()

@@ -35,6 +35,26 @@ def keeper_key(node_id: str) -> str:
     return f"{KEEPERS}/{node_id}"
 
 
+ENTRIES = "cluster/entry"
+CLUSTER_SNAPSHOTS = "cluster/snapshot"
+
+
+def entry_key(n: int) -> str:
+    """Return the key of entry n of the cluster log: immutable, made with create-if-absent, never deleted."""
+    return f"{ENTRIES}/{n:020d}"
+
+
+def cluster_snapshot_key(n: int) -> str:
+    """Return the key of a snapshot of the cluster log after entry n."""
+    return f"{CLUSTER_SNAPSHOTS}/{n:020d}"
+
+
+def number_of(key: str) -> int | None:
+    """Return the number at the end of a key of the cluster log; None for another object's."""
+    last = key.rpartition("/")[2]
+    return int(last) if len(last) == 20 and last.isascii() and last.isdigit() else None
+
+
 def chunk_key(shard: int, n: int) -> str:
     """Return the key of chunk n of a shard: immutable, made with create-if-absent."""
     return f"{chunk_prefix(shard)}{chunk.file_name(n)}"

@@ -11,6 +11,7 @@ from weft.protocols.shard import snapshot
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.damage import naming
 from weft.storage.object_store import NotFound, ObjectStore
 
@@ -19,8 +20,8 @@ _LISTED_MAX = 1000
 
 
 async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> None:
-    """Compare a store's formats with those of this release: the cluster, and for each shard the manifest, the snapshots
-    that a start needs, and the last chunk. Writes nothing. A store without a cluster is new.
+    """Compare a store's formats with those of this release: the cluster, the cluster log, and for each shard the
+    manifest, the snapshots that a start needs, and the last chunk. Writes nothing. A store without a cluster is new.
 
     Features that this release must not skip are always in the last chunk, since this release cannot have written a
     chunk after it. Damage is left to the start, which lets other shards continue.
@@ -34,6 +35,10 @@ async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> Non
     except NotFound:
         return
     cluster = await open_cluster(store, None, release_level=release_level)
+    try:
+        await ClusterLog(store, cluster.cluster_id).load()
+    except UnsupportedVersion as error:
+        raise ClusterUnusable(str(error)) from None
     at_once = asyncio.Semaphore(SHARDS_AT_ONCE)
 
     async def look(shard: int) -> None:

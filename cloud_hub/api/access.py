@@ -9,7 +9,7 @@ from aiohttp import web
 
 from weft.bounds import Owner, OwnerKind
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, Tokens
 
 
 class ApiError(Exception):
@@ -30,7 +30,7 @@ class Access:
         hosts: without tokens, names of the hub that readers may use, beside addresses; None: any.
     """
 
-    def __init__(self, tokens: TokenFile | None, open_to_network: bool, hosts: Collection[str] | None = None) -> None:
+    def __init__(self, tokens: Tokens, open_to_network: bool, hosts: Collection[str] | None = None) -> None:
         self._tokens = tokens
         self._open_to_network = open_to_network
         self._hosts = hosts
@@ -103,18 +103,18 @@ class Access:
         """Return the identity of a reader. A foreign page in a browser has no token, but a name of its own for the
         hub."""
         hosts = request.headers.getall("Host", ())
-        if self._tokens is None and self._hosts is not None and is_misdirected(hosts, self._hosts):
+        if not self._tokens.required and self._hosts is not None and is_misdirected(hosts, self._hosts):
             error = "the hub is not read under this name"
             raise ApiError(MISDIRECTED_REQUEST, error, misdirected_advice("hosts"))
         return self._identity(request)
 
     def _identity(self, request: web.Request) -> TokenIdentity | None:
-        if self._tokens is None:
+        if not self._tokens.required:
             if not self._open_to_network and not _is_loopback(request.remote):
                 raise ApiError(
                     403,
                     "without tokens this hub serves its own machine only",
-                    "set tokens_file, or set `anonymous: allowed_beyond_loopback` if the network is trusted",
+                    "make tokens (`weft hub token add`), or trust the network: `anonymous: allowed_beyond_loopback`",
                 )
             return None
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")

@@ -34,6 +34,7 @@ class Metrics:
         collected: the shards whose old chunks this process deletes.
         tables: the tables; None if another process keeps them.
         refusals: refusals by bound.
+        declared: returns the samples of the cluster log.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Metrics:
         clocks_differ: Callable[[], int],
         tables: TableService | None = None,
         refusals: Iterable[RefusalCount] = (),
+        declared: Callable[[], Iterable[AnySample]] = tuple,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
@@ -56,6 +58,7 @@ class Metrics:
         self._collected = collected
         self._tables = tables
         self._refusals = refusals
+        self._declared = declared
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -68,6 +71,7 @@ class Metrics:
         yield Sample("weft_hub_links", len(self._links))
         yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
         yield Sample("weft_hub_links_clock_differs", self._clocks_differ())
+        yield from self._declared()
         is_wrong = self._clock.wrong() is not None
         for refused in self._refusals:
             owner = "others" if refused.owner is None else str(refused.owner)

@@ -87,7 +87,7 @@ class StreamFigures:
         table_rows: (tenant, stream) -> records that are rows; None while unknown.
         keeps_tables: true when this node makes table rows.
         monotonic: seconds.
-        expected: the streams with expected edges, each with its moment.
+        expected: returns the streams with expected edges at present, each with its moment.
         peers: whether another cluster may have records that this one lacks.
     """
 
@@ -97,7 +97,7 @@ class StreamFigures:
         table_rows: Callable[[str, str], int | None],
         keeps_tables: bool,
         monotonic: Callable[[], float],
-        expected: Mapping[StreamKey, Callable[[], Awaitable[int | None]]] | None = None,
+        expected: Callable[[], Mapping[StreamKey, Callable[[], Awaitable[int | None]]]] = dict,
         *,
         peers: bool = False,
     ) -> None:
@@ -107,7 +107,7 @@ class StreamFigures:
         self._table_rows = table_rows
         self._keeps_tables = keeps_tables
         self._monotonic = monotonic
-        self._expected = dict(expected or {})
+        self._expected = expected
         self._peers = peers
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
@@ -210,7 +210,7 @@ class StreamFigures:
                     if moment < earliest.get(key, moment + 1):
                         earliest[key] = moment
                 await asyncio.sleep(0)
-        for key, complete_up_to in self._expected.items():
+        for key, complete_up_to in self._expected().items():
             moment = await complete_up_to()
             earliest[key] = _UNKNOWN if moment is None else moment
         if missing_shards([each.state for each in shards]):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import yaml
@@ -68,6 +68,24 @@ class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: list[TokenIdentity] = []
 
 
+class Tokens(Protocol):
+    """The tokens of a hub: those of the cluster log and of a file."""
+
+    @property
+    def required(self) -> bool:
+        """Return whether every request needs a token."""
+        ...
+
+    def identify(self, token: str | None) -> TokenIdentity | None:
+        """Return the identity of a token, or None."""
+        ...
+
+
+def new_token() -> str:
+    """Return a new token. Only its hash may be stored."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
 def hash_token(token: str) -> str:
     """Return a token's hash for the file."""
     return sha256(token.encode()).hexdigest()
@@ -91,7 +109,7 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
             f"{path} is not a tokens file ({why}). Restore it, or name a file that `weft token create` made"
         ) from error
     for identity in identities:
-        _check(identity, path)
+        check_identity(identity, path)
     return identities
 
 
@@ -106,7 +124,15 @@ def _load(text: str) -> Any:
     return yaml.load(text, _FAST_LOADER if plain else yaml.SafeLoader)  # noqa: S506  (both are safe)
 
 
-def _check(identity: TokenIdentity, path: str) -> None:
+def check_identity(identity: TokenIdentity, path: str) -> None:
+    """Check the names, the access and the hash of a token.
+
+    Args:
+        path: the file, or another place, for the error.
+
+    Raises:
+        TokensUnusable: one is not valid.
+    """
     where = f"{path}: token {identity.name!r}"
     if not 0 < len(identity.name) <= NAME_CHARACTERS_MAX or not identity.name.isprintable():
         raise TokensUnusable(f"{where}: a name needs 1 to {NAME_CHARACTERS_MAX} printable characters")
@@ -131,9 +157,9 @@ def create_token(path: str, name: str, scope: Scope, tenant: str = "default", ed
     known = _known(path)
     if any(identity.name == name for identity in known):
         raise TokensUnusable(f"{path}: there is a token {name!r} already; revoke it first, or choose another name")
-    token = secrets.token_urlsafe(TOKEN_BYTES)
+    token = new_token()
     identity = TokenIdentity(name, hash_token(token), scope, tenant, edge)
-    _check(identity, path)
+    check_identity(identity, path)
     _replace(path, [*known, identity])
     return token
 

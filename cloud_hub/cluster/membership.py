@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import msgspec
@@ -28,8 +30,20 @@ logger = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 5.0
 """Interval at which a node reads the cluster's level and splits again. A read costs a bucket 0.2 dollars a month."""
+DRAIN_BEATS = 2.5
+"""Time after which a process that leaves waits no longer for others to load its shards. They look once a beat."""
+DRAIN_LOOK_S = 0.5
 ANNOUNCE_INTERVAL_S = 60.0
 """Interval at which a node that is alone writes its entry again; after five missed ones it counts as gone."""
+
+
+@functools.cache  # reading it takes two milliseconds, too long to do for every link
+def software() -> str:
+    """Return name and version of this release, for peers and people."""
+    try:
+        return f"weft {version('weft-fabric')}"
+    except PackageNotFoundError:
+        return "weft"
 
 
 class NotFinalized(Exception):
@@ -42,6 +56,8 @@ class Work(NamedTuple):
     shards: tuple[int, ...] = ()
     """Shards that it has loaded."""
     links: int = 0
+    cluster_log: int = 0
+    """Number of the last entry of the cluster log that it knows."""
 
 
 class Membership:
@@ -123,12 +139,32 @@ class Membership:
         await self._presence.start()
         self._task = asyncio.create_task(self._read_levels(), name="cluster-level")
 
-    async def leave(self) -> None:
-        """Say that the node owns no more shards, if others are there to take them; else do nothing."""
+    def look_now(self) -> None:
+        """Divide the shards at once, and tell the others: an operator has drained some process."""
+        self._presence.hurry()
+
+    async def drain(self, links: Callable[[], int], send_on: Callable[[], Awaitable[None]]) -> None:
+        """Give the shards to others if any are there, and the links with them, as far as that does not take too long.
+        Until then the node serves its edges.
+
+        Args:
+            links: number of links that are open.
+            send_on: sends edges to those who have loaded their shards by now.
+        """
         if self._owners is None or not self._owners.others():
             return
         await self._owners.leave()
-        await self._presence.look()
+        deadline = asyncio.get_running_loop().time() + DRAIN_BEATS * self._owners.beat_s
+        while True:
+            try:
+                await self._presence.look()
+            except StoreError as error:
+                logger.warning("the node leaves, but cannot say so to others: %s", error)
+                return
+            await send_on()
+            if not links() or not self._owners.is_relieved or asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(min(DRAIN_LOOK_S, self._owners.beat_s))
 
     async def close(self) -> None:
         """Stop, and remove the entry. A remaining entry counts as gone after five minutes."""
@@ -141,7 +177,8 @@ class Membership:
         entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now(), beat)
         if self._owners is not None:
             interval_s = self._owners.beat_s if self._owners.has_strangers() else ANNOUNCE_INTERVAL_S
-            entry = self._owners.entered(entry, *self._work(), interval_s)
+            entry = self._owners.entered(entry, interval_s)
+            entry = msgspec.structs.replace(entry, **self._work()._asdict())
         return msgspec.json.encode(entry)
 
     async def _looked(self) -> None:

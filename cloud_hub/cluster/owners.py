@@ -66,6 +66,7 @@ class Owners:
         shards: returns their number in the store, which grows by splits.
         changed: called when shards have other owners.
         beat_s: interval at which processes write their entries.
+        is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
         monotonic: seconds.
         wall_clock: nanoseconds since 1970.
     """
@@ -77,6 +78,7 @@ class Owners:
         node_id: str,
         *,
         changed: Callable[[], Awaitable[None]],
+        is_drained: Callable[[str, str], bool] = lambda host, name: False,  # noqa: ARG005
         monotonic: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
         beat_s: float = BEAT_S,
@@ -95,6 +97,7 @@ class Owners:
         self._gone_at = math.inf
         """Moment from which others take it for gone, unless it writes its entry before."""
         self._leaves = False
+        self._is_drained = is_drained
         self._members: dict[str, NodeEntry | None] = {}
         """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
         self._owners = divide(shards(), dict.fromkeys(self._site_names(), 1.0))
@@ -103,7 +106,7 @@ class Owners:
     @property
     def state(self) -> str:
         """Return the state of this process: joining, ready or leaving."""
-        if self._leaves:
+        if self._leaves or self._is_drained(self._site.host, self.own):
             return LEAVING
         return READY if self._joined_at is not None and self._monotonic() >= self._joined_at else JOINING
 
@@ -115,6 +118,11 @@ class Owners:
     def is_own(self, shard: int) -> bool:
         """Return whether this process owns a shard."""
         return self.owner(shard) == self.own
+
+    @property
+    def is_relieved(self) -> bool:
+        """Return whether other processes are there that own shards."""
+        return any(entry.state == READY for entry in self.others())
 
     def others(self) -> list[NodeEntry]:
         """Return the entries of the other processes among whom shards are divided, by name."""
@@ -137,7 +145,7 @@ class Owners:
         """Return whether processes of other machines are there."""
         return any(not self._is_sibling(name) for name in self._members)
 
-    def entered(self, entry: NodeEntry, shards: tuple[int, ...], links: int, interval_s: float) -> NodeEntry:
+    def entered(self, entry: NodeEntry, interval_s: float) -> NodeEntry:
         """Return this process's entry with what others need to divide the shards; it is going to be written.
 
         Args:
@@ -148,7 +156,7 @@ class Owners:
         return msgspec.structs.replace(
             entry, name=self.own, since=self.since, host=site.host, port=self.port, process=site.process,
             advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
-            shards=shards, links=links, interval_s=interval_s,
+            interval_s=interval_s,
         )  # fmt: skip
 
     def _note_write(self, interval_s: float) -> None:

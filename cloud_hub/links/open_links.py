@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.tokens import TokenFile, TokenIdentity
+from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.declared.credentials import Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import clock_differs
 from weft.protocols.lane import NodeName, format_log_id, valid_name
@@ -25,7 +26,7 @@ LOOKED_AT_ONCE = 256
 """Number of links that are looked at without a pause."""
 SEND_ON_INTERVAL_S = 5.0
 LOOK_INTERVAL_S = 2.0
-"""Interval at which open links are checked against the tokens file."""
+"""Interval at which open links are checked against tokens that changed in a file or came to their end."""
 BOUND = "limits.links_per_token"
 RELEASE_CHARACTERS_MAX = 64
 RELEASES_KEPT_MAX = 20_000
@@ -51,7 +52,8 @@ class OpenLinks:
         self._refusals = refusals
         self._wall_clock = wall_clock
         self._since: dict[EdgeLink, int] = {}
-        self._by_token: dict[TokenIdentity, dict[EdgeLink, None]] = {}
+        self._by_token: dict[TokenIdentity | None, dict[EdgeLink, None]] = {}
+        """Links of each token, and of None: those without a token."""
         self._releases: OrderedDict[NodeName, str] = OrderedDict()
         """Releases of edges whose links have ended."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,7 +89,7 @@ class OpenLinks:
         """
         if len(self._since) >= self._links_max:
             raise ApiError(503, f"the hub has {self._links_max} links, its limit", "connect to another node")
-        own = self._by_token.get(identity) if identity is not None else None
+        own = self._by_token.get(identity)
         if own is None or identity is None or len(own) < self._per_token_max:
             return
         if len(own) >= 2 * self._per_token_max:
@@ -103,17 +105,15 @@ class OpenLinks:
     def opened(self, link: EdgeLink, identity: TokenIdentity | None) -> Iterator[None]:
         """Register a link while it is open."""
         self._since[link] = self._wall_clock()
-        if identity is not None:
-            self._by_token.setdefault(identity, {})[link] = None
+        self._by_token.setdefault(identity, {})[link] = None
         try:
             yield
         finally:
             del self._since[link]
             self._keep_release(link)
-            if identity is not None:
-                del self._by_token[identity][link]
-                if not self._by_token[identity]:
-                    del self._by_token[identity]
+            del self._by_token[identity][link]
+            if not self._by_token[identity]:
+                del self._by_token[identity]
 
     def _keep_release(self, link: EdgeLink) -> None:
         hello = link.hello
@@ -124,11 +124,12 @@ class OpenLinks:
             if len(self._releases) > RELEASES_KEPT_MAX:
                 self._releases.popitem(last=False)
 
-    def start(self, tokens: TokenFile | None) -> None:
-        """Begin to send edges on, and to check whether tokens are still in force; a hub may have none."""
-        self._tasks = [asyncio.create_task(self._send_on(), name="send-on")]
-        if tokens is not None:
-            self._tasks.append(asyncio.create_task(self._look(tokens), name="open-links"))
+    def start(self, tokens: Credentials) -> None:
+        """Begin to send edges on, and to check whether tokens are still in force."""
+        self._tasks = [
+            asyncio.create_task(self._send_on(), name="send-on"),
+            asyncio.create_task(self._look(tokens), name="open-links"),
+        ]
 
     async def close(self) -> None:
         """Stop both."""
@@ -143,7 +144,7 @@ class OpenLinks:
             await asyncio.sleep(SEND_ON_INTERVAL_S)
             await self.send_on()
 
-    async def _look(self, tokens: TokenFile) -> None:
+    async def _look(self, tokens: Credentials) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             self.end_revoked(tokens)
@@ -165,13 +166,15 @@ class OpenLinks:
         if sent:
             _logger.info("%d edges were sent on to the owners of their shards", sent)
 
-    def end_revoked(self, tokens: TokenFile) -> None:
-        """End the links of tokens that are no longer in force."""
+    def end_revoked(self, tokens: Credentials) -> None:
+        """End the links of tokens that are no longer in force, and links without a token if every link needs one."""
         for identity in tokens.revoked(self._by_token):
+            why = "every link needs a token by now" if identity is None else f"the token {identity.name!r} was revoked"
             for link in self._by_token[identity]:
                 link.end(
-                    RefuseCode.UNAUTHORISED, f"the token {identity.name!r} was revoked",
-                    "give the edge a new one (`weft token create`) if it still belongs here",
+                    RefuseCode.UNAUTHORISED, why,
+                    "give the edge a new one (`weft hub token add`, or `weft token create` for a file) if it still "
+                    "belongs here",
                 )  # fmt: skip
 
 

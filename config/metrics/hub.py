@@ -30,6 +30,19 @@ HUB_METRICS = (
         "Connected edges whose synchronised clocks were more than a minute from this node's when they connected.",
     ),
     Metric(
+        "weft_hub_cluster_log_entry", "gauge", "Number of the last entry of the cluster log that the process knows."
+    ),
+    Metric(
+        "weft_hub_cluster_log_age_seconds",
+        "gauge",
+        "Time since the process last saw the end of the cluster log; some seconds while the store answers.",
+    ),
+    Metric(
+        "weft_hub_cluster_log_unusable",
+        "gauge",
+        "Entries of the cluster log that are damaged or missing, and facts that this release cannot read.",
+    ),
+    Metric(
         "weft_hub_refusals_total",
         "counter",
         "Refusals of what one edge, tenant or token asked for beyond its share, by setting and owner.",

@@ -30,8 +30,8 @@ from weft.proofs.audit.scope import Scope
 from weft.proofs.audit.table_task import AuditedTable, TableTask, table_columns
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import ShardLog, open_cluster, table_key
+from weft.storage.chunks.open_gaps import NamedOpenGap
 from weft.storage.object_store import ObjectStore, StoreUnfit
-from weft.storage.open_gaps import NamedOpenGap
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 ATTEMPTS_MAX = 3

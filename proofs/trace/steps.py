@@ -19,10 +19,10 @@ from weft.protocols.origin import OriginKind
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.chunks import ended_states
+from weft.storage.chunks.open_gaps import NamedOpenGap, open_gap_of
 from weft.storage.cluster import Cluster
 from weft.storage.every_shard import log_of_edge
 from weft.storage.object_store import ObjectStore
-from weft.storage.open_gaps import NamedOpenGap, open_gap_of
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.payload_columns import BYTES_COLUMN
 

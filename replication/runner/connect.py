@@ -71,7 +71,8 @@ async def run_link(
         async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
             while True:
                 if target is None:
-                    target, own = Target(settings.urls[attempt % len(settings.urls)]), settings.of_attempt(attempt)
+                    urls = [settings.urls[(attempt + at) % len(settings.urls)] for at in range(len(settings.urls))]
+                    target, own = Target(redirects.best(urls, clock() / SECOND)), settings.of_attempt(attempt)
                     attempt += 1
                 status.state, status.url, status.next_try = LinkState.CONNECTING, target.url, None
                 connection = SenderConnection(
@@ -158,15 +159,20 @@ async def _attempt(
     except aiohttp.WSServerHandshakeError as error:
         return connect_errors.refused(url, error.status, has_token=token is not None)
     except TimeoutError:
-        return ConnectionEnd(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:.3g} s")
+        reason = f"{url}: no answer within {settings.connect_timeout_s:.3g} s"
+        return ConnectionEnd(LinkState.WAITING, reason, is_silent=True)
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return connect_errors.no_connection(url, error)
+    patience_s = CLOSE_TIMEOUT_S
     try:
-        return await connection.run(socket)
+        outcome = await connection.run(socket)
+        if outcome.is_silent:
+            patience_s = 0.0
+        return outcome
     finally:
         # The close frame queues behind bytes that a stuck peer does not read; a timeout drops the connection instead.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(patience_s):
                 await socket.close()
 
 

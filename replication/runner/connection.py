@@ -15,6 +15,7 @@ from weft.replication.epochs import Epochs
 from weft.replication.events import (
     Acked,
     ConnectionLost,
+    Fault,
     LaneEnded,
     LaneTaken,
     ReadRequest,
@@ -47,6 +48,8 @@ class ConnectionEnd(NamedTuple):
     """Code of the REFUSE, 0 without one."""
     url: str = ""
     """Node named in the hub's REFUSE."""
+    is_silent: bool = False
+    """True when the node did not answer in time, as one that is gone."""
 
 
 class SenderConnection:
@@ -324,8 +327,8 @@ class SenderConnection:
                 self._progress.failed(
                     f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"
                 )
-            case ConnectionLost(_, reason):
-                self._outcome = ConnectionEnd(LinkState.WAITING, reason)
+            case ConnectionLost(fault, reason):
+                self._outcome = ConnectionEnd(LinkState.WAITING, reason, is_silent=fault is not Fault.LOCAL)
 
 
 _REFUSED_STATE: dict[int, LinkState] = {

@@ -1,13 +1,15 @@
 """Redirects: the next URL of a link when a hub names another node for its edge.
 
 An edge follows a few redirects, never from TLS to plain HTTP: its token would cross the network unencrypted. When the
-named node cannot be reached, the edge goes back to the redirecting node and asks to be served there (HELLO.stay).
+named node cannot be reached, the edge goes back to the redirecting node and asks to be served there (HELLO.stay). It
+asks so at once when the named node has just fallen silent: the hub needs some time to see that it is gone.
 """
 
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from weft.protocols.link import RefuseCode
@@ -18,7 +20,11 @@ HOPS_MAX = 3
 UNREACHABLE_MIN_S = 600.0
 UNREACHABLE_MAX_S = 6 * 3600.0
 """Longest time for which an unreachable node is not tried again. It begins at ``UNREACHABLE_MIN_S`` and doubles."""
+SILENT_S = 30.0
+"""The same of a node that was reached before, at first, and of all nodes of a host that fell silent. By then a hub has
+given the shards of a dead process to others."""
 REMEMBERED_MAX = 64
+T = TypeVar("T")
 
 
 class Target(NamedTuple):
@@ -40,6 +46,14 @@ class Redirects:
         self._rng = rng
         self._unreachable: dict[str, tuple[float, float]] = {}
         """URL -> end of the time in which it is not tried, and length of that time."""
+        self._reached: dict[str, None] = {}
+        """URLs of nodes that took the link, the last one last."""
+        self._silent: dict[str, float] = {}
+        """Host -> end of the time in which none of its nodes is tried."""
+
+    def best(self, urls: Sequence[str], now: float) -> str:
+        """Return the first of these URLs whose host did not fall silent a short time ago; the first one if all did."""
+        return next((url for url in urls if self._silent.get(_host(url), now) <= now), urls[0])
 
     def after(self, target: Target, outcome: ConnectionEnd, *, taken: bool, now: float) -> Target | None:
         """Return the node to try at once after an attempt; None if the link should wait and start again at its own
@@ -50,6 +64,12 @@ class Redirects:
         """
         if taken:
             self._unreachable.pop(target.url, None)
+            self._silent.pop(_host(target.url), None)
+            _keep(self._reached, target.url, None)
+        if outcome.is_silent:
+            # This may also be the edge's own network, so the time does not grow.
+            _keep(self._silent, _host(target.url), now + SILENT_S)
+        if taken:
             if outcome.code == RefuseCode.REDIRECT:  # the shard has another owner by now
                 return self._follow(Target(target.url), outcome.url, now)
             return None
@@ -62,22 +82,35 @@ class Redirects:
     def _follow(self, target: Target, url: str, now: float) -> Target | None:
         if target.stay_s is not None:
             return None  # it does not serve the edge, although HELLO.stay asked for it
-        until, _ = self._unreachable.get(url, (now, 0.0))
+        until = max(self._unreachable.get(url, (now, 0.0))[0], self._silent.get(_host(url), now))
         if until > now:
             # The named node was unreachable a short time ago: ask the redirecting one to serve the edge until the next
             # try.
-            return Target(target.url, stay_s=until - now)
+            return Target(target.url, stay_s=(until - now) * self._rng.uniform(1, 1.5))
         if target.hops >= HOPS_MAX or not _may_follow(target.url, url):
             return Target(target.url, stay_s=UNREACHABLE_MAX_S)
         return Target(url, target.url, target.hops + 1)
 
     def _note_unreachable(self, url: str, now: float) -> float:
-        _, before = self._unreachable.pop(url, (0.0, 0.0))
-        wait = min(max(2 * before, UNREACHABLE_MIN_S), UNREACHABLE_MAX_S)
-        self._unreachable[url] = now + wait, wait
-        if len(self._unreachable) > REMEMBERED_MAX:
-            del self._unreachable[next(iter(self._unreachable))]
+        _, before = self._unreachable.get(url, (0.0, 0.0))
+        wait = min(max(2 * before, SILENT_S if url in self._reached else UNREACHABLE_MIN_S), UNREACHABLE_MAX_S)
+        _keep(self._unreachable, url, (now + wait, wait))
         return wait * self._rng.uniform(1, 1.5)
+
+
+def _keep(known: dict[str, T], url: str, value: T) -> None:
+    """Set an entry and make it the last one; the first ones leave when there are too many."""
+    known.pop(url, None)
+    known[url] = value
+    if len(known) > REMEMBERED_MAX:
+        del known[next(iter(known))]
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or url
+    except ValueError:
+        return url
 
 
 def _may_follow(from_url: str, url: str) -> bool:

@@ -49,6 +49,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     shards: tuple[int, ...] = ()
     """Shards that it has loaded."""
     links: int = 0
+    cluster_log: int = 0
+    """Number of the last entry of the cluster log that it knows."""
     interval_s: float = 60.0
     """Longest time until the next write, seconds."""
 

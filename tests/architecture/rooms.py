@@ -135,9 +135,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
+        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads"),
         ("object_store", "segment_log"),
-        ("cluster", "data_directory", "manifest", "presence"),
+        ("cluster", "cluster_log", "data_directory", "manifest", "presence"),
         ("chunks", "table"),
         ("chunk_log",),
         ("every_shard",),
@@ -146,6 +146,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "proofs": (
         ("audit",),
         ("trace",),
+    ),
+    "storage.cluster_log": (
+        ("entry",),
+        ("state",),
+        ("log",),
+        ("follower",),
     ),
     "storage.segment_log": (
         ("errors", "settings", "names"),
@@ -168,6 +174,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("splits",),
         ("health",),
         ("api", "stream_deletion"),
+        ("declared",),
         ("links", "preflight"),
         ("hub",),
     ),

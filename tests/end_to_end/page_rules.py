@@ -105,6 +105,13 @@ RULES = {
         meanwhile={"python": edge_elsewhere},
         says=("hub.yaml is good", r"press-shop-7\|", "good: every record is in the log once"),
     ),
+    "declare-tokens-and-tenants.md": Rule(
+        says=(
+            "declared tenant acme",
+            r"press-7\s+edge\s+acme\s+press-shop-7\s+1",
+            "declared the edges of acme/telemetry",
+        )
+    ),
     "look-into-an-edge-node.md": Rule(
         before=(TOUR,), says=("running for", r"m1 +21\.5", r'"seq": ?1\b', r"(?m)^ +\d+ batch .*stream=1")
     ),

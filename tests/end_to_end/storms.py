@@ -31,7 +31,7 @@ DEVICES, RATE = 2, 100
 """Of each edge; messages a second of one device."""
 SHARDS = 4
 HUB_YAML = """\
-listen: 127.0.0.1:{port}
+listen: {address}:{port}
 store: {store}
 shards: {shards}
 tables: {{interval: 1s}}
@@ -53,16 +53,26 @@ def free_ports(count: int) -> int:
 
 
 class HubNode(DemoHub):
-    """A hub node of one or several processes."""
+    """A hub node of one or several processes.
 
-    def __init__(self, directory: Path, name: str, store: str, processes: int, settings: str) -> None:
+    Args:
+        port: the first of its ports; None takes free ones of this machine.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, store: str, processes: int, settings: str, *, address: str = "127.0.0.1",
+        port: int | None = None, shards: int = SHARDS,
+    ) -> None:  # fmt: skip
         directory.mkdir(parents=True)
         super().__init__(directory)
         self.name = name
-        self.port = free_ports(processes)
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port = free_ports(processes) if port is None else port
+        self.url = f"http://{address}:{self.port}"
+        self._address = address
         self._status_url = f"{self.url}/v1/status"
-        self.config_path.write_text(HUB_YAML.format(port=self.port, store=store, shards=SHARDS, settings=settings))
+        self.config_path.write_text(
+            HUB_YAML.format(address=address, port=self.port, store=store, shards=shards, settings=settings)
+        )
         self._processes = processes
         self._arguments += ["--processes", str(processes)]
 
@@ -70,7 +80,7 @@ class HubNode(DemoHub):
         """Start the node; all its processes answer when this returns. One that cannot start would end the node."""
         super().start()
         for port in range(self.port, self.port + self._processes):
-            wait_until(partial(listens, port), 60, f"a process of {self.name}")
+            wait_until(partial(listens, port, self._address), 60, f"a process of {self.name}")
 
     def worker(self, chance: random.Random) -> int:
         """Return the process id of one of the processes that the node's supervisor runs; those that it is about to

@@ -165,7 +165,7 @@ JOBS: Mapping[str, Job] = {
     "simulation": searched(
         "simulation", "histories of a shard", _simulation,
         "tests/cloud_hub/test_simulation.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
-        minutes=30, slice_seeds=500, slice_units=500, slice_s=40,
+        minutes=20, slice_seeds=500, slice_units=500, slice_s=40,
     ),
     "clocks": searched(
         "clocks", "histories of hubs whose clocks are set", _clocks,
@@ -192,7 +192,7 @@ JOBS: Mapping[str, Job] = {
     "upgrade": searched(
         "upgrade", "histories of an upgrade", _upgrade,
         "tests/cloud_hub/test_simulation.py::test_two_releases_on_one_store_make_one_fold_in_many_histories",
-        minutes=20, slice_seeds=800, slice_units=800, slice_s=60,
+        minutes=10, slice_seeds=800, slice_units=800, slice_s=60,
     ),
     "collecting": searched(
         "collecting", "histories of a collected shard", _collecting, "tests/cloud_hub/test_collecting.py",
@@ -223,6 +223,10 @@ JOBS: Mapping[str, Job] = {
     "storms": pytest_job(
         "blows in storms of S3 servers and hub nodes", "tests/end_to_end/test_storms.py",
         minutes=40, slice_units=45, slice_s=740,
+    ),
+    "host_storms": pytest_job(
+        "minutes of three hosts under blows", "tests/end_to_end/hosts/test_storm.py",
+        minutes=20, slice_units=10, slice_s=720,
     ),
     "broker_storms": pytest_job(
         "kills under AMQP and HTTP", "tests/end_to_end/test_broker_storms.py",

@@ -48,7 +48,7 @@ def test_the_example_decodes_to_what_the_page_says(kind: str, listing: str, mean
     assert notation.encode(kind, json.loads(meaning)) == data
 
 
-@pytest.mark.parametrize("kind", ["batch", "segment", "chunk", "shard-state", "queue-state", "link"])
+@pytest.mark.parametrize("kind", ["batch", "segment", "chunk", "shard-state", "cluster-log", "queue-state", "link"])
 def test_every_format_has_a_page_with_an_example(kind: str) -> None:
     assert kind in {found for found, *_ in examples()}
 

@@ -33,6 +33,8 @@ from weft.protocols.shard import (
     snapshot_blocks,
     splits,
 )
+from weft.storage.cluster_log import entry as cluster_entry
+from weft.storage.cluster_log import state as cluster_state
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -121,6 +123,7 @@ LAYOUTS = {
     "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
     "chunk trailer": (codec._TRAILER, "<II4s", 12),
     "snapshot header": (snapshot._HEADER, "<4sII", 12),
+    "cluster log header": (cluster_entry._HEADER, "<4sII", 12),
     "link frame": (link.FRAME_HEAD, "<BI", 5),
     "link lane": (link._LANE, "<I", 4),
 }
@@ -131,6 +134,8 @@ CONSTANTS = {
     "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
     "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 1),
     "snapshot with blocks": (snapshot.MAGIC, snapshot.BLOCKS_VERSION, b"WFN", 2),
+    "cluster log entry": (cluster_entry.ENTRY_MAGIC, cluster_entry.VERSION, b"WFE", 1),
+    "cluster log snapshot": (cluster_entry.SNAPSHOT_MAGIC, cluster_entry.VERSION, b"WFA", 1),
     "segment trailer": (segment.TRAILER_MAGIC, 0, b"WFSE", 0),
     "chunk trailer": (chunk.TRAILER_MAGIC, 0, b"WFCE", 0),
     "link": (b"", link.PROTOCOL_VERSION, b"", 1),
@@ -203,6 +208,13 @@ ARRAYS = {
     link.LastWords: "time lanes",
     open_gaps.OpenGap: "edge log_id first since until others forked",
     link.Ack: "lane ranges",
+    cluster_entry.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce",
+    cluster_entry._EntryHead: "cluster_id n previous must_understand",
+    cluster_state.ClusterSnapshot: "cluster_id n crc must_understand kinds skipped",
+    cluster_state._SnapshotHead: "cluster_id n crc must_understand",
+    cluster_state.KindSnapshot: "kind last facts",
+    cluster_state.Fact: "name version document at by reason",
+    cluster_state.Skipped: "n why",
     link.Ping: "sent",
     link.Pong: "sent clock",
     link.Clock: "log_id boot monotonic offset error",
@@ -253,7 +265,7 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 MODULES = (
     batch, segment, chunk, footer, codec, blocks, link, lane_state, origin, shard_state, snapshot,
-    snapshot_blocks, forgotten, lowered_times, splits,
+    snapshot_blocks, forgotten, lowered_times, splits, cluster_entry, cluster_state,
 )  # fmt: skip
 
 

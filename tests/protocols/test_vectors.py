@@ -50,13 +50,13 @@ def test_reject_vectors_are_refused_with_their_error(path: Path) -> None:
     assert type(caught.value).__name__ == vector["error"]
 
 
-@pytest.mark.parametrize("kind", ["batch", "segment", "chunk", "shard-state", "queue-state", "link"])
+@pytest.mark.parametrize("kind", ["batch", "segment", "chunk", "shard-state", "cluster-log", "queue-state", "link"])
 def test_every_format_has_vectors_of_both_sorts(kind: str) -> None:
     assert len([path for path in GOLDEN if path.parent.name == kind]) >= 2
     assert len([path for path in REJECT if path.parent.parent.name == kind]) >= 5
 
 
-@pytest.mark.parametrize("kind", ["batch", "segment", "chunk", "shard-state", "link"])
+@pytest.mark.parametrize("kind", ["batch", "segment", "chunk", "shard-state", "cluster-log", "link"])
 def test_every_good_vector_is_refused_when_cut(kind: str) -> None:
     for path in GOLDEN:
         data, vector = load(path)

@@ -29,6 +29,8 @@ from weft.storage import cluster as clusters
 from weft.storage import data_directory, hub_keys, store_formats
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster, open_cluster
+from weft.storage.cluster_log import entry as cluster_entry
+from weft.storage.cluster_log.log import Author, Change, ClusterLog
 from weft.storage.data_directory import FORMATS
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import ObjectStore, open_store
@@ -206,6 +208,12 @@ async def later_snapshot(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
     assert await log.swap_manifest(Manifest(0, key, 1), None)
 
 
+async def later_fact(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
+    log = ClusterLog(store, (await open_cluster(store, SHARDS)).cluster_id)
+    later.setattr(cluster_entry, "VERSION", 2)
+    await log.append(lambda _: Change("token", "a", b"{}"), Author(0, "mara", ""))
+
+
 def of_shard(store: ObjectStore, cluster: Cluster) -> ShardLog:
     return ShardLog(store, cluster, SHARD)
 
@@ -224,6 +232,7 @@ Later = Callable[[ObjectStore, pytest.MonkeyPatch], Coroutine[None, None, None]]
             later_snapshot,
             "was written by a later release of Weft (snapshot version 9; this release reads versions 1 to 2)",
         ),
+        (later_fact, "was written by a later release of Weft (an entry of the cluster log of version 2"),
     ],
 )
 def test_a_store_of_a_later_release_is_refused(

@@ -8,11 +8,12 @@ import pytest
 
 from weft.protocols.link import RefuseCode
 from weft.replication.runner.connection import ConnectionEnd
-from weft.replication.runner.redirects import HOPS_MAX, UNREACHABLE_MIN_S, Redirects, Target
+from weft.replication.runner.redirects import HOPS_MAX, SILENT_S, UNREACHABLE_MIN_S, Redirects, Target
 from weft.replication.status import LinkState
 
-FIRST, OTHER = "http://hub:8090", "http://hub:8091"
+FIRST, OTHER, ELSEWHERE = "http://hub:8090", "http://hub:8091", "http://hub-2:8090"
 BROKEN = ConnectionEnd(LinkState.WAITING, "no connection")
+SILENT = ConnectionEnd(LinkState.WAITING, "no answer within 10 s", is_silent=True)
 TAKEN_OVER = ConnectionEnd(LinkState.CONFLICT, "another one", RefuseCode.IDENTITY_CONFLICT)
 
 
@@ -43,6 +44,42 @@ def test_a_node_that_took_the_link_is_reachable(redirects: Redirects) -> None:
     there = Target(OTHER, FIRST, 1)
     assert redirects.after(there, BROKEN, taken=True, now=0) is None
     assert redirects.after(Target(FIRST), named(OTHER), taken=False, now=1) == there
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_host_that_fell_silent_is_left_alone_until_the_hub_knows(redirects: Redirects, *, taken: bool) -> None:
+    assert redirects.after(Target(OTHER), SILENT, taken=taken, now=0) is None
+    assert redirects.best([FIRST, OTHER, ELSEWHERE], 1) == ELSEWHERE
+    assert redirects.best([OTHER, FIRST], 1) == OTHER
+    for url in (FIRST, OTHER):
+        stays = redirects.after(Target(ELSEWHERE), named(url), taken=False, now=1)
+        assert stays is not None
+        assert stays.url == ELSEWHERE
+        assert stays.stay_s is not None
+        assert SILENT_S - 1 <= stays.stay_s <= 1.5 * SILENT_S
+    assert redirects.best([OTHER, ELSEWHERE], SILENT_S) == OTHER
+    there = redirects.after(Target(ELSEWHERE), named(OTHER), taken=False, now=SILENT_S)
+    assert there == Target(OTHER, ELSEWHERE, 1)
+
+
+def test_an_edge_without_a_network_leaves_no_node_alone_for_long(redirects: Redirects) -> None:
+    for hour in range(9):
+        for url in (FIRST, ELSEWHERE):
+            assert redirects.after(Target(url), SILENT, taken=False, now=3600.0 * hour) is None
+    later = 8 * 3600.0 + SILENT_S
+    assert redirects.best([ELSEWHERE, FIRST], later) == ELSEWHERE
+    there = redirects.after(Target(FIRST), named(ELSEWHERE), taken=False, now=later)
+    assert there == Target(ELSEWHERE, FIRST, 1)
+
+
+def test_a_node_that_was_reached_before_is_tried_again_soon(redirects: Redirects) -> None:
+    assert redirects.after(Target(OTHER), BROKEN, taken=True, now=0) is None
+    there = redirects.after(Target(FIRST), named(OTHER), taken=False, now=1)
+    assert there is not None
+    back = redirects.after(there, BROKEN, taken=False, now=1)
+    assert back is not None
+    assert back.stay_s is not None
+    assert back.stay_s <= 1.5 * SILENT_S
 
 
 def test_a_refusal_of_the_edge_itself_is_not_a_matter_of_reach(redirects: Redirects) -> None:

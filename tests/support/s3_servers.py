@@ -31,8 +31,8 @@ class Kind:
 
     module: str
     """With its version."""
-    command: Callable[[str, int, str], list[str]]
-    """Arguments that run it, from its binary, port and folder."""
+    command: Callable[[str, str, str], list[str]]
+    """Arguments that run it, from its binary, address with port, and folder."""
     environment: Mapping[str, str]
 
     @property
@@ -42,14 +42,14 @@ class Kind:
 
 VERSITYGW = Kind(
     "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
-    lambda binary, port, folder: [
-        binary, "--port", f"127.0.0.1:{port}", "--access", ACCESS, "--secret", SECRET, "--quiet", "posix", folder,
+    lambda binary, address, folder: [
+        binary, "--port", address, "--access", ACCESS, "--secret", SECRET, "--quiet", "posix", folder,
     ],
     {},
 )  # fmt: skip
 MINIO = Kind(
     "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
-    lambda binary, port, folder: [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}", folder],
+    lambda binary, address, folder: [binary, "server", "--quiet", "--address", address, folder],
     {"MINIO_ROOT_USER": ACCESS, "MINIO_ROOT_PASSWORD": SECRET},
 )
 
@@ -87,10 +87,10 @@ def built(kind: Kind) -> str:
     return str(KEPT / kind.name)
 
 
-def listens(port: int) -> bool:
+def listens(port: int, address: str = "127.0.0.1") -> bool:
     """Return whether something listens on a port of this machine."""
     try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
+        socket.create_connection((address, port), 1).close()
     except OSError:
         return False
     return True
@@ -105,10 +105,11 @@ class S3Server:
 
     uri = f"s3://{BUCKET}"
 
-    def __init__(self, kind: Kind, binary: str, folder: Path) -> None:
+    def __init__(self, kind: Kind, binary: str, folder: Path, address: str = "127.0.0.1") -> None:
         (folder / BUCKET).mkdir(parents=True)
         self.port = free_port()
-        self._command = kind.command(binary, self.port, str(folder))
+        self._address = address
+        self._command = kind.command(binary, f"{address}:{self.port}", str(folder))
         self._environment = {**os.environ, **kind.environment}
         self._log_path = folder.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,7 +121,7 @@ class S3Server:
             port: of what stands in front of the server.
         """
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ENDPOINT_URL": f"http://{self._address}:{port or self.port}",
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -136,7 +137,7 @@ class S3Server:
 
         def is_there() -> bool:
             assert started.poll() is None, f"{self._command[0]} ended by itself; see {self._log_path}"
-            return listens(self.port)
+            return listens(self.port, self._address)
 
         wait_until(is_there, START_S_MAX, f"the start of {self._command[0]}; see {self._log_path}")
 

@@ -39,6 +39,8 @@ from tests.vectors.goldens import (
     TOGETHER,
     TYPED,
 )
+from tests.vectors.goldens_cluster import DECLARED as DECLARED_FACT
+from tests.vectors.goldens_cluster import EMPTY, SNAPSHOT, WITHDRAWN
 from tests.vectors.goldens_link import CONTROL, DATA, LAST_WORDS
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
@@ -80,6 +82,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK, "blocks": BLOCKED_CHUNK},
     "shard-state": {"ended": STATE, "empty": EMPTY_STATE, "blocks": BLOCKED_STATE},
+    "cluster-log": {"declared": DECLARED_FACT, "withdrawn": WITHDRAWN, "snapshot": SNAPSHOT, "empty": EMPTY},
     "link": {"control": CONTROL, "data": DATA, "last_words": LAST_WORDS},
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }
@@ -150,6 +153,30 @@ def rejects() -> Iterator[tuple[str, str, str, bytes]]:
     yield from batch_rejects()
     yield from file_rejects()
     yield from link_rejects()
+    yield from cluster_rejects()
+
+
+def cluster_rejects() -> Iterator[tuple[str, str, str, bytes]]:
+    """Entries and snapshots of the cluster log that no reader may believe."""
+    for name, meaning in (("entry", DECLARED_FACT), ("snapshot", SNAPSHOT)):
+        data = notation.encode("cluster-log", meaning)
+        yield "cluster-log", f"empty_{name}", "Truncated", b"" if name == "entry" else data[:4]
+        yield "cluster-log", f"cut_{name}", "Truncated", data[:-3]
+        yield "cluster-log", f"flipped_{name}", "Corrupt", flipped(data, len(data) * 2 // 3)
+        # The checksum covers the version: damage must not read as a later release's.
+        yield "cluster-log", f"flipped_version_of_{name}", "Corrupt", patched(data, 3, b"\x02")
+        begin = data[:3] + b"\x02"
+        signed = begin + struct.pack("<I", crc32c(data[12:], crc32c(begin))) + data[8:]
+        yield "cluster-log", f"later_version_of_{name}", "UnsupportedVersion", signed
+        yield "cluster-log", f"over_long_{name}", "Corrupt", data + b"\0"
+    later = notation.encode("cluster-log", {**DECLARED_FACT, "must_understand": 4})
+    yield "cluster-log", "of_a_later_release", "UnsupportedVersion", later
+    yield "cluster-log", "wrong_magic", "Corrupt", patched(later, 0, b"XYZ")
+    named = notation.encode("cluster-log", {**DECLARED_FACT, "name": "a\nb"})
+    yield "cluster-log", "name_of_two_lines", "Corrupt", named
+    facts = SNAPSHOT["kinds"][1]["facts"]
+    twice = {**SNAPSHOT, "kinds": [{**SNAPSHOT["kinds"][1], "facts": [{**facts[0], "version": 9}, facts[1]]}]}
+    yield "cluster-log", "fact_behind_the_last_of_its_kind", "Corrupt", notation.encode("cluster-log", twice)
 
 
 def batch_rejects() -> Iterator[tuple[str, str, str, bytes]]:

@@ -25,12 +25,14 @@ from weft.protocols.link.data import split_batches
 from weft.protocols.origin import Origin
 from weft.protocols.shard import snapshot, snapshot_blocks
 from weft.protocols.shard.shard_state import FoldRules, ShardState
+from weft.storage.cluster_log import entry as cluster_entry
+from weft.storage.cluster_log import state as cluster_state
 
 Notation = dict[str, Any]
 
 
 def encode(kind: str, meaning: Notation) -> bytes:
-    """The bytes of a ``batch``, ``segment``, ``chunk``, ``shard-state``, ``queue-state`` or ``link`` (no zstd)."""
+    """The bytes of a vector's kind, a folder beside this module (no zstd)."""
     return _ENCODERS[kind](meaning)
 
 
@@ -297,11 +299,44 @@ def _listed(noted: Notation) -> list[Any]:
     return list(noted.values())
 
 
+def _encode_cluster(meaning: Notation) -> bytes:
+    if "kinds" not in meaning:
+        document = None if meaning["document"] is None else meaning["document"].encode()
+        noted = {**meaning, "cluster_id": bytes.fromhex(meaning["cluster_id"]), "document": document}
+        return cluster_entry.encode(cluster_entry.Declaration(**noted))
+    state = cluster_state.ClusterState(bytes.fromhex(meaning["cluster_id"]))
+    state.n, state.crc = meaning["n"], meaning["crc"]
+    state.skipped = tuple(cluster_state.Skipped(**each) for each in meaning["skipped"])
+    for kind in meaning["kinds"]:
+        facts = [cluster_state.Fact(**{**fact, "document": fact["document"].encode()}) for fact in kind["facts"]]
+        state._kinds[kind["kind"]], state._last[kind["kind"]] = {fact.name: fact for fact in facts}, kind["last"]
+    return cluster_state.encode(state)
+
+
+def _decode_cluster(data: bytes) -> Notation:
+    if data[:3] != cluster_entry.SNAPSHOT_MAGIC:
+        entry = cluster_entry.decode(data)
+        document = None if entry.document is None else entry.document.decode()
+        return {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document}
+    state = cluster_state.decode(data)
+    kinds = [
+        {
+            "kind": kind,
+            "last": state.last(kind),
+            "facts": [{**_named(fact), "document": fact.document.decode()} for fact in state.facts(kind).values()],
+        }
+        for kind in state.kinds()
+    ]
+    skipped = [_named(each) for each in state.skipped]
+    return {"cluster_id": state.cluster_id.hex(), "n": state.n, "crc": state.crc, "kinds": kinds, "skipped": skipped}
+
+
 _ENCODERS: dict[str, Callable[[Notation], bytes]] = {
     "batch": _encode_batch,
     "segment": _encode_segment,
     "chunk": _encode_chunk,
     "shard-state": _encode_state,
+    "cluster-log": _encode_cluster,
     "link": _encode_frames,
     "queue-state": lambda meaning: msgspec.msgpack.encode(
         msgspec.json.decode(msgspec.json.encode(meaning), type=Changes)
@@ -312,6 +347,7 @@ _DECODERS: dict[str, Callable[[bytes], Notation]] = {
     "segment": _decode_segment,
     "chunk": _decode_chunk,
     "shard-state": _decode_state,
+    "cluster-log": _decode_cluster,
     "link": _decode_frames,
     "queue-state": lambda data: _builtins(read_changes(data)),
 }

@@ -24,12 +24,24 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import clock, cluster, deletion, nodes, skip, split, stream
+from weft.commands.on_store import (
+    clock,
+    cluster,
+    declaring,
+    deletion,
+    drain,
+    nodes,
+    skip,
+    split,
+    stream,
+    tenants,
+    tokens,
+)
 from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
-from weft.text.fleet import show_edges
+from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges
 from weft.text.table_makers import table_makers
 
 if TYPE_CHECKING:
@@ -50,6 +62,7 @@ def command() -> None:
 
 
 command.add_command(nodes.nodes)
+command.add_command(drain.drain)
 command.add_command(split.split)
 command.add_command(cluster.finalize)
 command.add_command(cluster.retire)
@@ -58,6 +71,9 @@ command.add_command(skip.skip)
 command.add_command(clock.clock)
 command.add_command(deletion.declare_deletion)
 command.add_command(stream.command)
+command.add_command(tokens.command)
+command.add_command(tenants.command)
+command.add_command(declaring.declarations)
 
 processes_option = click.option(
     "--processes",
@@ -221,7 +237,8 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         print_json(facts)
         return
     level = f"{facts['level']} (this release knows {facts['release_level']})"
-    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level})
+    position = cluster_log_position(facts.get("cluster_log"))
+    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level, "cluster log": position})
     shards = [
         (
             s["shard"],
@@ -234,6 +251,7 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         for s in facts["shards"]
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
+    show_cluster_log(facts.get("cluster_log"))
     if trouble := facts.get("clock", {}).get("trouble"):
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:

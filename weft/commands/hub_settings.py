@@ -43,6 +43,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         advertise=config.advertise or (),
         shards=config.shards,
         tokens_file=config.tokens_file,
+        tokens_required=config.anonymous == "never",
         open_to_network=config.anonymous == "allowed_beyond_loopback",
         hosts=() if config.hosts is None and address.is_loopback else config.hosts,
         sequencer=SequencerSettings(

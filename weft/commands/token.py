@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -21,30 +22,46 @@ file_option = click.option(
 )
 
 
+def scope_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what a token opens to a command."""
+    for option in (
+        click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens."),
+        click.option("--edge", help="Edge that may link with the token; for the scope edge."),
+        click.option(
+            "--scope", type=click.Choice(["edge", "reader", "admin"]), required=True,
+            help="Access that the token gives.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def check_scope(scope: str, edge: str | None) -> None:
+    """Refuse options that do not fit each other."""
+    if (scope == "edge") != (edge is not None):
+        advice = "Name it with --edge" if edge is None else "Leave out --edge"
+        raise Refused(f"scope 'edge' needs an edge, the other scopes must not have one. {advice}")
+
+
 @click.group("token")
 def command() -> None:
-    """Manage the tokens of a hub.
+    """Manage the tokens file of a hub.
 
-    The tokens file holds only hashes. A running hub picks up changes by itself.
+    The file holds only hashes. A running hub picks up changes by itself. `weft hub token` manages tokens in the store
+    instead, for the hubs of all hosts, with an end and a second secret for their rotation.
     """
 
 
 @command.command()
 @click.argument("name")
 @file_option
-@click.option(
-    "--scope", type=click.Choice(["edge", "reader", "admin"]), required=True, help="Access that the token gives."
-)
-@click.option("--edge", help="Edge that may link with the token; for the scope edge.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens.")
+@scope_options
 @json_option
 def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, as_json: bool) -> None:
     """Create token NAME and print it. The token is shown only once and stored nowhere."""
     from weft.cloud_hub.api.tokens import Scope, TokensUnusable, create_token
 
-    if (scope == Scope.EDGE) != (edge is not None):
-        advice = "Name it with --edge" if edge is None else "Leave out --edge"
-        raise Refused(f"scope 'edge' needs an edge, the other scopes must not have one. {advice}")
+    check_scope(scope, edge)
     try:
         with using(path):
             token = create_token(path, name, Scope(scope), tenant, edge)
@@ -61,10 +78,7 @@ def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, a
 @file_option
 @json_option
 def revoke(name: str, path: str, *, as_json: bool) -> None:
-    """Revoke token NAME. Running hubs reject it immediately; open links stay open.
-
-    To close an open link too, restart the hub.
-    """
+    """Revoke token NAME. Running hubs reject it immediately, and its links end within seconds."""
     from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -97,3 +98,23 @@ def _ago(moment: str, now: float) -> str:
     except ValueError:
         return _UNKNOWN  # outside the calendar
     return approximate_duration(max(now - then, 0.0))
+
+
+def cluster_log_position(facts: Mapping[str, Any] | None) -> str:
+    """Return the position of the cluster log that a hub process knows."""
+    if facts is None:  # of an earlier release
+        return _UNKNOWN
+    return f"entry {facts['entry']}, as of {approximate_duration(facts['seen_seconds_ago'])} ago"
+
+
+def show_cluster_log(facts: Mapping[str, Any] | None) -> None:
+    """Print what is wrong with the cluster log at a hub process, if something is."""
+    if facts is None:  # of an earlier release
+        return
+    age = approximate_duration(facts["seen_seconds_ago"])
+    if facts["trouble"]:
+        click.echo(f"CLUSTER LOG: not read for {age}, entry {facts['entry']} stays in force: {facts['trouble']}")
+    for each in facts["skipped"]:
+        click.echo(f"CLUSTER LOG: entry {each['entry']} is passed over: {each['why']}")
+    for each in facts["unusable"]:
+        click.echo(f"CLUSTER LOG: this release cannot use {each['kind']} {each['name']!r}: {each['why']}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
+from weft.cloud_hub.declared.changes import drain
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
+from weft.storage.cluster_log.log import Author, ClusterLog
 from weft.storage.object_store import open_store
 
 BEAT_S = 0.2
@@ -49,3 +52,23 @@ async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_pat
             await until(lambda: status.records_acked == 3)
             (read,) = (await get(first, "/v1/streams"))[1]["streams"]
             assert read["records"] == 3
+
+
+async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path: Path) -> None:
+    store, log = open_store(str(tmp_path)), EdgeLog()
+    log.append(*records(0, [b"1"]))
+    soon = {"shards": 2, "beat_interval_s": BEAT_S, "cluster_log_interval_s": BEAT_S}
+    async with running_hub(store, **soon) as first, running_hub(store, **soon) as second:
+        await until(lambda: len(own(first)) == len(own(second)) == 1, SLOWLY_S)
+        edge = next(f"press-{n}" for n in range(99) if shard_of("default", f"press-{n}", 2) in own(second))
+        async with running_link(first, log, LinkIdentity("default", edge, 0xABC, "weft 0.1.0")) as status:
+            await until(lambda: linked(second) == [edge] and status.records_acked == 1, SLOWLY_S)
+            cluster_log = ClusterLog(store, first.cluster.cluster_id)
+            name = second.status()["name"]
+            await cluster_log.append(drain(name, True), Author(time.time_ns(), "mara", ""))
+            await until(lambda: linked(first) == [edge] and own(first) == {0, 1}, SLOWLY_S)
+            assert second.status()["state"] == "leaving"
+            log.append(*records(1, [b"2"]))
+            await until(lambda: status.records_acked == 2)
+            await cluster_log.append(drain(name, False), Author(time.time_ns(), "mara", ""))
+            await until(lambda: linked(second) == [edge], SLOWLY_S)

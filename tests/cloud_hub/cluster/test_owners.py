@@ -10,7 +10,7 @@ import msgspec
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, Membership, Work
+from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, DRAIN_BEATS, Membership, Work
 from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
@@ -47,6 +47,17 @@ class Process:
         self.store = Broken(store)
         self.site = Site(host, 8090 + process, process, processes, urls, weight)
         self.moves = 0
+        self.links: set[int] = set()
+        """Shards of the edges that are linked."""
+
+    async def send_on(self) -> None:
+        self.links = {shard for shard in self.links if self.owners.elsewhere("any")(shard) is None}
+
+    async def drain(self) -> float:
+        """Leave, and return the seconds that it took."""
+        began = now_ns()
+        await self.membership.drain(lambda: len(self.links), self.send_on)
+        return (now_ns() - began) / 1e9
 
     async def start(self, node_id: str = "") -> Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
@@ -98,15 +109,41 @@ def test_hosts_share_the_shards_and_take_over_from_one_that_is_gone() -> None:
         third.kill()
         await asyncio.sleep(GONE_S)
         assert set(agreed(first, second)) == {"http://a:8090", "http://b:8090"}
-        await second.membership.leave()
+        second.links = set(second.own)
+        assert await second.drain() <= BEAT_S + 1, "the other looks once a beat"
         assert second.owners.state == LEAVING
-        await asyncio.sleep(BEAT_S + 1)
         assert len(first.own) == SHARDS
         assert not second.own
-        assert second.owners.elsewhere("any")(0) == "http://a:8090", "its edges are sent on"
+        assert not second.links, "its edges are sent on when the other has their shards"
         await second.membership.close()
-        await first.membership.leave()
+        first.links = set(first.own)
+        assert await first.drain() == 0, "nobody is there to take them"
         await first.membership.close()
+
+    virtual_time.run(main())
+
+
+def test_a_host_whose_shards_nobody_loads_leaves_in_the_end() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first, second = await Process(store, "a").start(), await Process(store, "b").start()
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        first.kill()
+        second.links = set(second.own)
+        assert await second.drain() <= (DRAIN_BEATS + 1) * BEAT_S
+        assert second.links
+
+    virtual_time.run(main())
+
+
+def test_hosts_that_leave_together_do_not_wait_for_each_other() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        hosts = [await Process(store, name).start() for name in "abc"]
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        for host in hosts:
+            host.links = set(host.own)
+        assert max(await asyncio.gather(*(host.drain() for host in hosts))) <= 1.0
 
     virtual_time.run(main())
 

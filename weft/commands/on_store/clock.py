@@ -170,6 +170,6 @@ def _show(found: _Times, *, as_json: bool) -> None:
 
 
 def _moment(time_ns: int) -> str:
-    from weft.storage.open_gaps import shown
+    from weft.storage.chunks.open_gaps import shown
 
     return shown(time_ns)

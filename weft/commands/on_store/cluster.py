@@ -167,7 +167,7 @@ def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missi
 def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.lane import Lane
-    from weft.storage.open_gaps import named
+    from weft.storage.chunks.open_gaps import named
 
     lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
     for lane, gap in lane_ends.open_gaps(state, lanes):

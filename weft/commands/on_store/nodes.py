@@ -42,13 +42,14 @@ def nodes(config_file: str, *, as_json: bool) -> None:
             entry.state,
             ",".join(map(str, entry.shards)),
             entry.links,
+            entry.cluster_log,
             entry.software,
             entry.level,
             f"{max(0, now - entry.seen) / 1e9:.0f} s ago",
         )
         for entry in found
     ]
-    print_table(("node", "host", "state", "shards loaded", "links", "release", "level", "seen"), rows)
+    print_table(("node", "host", "state", "shards loaded", "links", "cluster log", "release", "level", "seen"), rows)
     unreachable = [entry.name for entry in found if entry.name and not entry.advertise]
     if len({entry.host for entry in found}) > 1 and unreachable:
         click.echo(
@@ -67,6 +68,7 @@ def _view(entry: NodeEntry, now: int) -> dict[str, object]:
         "state": entry.state,
         "shards": list(entry.shards),
         "links": entry.links,
+        "cluster_log": entry.cluster_log,
         "cores": entry.weight,
         "software": entry.software,
         "level": entry.level,

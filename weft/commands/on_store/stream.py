@@ -10,7 +10,8 @@ import click
 
 from weft.commands.common import config_argument, confirm, load_hub, yes_option
 from weft.commands.on_store.cluster import on_store
-from weft.output import Failed, counted
+from weft.commands.on_store.declaring import by_option, declare, read_facts, reason_option
+from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 BY_MAX, REASON_MAX = 128, 512
 """Maximum numbers of characters."""
+
+
+def key_of(stream: str) -> tuple[str, str]:
+    """Return tenant and name of ``[TENANT/]STREAM``."""
+    tenant, slash, name = stream.rpartition("/")
+    return (tenant if slash else "default", name)
 
 
 @click.group("stream")
@@ -50,8 +57,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     from weft.protocols.errors import CodecError
     from weft.storage.chunk_log import open_cluster
 
-    tenant, slash, name = stream.rpartition("/")
-    key = (tenant if slash else "default", name)
+    key = key_of(stream)
     by = by or getpass.getuser()
     for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
         if len(text) > most:
@@ -78,3 +84,43 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
         f"{counted(done.records, 'record')}: {reason}"
     )
     click.echo("Its table stays; the log keeps its records until the log's retention")
+
+
+@command.command("expect")
+@config_argument
+@click.argument("stream", metavar="[TENANT/]STREAM")
+@click.argument("edges", nargs=-1)
+@click.option("--withdraw", is_flag=True, help="Declare nothing any more: configurations count again.")
+@reason_option
+@by_option
+def expect(
+    config_file: str, stream: str, edges: tuple[str, ...], *, withdraw: bool, reason: str, by: str | None
+) -> None:
+    """Declare the EDGES without which STREAM is not complete, for all hubs of the store of CONFIG.
+
+    They are names, or patterns in which `*` stands for any characters, and take the place of those declared before.
+    What is declared here wins over `expected_edges` of configurations, in which hosts may differ. Running hubs know it
+    two seconds later. Without EDGES, the command shows what is declared.
+
+    \b
+    weft hub stream expect hub.yaml acme/telemetry 'press-*' welder-1
+    """
+    from weft.cloud_hub.declared import changes
+    from weft.cloud_hub.declared.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
+
+    key = key_of(stream)
+    if withdraw and edges:
+        raise Refused("--withdraw takes no EDGES")
+    if withdraw or edges:
+        declare(config_file, lambda _: changes.expect_edges(key, None if withdraw else edges), by, reason)
+        click.echo(f"withdrew the edges of {'/'.join(key)}" if withdraw else f"declared the edges of {'/'.join(key)}")
+        return
+    fact = read_facts(config_file).facts(STREAM).get(stream_name(key))
+    try:
+        found = None if fact is None else decode(fact.document, StreamDocument).expected_edges
+    except UnreadableDocument as error:
+        raise Failed(f"this release cannot read what is declared of {'/'.join(key)}: {error}") from None
+    if found is None:
+        raise Failed(f"the cluster log declares no edges of {'/'.join(key)}: `expected_edges` of configurations count")
+    for edge in found:
+        click.echo(edge)

@@ -1,0 +1,1 @@
+"""Facts of the cluster log that the hub knows: tokens, tenants, expectations of streams."""

@@ -1,0 +1,264 @@
+"""Changes of facts by an operator: each function returns a decision for ``ClusterLog.append``.
+
+A decision sees the state that its entry will follow, so several facts may depend on each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, Scope, TokenIdentity, check_identity
+from weft.cloud_hub.declared.documents import (
+    NODE,
+    SECRETS_MAX,
+    STREAM,
+    TENANT,
+    TOKEN,
+    Document,
+    NodeDocument,
+    Quotas,
+    Secret,
+    StreamDocument,
+    TenantDocument,
+    TokenDocument,
+    UnreadableDocument,
+    decode,
+    encode,
+    parse_stream_name,
+    stream_name,
+)
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.cluster_log.log import Change
+from weft.storage.cluster_log.state import ClusterState
+
+Decision = Callable[[ClusterState], Change | None]
+ALWAYS_THERE = "default"
+"""Tenant that need not be declared."""
+
+
+class CannotDeclare(Exception):
+    """A change that does not fit the facts. The message says what to do."""
+
+
+def add_token(identity: TokenIdentity, until: int | None) -> Decision:
+    """Declare a token.
+
+    Args:
+        identity: its name, access, and the hash of its secret.
+        until: nanoseconds since 1970; None for no end.
+
+    Raises:
+        TokensUnusable: a name is not valid, or scope and edge do not fit.
+        CannotDeclare: from the decision: the name is taken, the tenant is unknown, or its quota is used up.
+    """
+    check_identity(identity, "the cluster log")
+
+    def decide(state: ClusterState) -> Change:
+        if identity.name in state.facts(TOKEN):
+            raise CannotDeclare(
+                f"there is a token {identity.name!r} already: `weft hub token rotate` gives it another secret, `weft "
+                "hub token remove` withdraws it"
+            )
+        _check_tenant(state, identity.tenant)
+        _check_edges(state, identity)
+        document = TokenDocument(identity.scope, (Secret(identity.sha256, until),), identity.tenant, identity.edge)
+        return Change(TOKEN, identity.name, encode(document))
+
+    return decide
+
+
+def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_oldest: bool = False) -> Decision:
+    """Give a token a second secret. The one before stays in force for some time.
+
+    Args:
+        now: nanoseconds since 1970.
+        old_until: moment at which the secret before ends at the latest; not after ``now`` for at once.
+        ends_oldest: if two secrets are in force, end the older one at once.
+
+    Raises:
+        CannotDeclare: from the decision: there is no such token, or two secrets are in force.
+    """
+
+    def decide(state: ClusterState) -> Change:
+        before = _token(state, name)
+        valid = [each for each in before.secrets if each.until is None or each.until > now]
+        if len(valid) >= SECRETS_MAX and old_until > now and not ends_oldest:
+            raise CannotDeclare(
+                f"token {name!r} has {SECRETS_MAX} secrets in force. Wait until the older one ends (`weft hub token "
+                "list`), or end it now: --end-oldest"
+            )
+        kept = [_ending(valid[-1], old_until)] if valid and old_until > now else []
+        document = msgspec.structs.replace(before, secrets=(*kept, secret))
+        return Change(TOKEN, name, encode(document, state.facts(TOKEN)[name].document))
+
+    return decide
+
+
+def remove_token(name: str) -> Decision:
+    """Withdraw a token.
+
+    Raises:
+        CannotDeclare: from the decision: there is no such token.
+    """
+
+    def decide(state: ClusterState) -> Change:
+        _known(state, TOKEN, name)
+        return Change(TOKEN, name, None)
+
+    return decide
+
+
+def set_tenant(name: str, quotas: Quotas, cleared: frozenset[str] = frozenset(), *, is_new: bool) -> Decision:
+    """Declare a tenant, or change quotas of one.
+
+    Args:
+        quotas: those to set; None leaves one unchanged.
+        cleared: names of quotas about which nothing is declared any more.
+        is_new: true to add a tenant, false to change one.
+
+    Raises:
+        CannotDeclare: the name is not valid; from the decision: the tenant is declared already, or it is not.
+    """
+    if not valid_name(name):
+        raise CannotDeclare(f"{name!r} cannot be the name of a tenant: {NAME_RULE}")
+
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(TENANT).get(name)
+        if is_new and fact is not None:
+            raise CannotDeclare(f"tenant {name} is declared already: `weft hub tenant set` changes its quotas")
+        if not is_new and name != ALWAYS_THERE:
+            _known(state, TENANT, name)
+        before = TenantDocument() if fact is None else _read(name, TENANT, fact.document, TenantDocument)
+        wanted = {field: value for field in Quotas.__struct_fields__ if (value := getattr(quotas, field)) is not None}
+        changed = msgspec.structs.replace(before.quotas, **dict.fromkeys(cleared), **wanted)
+        document = encode(TenantDocument(changed), None if fact is None else fact.document)
+        return None if fact is not None and document == fact.document else Change(TENANT, name, document)
+
+    return decide
+
+
+def remove_tenant(name: str) -> Decision:
+    """Withdraw a tenant that has no token and no stream in the cluster log.
+
+    Raises:
+        CannotDeclare: from the decision: there is no such tenant, or it has some.
+    """
+
+    def decide(state: ClusterState) -> Change:
+        _known(state, TENANT, name)
+        tokens = [token for token, document in _tokens(state) if document.tenant == name]
+        if tokens:
+            raise CannotDeclare(f"tenant {name} has tokens: {_listed(tokens)}. Withdraw them first")
+        streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
+        if streams:
+            raise CannotDeclare(f"edges of streams are declared: {_listed(streams)}. Withdraw them first")
+        return Change(TENANT, name, None)
+
+    return decide
+
+
+def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
+    """Declare the edges without which a stream is not complete.
+
+    Args:
+        edges: names and patterns; None to withdraw the declaration, so that configurations count again.
+
+    Raises:
+        CannotDeclare: a name is not valid; from the decision: the tenant is unknown, or there is nothing to withdraw.
+    """
+    wrong = [each for each in (*key, *(edge.replace("*", "x") for edge in edges or ())) if not valid_name(each)]
+    if wrong:
+        raise CannotDeclare(f"{wrong[0]!r} cannot be a name: {NAME_RULE}; names of edges may have `*`")
+    name = stream_name(key)
+
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(STREAM).get(name)
+        if edges is None and fact is None:
+            raise CannotDeclare(f"the cluster log declares no edges of stream {name}")
+        _check_tenant(state, key[0])
+        before = None if fact is None else fact.document
+        document: bytes | None = encode(StreamDocument(edges), before)
+        if document == b"{}":
+            document = None
+        return None if document == before else Change(STREAM, name, document)
+
+    return decide
+
+
+def drain(name: str, is_drained: bool) -> Decision:
+    """Declare that a process, or all of a machine, gives its shards and edges to others, or takes some again.
+
+    Raises:
+        CannotDeclare: from the decision: the word to take back was not given.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(NODE).get(name)
+        if fact is None and not is_drained:
+            raise CannotDeclare(f"{name} is not drained; drained are: {_listed(state.facts(NODE))}")
+        document = encode(NodeDocument(drained=True), None if fact is None else fact.document) if is_drained else None
+        return None if fact is not None and document == fact.document else Change(NODE, name, document)
+
+    return decide
+
+
+def _ending(secret: Secret, until: int) -> Secret:
+    return secret if secret.until is not None and secret.until < until else Secret(secret.sha256, until)
+
+
+def _known(state: ClusterState, kind: str, name: str) -> None:
+    if name not in state.facts(kind):
+        raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {_listed(state.facts(kind))}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    more = f" and {len(shown) - NAMES_SHOWN_MAX} more" if len(shown) > NAMES_SHOWN_MAX else ""
+    return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
+
+
+def _check_tenant(state: ClusterState, tenant: str) -> None:
+    if tenant != ALWAYS_THERE and tenant not in state.facts(TENANT):
+        raise CannotDeclare(
+            f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
+            f"{_listed({ALWAYS_THERE, *state.facts(TENANT)})}"
+        )
+
+
+def _check_edges(state: ClusterState, identity: TokenIdentity) -> None:
+    """Refuse the token of a further edge of a tenant that has as many as it may have."""
+    fact = state.facts(TENANT).get(identity.tenant)
+    quota = None if fact is None else _read(identity.tenant, TENANT, fact.document, TenantDocument).quotas.edges
+    if quota is None or identity.scope is not Scope.EDGE:
+        return
+    edges = {each.edge for _, each in _tokens(state) if each.tenant == identity.tenant and each.scope is Scope.EDGE}
+    if identity.edge not in edges and len(edges) >= quota:
+        raise CannotDeclare(
+            f"tenant {identity.tenant} has tokens for {len(edges)} edges, its quota. Withdraw tokens of edges that are "
+            "gone, or raise it: `weft hub tenant set --edges`"
+        )
+
+
+def _tokens(state: ClusterState) -> Iterator[tuple[str, TokenDocument]]:
+    """Yield the tokens that this release can read; its hubs admit no bearer of the others."""
+    for name, fact in state.facts(TOKEN).items():
+        with contextlib.suppress(UnreadableDocument):
+            yield name, decode(fact.document, TokenDocument)
+
+
+def _token(state: ClusterState, name: str) -> TokenDocument:
+    _known(state, TOKEN, name)
+    return _read(name, TOKEN, state.facts(TOKEN)[name].document, TokenDocument)
+
+
+def _read(name: str, kind: str, document: bytes, wanted: type[Document]) -> Document:
+    try:
+        return decode(document, wanted)
+    except UnreadableDocument as error:
+        raise CannotDeclare(
+            f"this release cannot read {kind} {name!r} ({error}): use the release that wrote it, or withdraw it"
+        ) from error

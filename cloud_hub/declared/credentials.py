@@ -1,0 +1,130 @@
+"""Tokens of a hub process: those of the cluster log, and those of its tokens file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from weft.cloud_hub.api.tokens import (
+    TOKEN_CHARACTERS_MAX,
+    Scope,
+    TokenFile,
+    TokenIdentity,
+    TokensUnusable,
+    check_identity,
+    hash_token,
+)
+from weft.cloud_hub.declared.documents import TOKEN, TokenDocument, UnreadableDocument, decode
+from weft.storage.cluster_log.state import ClusterState, Fact
+
+_Ends = dict[str, tuple[TokenIdentity, int | None]]
+
+
+class _Read(NamedTuple):
+    version: int
+    hashes: tuple[str, ...]
+
+
+class Credentials:
+    """The tokens that this process admits. A token of either place is enough.
+
+    Args:
+        file: the tokens file; None without one.
+        is_closed: true if every request needs a token, even while there is none.
+        now: nanoseconds since 1970.
+    """
+
+    def __init__(self, file: TokenFile | None, is_closed: bool, now: Callable[[], int]) -> None:
+        self._file = file
+        self._is_closed = is_closed
+        self._now = now
+        self._read: dict[str, _Read] = {}
+        self._by_hash: _Ends = {}
+        self.unusable: dict[str, str] = {}
+        """Names of tokens in the cluster log that open nothing, each with the reason."""
+
+    @property
+    def required(self) -> bool:
+        """Return whether every request needs a token: there is a tokens file, or the cluster log ever had a token."""
+        return self._is_closed or self._file is not None
+
+    @property
+    def declared(self) -> int:
+        """Return the number of tokens in the cluster log."""
+        return len(self._read)
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the tokens of the cluster log. Only changed ones are decoded: a fleet has one for each edge."""
+        facts = state.facts(TOKEN)
+        # From the first token on, for good: to withdraw the last one must not open the hub to everyone.
+        self._is_closed = self._is_closed or state.last(TOKEN) > 0
+        for name in [name for name in self._read if name not in facts]:
+            self._forget(name)
+        for name, fact in facts.items():
+            known = self._read.get(name)
+            if known is None or known.version != fact.version:
+                self._forget(name)
+                self._take(fact)
+
+    def identify(self, token: str | None) -> TokenIdentity | None:
+        """Return the identity of a token, or None."""
+        if not token or len(token) > TOKEN_CHARACTERS_MAX:
+            return None
+        declared = self._in_force(hash_token(token))
+        if declared is not None or self._file is None:
+            return declared
+        return self._file.identify(token)
+
+    def revoked(self, identities: Iterable[TokenIdentity | None]) -> list[TokenIdentity | None]:
+        """Return the identities of links that are no longer in force: withdrawn, changed or at their end. None, for
+        links without a token, is one of them if every request needs a token by now."""
+        given = list(identities)
+        ended: list[TokenIdentity | None] = [None] if None in given and self.required else []
+        others = [each for each in given if each is not None and self._in_force(each.sha256) != each]
+        return ended + (others if self._file is None else list[TokenIdentity | None](self._file.revoked(others)))
+
+    def reload(self) -> bool | None:
+        """Read the tokens file again, changed or not. Return whether it can be used; None if there is none."""
+        return None if self._file is None else self._file.reload()
+
+    @property
+    def count(self) -> int:
+        """Return the number of tokens in the file."""
+        return 0 if self._file is None else self._file.count
+
+    def _in_force(self, sha256: str) -> TokenIdentity | None:
+        identity, until = self._by_hash.get(sha256, (None, None))
+        return None if until is not None and self._now() >= until else identity
+
+    def _forget(self, name: str) -> None:
+        self.unusable.pop(name, None)
+        known = self._read.pop(name, None)
+        for sha256 in known.hashes if known is not None else ():
+            identity, _ = self._by_hash[sha256]
+            if identity.name == name:
+                del self._by_hash[sha256]
+
+    def _take(self, fact: Fact) -> None:
+        hashes = []
+        try:
+            for identity, until in identities_of(fact):
+                # A hash of another token stays that one's: an entry must not change what a known secret opens.
+                if identity.sha256 not in self._by_hash:
+                    self._by_hash[identity.sha256] = identity, until
+                    hashes.append(identity.sha256)
+        except (UnreadableDocument, TokensUnusable) as error:
+            self.unusable[fact.name] = str(error)
+        self._read[fact.name] = _Read(fact.version, tuple(hashes))
+
+
+def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:
+    """Yield the identity of each secret of a declared token, and the moment at which it ends; None for no end.
+
+    Raises:
+        UnreadableDocument, TokensUnusable: the document is not that of a token, or has values that make none.
+    """
+    document = decode(fact.document, TokenDocument)
+    for secret in document.secrets:
+        identity = TokenIdentity(fact.name, secret.sha256, Scope(document.scope), document.tenant, document.edge)
+        check_identity(identity, "the cluster log")
+        yield identity, secret.until

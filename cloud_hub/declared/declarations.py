@@ -1,0 +1,164 @@
+"""The cluster log in a hub process: followed, and given to those who use its facts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from weft.cloud_hub.api.tokens import TokenFile
+from weft.cloud_hub.api.views import View
+from weft.cloud_hub.declared.credentials import Credentials
+from weft.cloud_hub.declared.documents import (
+    NODE,
+    STREAM,
+    TOKEN,
+    NodeDocument,
+    UnreadableDocument,
+    decode,
+)
+from weft.cloud_hub.declared.expected_edges import ExpectedEdges
+from weft.cloud_hub.settings import HubSettings
+from weft.config.metrics.exposition import Sample
+from weft.protocols.errors import UnsupportedVersion
+from weft.storage.cluster import ClusterUnusable
+from weft.storage.cluster_log.follower import ClusterLogFollower
+from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log.state import ClusterState
+from weft.storage.object_store import ObjectStore
+
+_logger = logging.getLogger(__name__)
+UNUSABLE_SHOWN_MAX = 16
+
+
+class Drained:
+    """Names of hub processes and machines that are to give their shards and edges to others."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self.unusable: dict[str, str] = {}
+        """Names of nodes whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> bool:
+        """Take over the declarations of the cluster log. Return whether others are drained than before."""
+        before, found = self._names, set[str]()
+        self.unusable = {}
+        for name, fact in state.facts(NODE).items():
+            try:
+                if decode(fact.document, NodeDocument).drained:
+                    found.add(name)
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+        self._names = frozenset(found)
+        return self._names != before
+
+    def covers(self, host: str, name: str) -> bool:
+        """Return whether a process is drained, itself or with its machine.
+
+        Args:
+            host: name of its machine.
+            name: its own name.
+        """
+        return host in self._names or name in self._names
+
+
+class Declarations:
+    """The declared facts that this process knows.
+
+    Args:
+        now: nanoseconds since 1970.
+        changed: called after a change of tokens.
+        drains: called when other processes than before are to give their shards to others.
+
+    Raises:
+        TokensUnusable, OSError: the tokens file cannot be used.
+    """
+
+    def __init__(
+        self, settings: HubSettings, now: Callable[[], int], changed: Callable[[Credentials], None],
+        drains: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        file = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        self.credentials = Credentials(file, settings.tokens_required, now)
+        self.expected_edges = ExpectedEdges(settings.expected_edges)
+        self.drained = Drained()
+        self._drains = drains
+        self._interval_s = settings.cluster_log_interval_s
+        self._told = changed
+        self._follower: ClusterLogFollower | None = None
+
+    @property
+    def position(self) -> int:
+        """Return the number of the last entry that this process knows."""
+        return 0 if self._follower is None else self._follower.state.n
+
+    async def start(self, store: ObjectStore, cluster_id: bytes) -> None:
+        """Read the cluster log, and follow it.
+
+        Raises:
+            ClusterUnusable: a later release wrote an entry.
+            StoreError: the store did not answer.
+        """
+        follower = ClusterLogFollower(ClusterLog(store, cluster_id), self._changed, self._interval_s)
+        try:
+            await follower.start()
+        except UnsupportedVersion as error:
+            raise ClusterUnusable(str(error)) from None
+        self._follower = follower
+        self._refresh(follower)
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._follower is not None:
+            await self._follower.close()
+
+    def reload(self) -> None:
+        """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
+        is_usable = self.credentials.reload()
+        if is_usable is None:
+            _logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
+        elif is_usable:
+            _logger.info("SIGHUP: read the tokens file again; tokens: %d", self.credentials.count)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of the cluster log for Prometheus."""
+        follower = self._running
+        yield Sample("weft_hub_cluster_log_entry", follower.state.n)
+        yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
+        unusable = sum(map(len, self._unusable().values()))
+        yield Sample("weft_hub_cluster_log_unusable", len(follower.state.skipped) + unusable)
+
+    def view(self) -> View:
+        """Return the state of the cluster log in this process for its status page."""
+        follower = self._running
+        unusable = self._unusable().items()
+        named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable for name, why in of.items())
+        return {
+            "entry": follower.state.n,
+            "seen_seconds_ago": follower.age_s,
+            "trouble": follower.trouble,
+            "tokens": self.credentials.declared,
+            "skipped": [{"entry": each.n, "why": each.why} for each in follower.state.skipped],
+            "unusable": list(islice(named, UNUSABLE_SHOWN_MAX)),
+        }
+
+    def _unusable(self) -> dict[str, dict[str, str]]:
+        return {
+            TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
+        }  # fmt: skip
+
+    @property
+    def _running(self) -> ClusterLogFollower:
+        assert self._follower is not None, "the hub has not been started"
+        return self._follower
+
+    def _changed(self) -> None:
+        if self._follower is not None:
+            self._refresh(self._follower)
+            self._told(self.credentials)
+
+    def _refresh(self, follower: ClusterLogFollower) -> None:
+        self.credentials.refresh(follower.state)
+        self.expected_edges.refresh(follower.state)
+        if self.drained.refresh(follower.state):
+            self._drains()

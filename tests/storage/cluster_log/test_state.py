@@ -1,0 +1,149 @@
+"""The fold of the cluster log as a pure machine, and the bytes of entries and snapshots."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.storage.cluster_log import entry as entries
+from weft.storage.cluster_log import state as states
+from weft.storage.cluster_log.entry import DOCUMENT_BYTES_MAX, Declaration
+from weft.storage.cluster_log.state import KINDS_MAX, SKIPPED_KEPT_MAX, ClusterState, Fact
+
+CLUSTER = bytes(range(16))
+DAMAGED = None
+
+changes = st.tuples(
+    st.sampled_from(["token", "tenant", "of-a-later-release"]),
+    st.sampled_from(["a", "b", "acme/telemetry"]),
+    st.none() | st.binary(max_size=8),
+)
+histories = st.lists(changes | st.just(DAMAGED), max_size=12)
+
+
+def entry_of(n: int, kind: str, name: str, document: bytes | None, previous: int = 0) -> Declaration:
+    return Declaration(CLUSTER, n, previous, 0, kind, name, document, 1_000 + n, "mara@ops-1", f"reason {n}", n)
+
+
+def folded(history: list[tuple[str, str, bytes | None] | None], state: ClusterState | None = None) -> ClusterState:
+    state = state or ClusterState(CLUSTER)
+    for change in history:
+        if change is None:
+            state.skip(f"entry {state.n + 1} is damaged")
+        else:
+            made = entry_of(state.n + 1, *change)
+            data = entries.encode(made)
+            assert entries.decode(data) == made
+            state.apply(made, states.crc_of(data))
+    return state
+
+
+@given(histories, st.integers(0, 12))
+def test_a_fold_from_a_snapshot_anywhere_is_the_fold_from_the_start(
+    history: list[tuple[str, str, bytes | None] | None], cut: int
+) -> None:
+    whole = folded(history)
+    resumed = folded(history[cut:], states.decode(states.encode(folded(history[:cut]))))
+    assert states.encode(resumed) == states.encode(whole)
+
+
+@given(histories)
+def test_a_fact_is_what_its_last_usable_entry_says(history: list[tuple[str, str, bytes | None] | None]) -> None:
+    state = folded(history)
+    expected: dict[tuple[str, str], tuple[int, bytes]] = {}
+    last: dict[str, int] = {}
+    for n, change in enumerate(history, 1):
+        if change is None:
+            continue
+        kind, name, document = change
+        last[kind] = n
+        expected.pop((kind, name), None)
+        if document is not None:
+            expected[kind, name] = n, document
+    found = {(kind, name): (fact.version, fact.document) for kind in state.kinds() for name, fact in
+             state.facts(kind).items()}  # fmt: skip
+    assert found == expected
+    assert {kind: state.last(kind) for kind in state.kinds()} == last
+    assert [each.n for each in state.skipped] == [n for n, change in enumerate(history, 1) if change is None]
+    assert state.n == len(history)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_others_are_refused_and_nothing_worse(data: bytes) -> None:
+    for decode in (entries.decode, states.decode):
+        with pytest.raises(CodecError):
+            decode(data)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7), st.booleans())
+def test_a_flipped_bit_or_a_cut_is_noticed(at: int, bit: int, is_cut: bool) -> None:
+    made = bytearray(entries.encode(entry_of(1, "token", "a", b"{}")))
+    at %= len(made)
+    if is_cut:
+        del made[at:]
+    else:
+        made[at] ^= 1 << bit
+    with pytest.raises(CodecError) as caught:
+        entries.decode(bytes(made))
+    assert not isinstance(caught.value, UnsupportedVersion), "that would stop every reader"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", "Token"), ("kind", ""), ("name", ""), ("name", "a\nb"), ("name", "x" * 201), ("by", "x" * 257),
+     ("reason", "x" * 513), ("document", bytes(DOCUMENT_BYTES_MAX + 1)), ("n", 0), ("cluster_id", b"short")],
+)  # fmt: skip
+def test_fields_out_of_bounds_are_refused(field: str, value: object) -> None:
+    made = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), **{field: value})
+    with pytest.raises(CodecError):
+        entries.decode(entries.encode(made))
+
+
+def test_what_a_later_release_wrote_is_told_from_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), must_understand=1)
+    with pytest.raises(UnsupportedVersion):
+        entries.decode(entries.encode(later))
+    with monkeypatch.context() as patch:
+        patch.setattr(entries, "VERSION", 2)
+        data = entries.encode(entry_of(1, "token", "a", b"{}"))
+    with pytest.raises(UnsupportedVersion, match="of version 2; this release knows version 1"):
+        entries.decode(data)
+
+
+def test_an_entry_beyond_a_bound_changes_nothing_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "FACTS_PER_KIND_MAX", 2)
+    state = folded([("token", name, b"1") for name in "abc"])
+    assert set(state.facts("token")) == {"a", "b"}
+    assert [each.n for each in state.skipped] == [3]
+    assert state.full("token", "a", b"longer") is None, "facts that are there may change"
+    folded([("token", "a", None), ("token", "c", b"1")], state)
+    assert set(state.facts("token")) == {"b", "c"}
+    kinds = folded([(f"kind-{i}", "a", None) for i in range(KINDS_MAX + 1)])
+    assert len(kinds.kinds()) == KINDS_MAX
+    assert kinds.skipped[-1].n == KINDS_MAX + 1
+    monkeypatch.setattr(states, "DOCUMENTS_BYTES_MAX", 8)
+    full = folded(
+        [("token", "a", bytes(6)), ("token", "b", bytes(3)), ("token", "a", bytes(1)), ("token", "b", b"123")]
+    )
+    assert {fact.name: fact.version for fact in full.facts("token").values()} == {"a": 3, "b": 4}
+
+
+def test_only_the_newest_of_many_skipped_entries_are_named() -> None:
+    state = folded([DAMAGED] * 100)
+    assert [each.n for each in state.skipped] == list(range(101 - SKIPPED_KEPT_MAX, 101))
+
+
+def test_a_snapshot_whose_facts_are_not_in_order_is_refused() -> None:
+    fact = Fact("a", 5, b"1", 0, "", "")
+    for kinds, n in (
+        ([states.KindSnapshot("token", 4, [fact])], 9),
+        ([states.KindSnapshot("token", 5, [fact])], 4),
+        ([states.KindSnapshot("token", 5, [fact, fact])], 9),
+        ([states.KindSnapshot("To", 5, [fact])], 9),
+    ):
+        body = msgspec.msgpack.encode(states.ClusterSnapshot(CLUSTER, n, 0, 0, kinds, []))
+        with pytest.raises(CodecError):
+            states.decode(entries.with_header(entries.SNAPSHOT_MAGIC, body))

@@ -1,0 +1,45 @@
+"""The meaning of the golden vectors of the cluster log."""
+
+from __future__ import annotations
+
+from tests.vectors.goldens import T
+from tests.vectors.notation import Notation
+
+CLUSTER_ID = "000102030405060708090a0b0c0d0e0f"
+DECLARED: Notation = {
+    "cluster_id": CLUSTER_ID,
+    "n": 7,
+    "previous": 0xA1B2C3D4,
+    "must_understand": 0,
+    "kind": "tenant",
+    "name": "acme",
+    "document": '{"quotas":{"edges":40}}',
+    "at": T,
+    "by": "mara@ops-1",
+    "reason": "a new plant",
+    "nonce": (1 << 64) - 1,
+}
+WITHDRAWN: Notation = {**DECLARED, "n": 8, "document": None, "reason": "", "nonce": 0}
+SNAPSHOT: Notation = {
+    "cluster_id": CLUSTER_ID,
+    "n": 9,
+    "crc": 0x01020304,
+    "kinds": [
+        {
+            "kind": "of-a-later-release",
+            "last": 3,
+            "facts": [{"name": "x", "version": 3, "document": "{}", "at": T, "by": "", "reason": ""}],
+        },
+        {
+            "kind": "tenant",
+            "last": 8,
+            "facts": [
+                {"name": "acme", "version": 7, "document": "{}", "at": T, "by": "mara@ops-1", "reason": "a new plant"},
+                {"name": "b", "version": 2, "document": "{}", "at": T, "by": "jo@ops-1", "reason": ""},
+            ],
+        },
+        {"kind": "token", "last": 9, "facts": []},
+    ],
+    "skipped": [{"n": 5, "why": "cluster/entry/00000000000000000005 is damaged"}],
+}
+EMPTY: Notation = {"cluster_id": CLUSTER_ID, "n": 0, "crc": 0, "kinds": [], "skipped": []}

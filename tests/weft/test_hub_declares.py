@@ -1,0 +1,220 @@
+"""`weft hub token|tenant|stream expect`: commands on a store, also beside running hub processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Start, publish, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
+from weft.output import Failed, Refused
+from weft.storage import hub_keys
+from weft.storage.cluster import open_cluster
+from weft.storage.object_store import open_store
+
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", token_file: token, retry_min: 50ms, retry_max: 200ms}}}}
+"""
+HUB = """\
+listen: 127.0.0.1:{port}
+store: store
+shards: 2
+processes: {processes}
+commit_interval: 20ms
+tables: null
+anonymous: never
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A hub's configuration with a store that a hub has used."""
+    path = tmp_path / "hub.yaml"
+    path.write_text(HUB.format(port=8090, processes=1))
+    asyncio.run(open_cluster(open_store(str(tmp_path / "store")), 2))
+    return path
+
+
+def listed(command: str, config: Path) -> Any:
+    return json.loads(weft("hub", command, "list", config, "--json").output)
+
+
+def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Path) -> None:
+    more = ("--reason", "a new press", "--by", "mara", "--expires", "30d")
+    token = weft("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", *more).output.strip()
+    assert len(token) > 40
+    (found,) = listed("token", config)
+    assert {key: found[key] for key in ("name", "scope", "tenant", "edge", "secrets", "by", "reason")} == {
+        "name": "press", "scope": "edge", "tenant": "default", "edge": "press-7", "secrets": 1, "by": "mara",
+        "reason": "a new press",
+    }  # fmt: skip
+    second = json.loads(weft("hub", "token", "rotate", config, "press", "--json").output)["token"]
+    assert listed("token", config)[0]["secrets"] == 2
+    texts = [weft("hub", "token", "list", config, *more).output for more in ((), ("--json",))]
+    texts += [path.read_bytes().decode(errors="replace") for path in config.parent.rglob("*") if path.is_file()]
+    assert not any(secret in text for secret in (token, second) for text in texts)
+    assert weft("hub", "token", "remove", config, "press").output.splitlines()[0] == "withdrew press"
+    assert listed("token", config) == []
+
+
+def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> None:
+    weft("hub", "tenant", "add", config, "acme", "--edges", "1", "--stored-bytes", "2TiB", "--by", "mara")
+    weft("hub", "tenant", "set", config, "acme", "--bytes-per-second", "4MiB/s", "--stored-bytes", "none")
+    weft("hub", "token", "add", config, "one", "--scope", "edge", "--edge", "a", "--tenant", "acme")
+    weft("hub", "stream", "expect", config, "acme/telemetry", "press-*", "oven")
+    assert weft("hub", "stream", "expect", config, "acme/telemetry").output == "press-*\noven\n"
+    (found,) = listed("tenant", config)
+    assert found["quotas"] == {"edges": 1, "streams": None, "bytes_per_second": 4 << 20, "stored_bytes": None}
+    assert (found["tokens"], found["streams_with_edges"], found["version"]) == (1, 1, 2)
+    over = weft("hub", "token", "add", config, "two", "--scope", "edge", "--edge", "b", "--tenant", "acme")
+    assert isinstance(over.exception, Failed)
+    assert "tenant acme has tokens for 1 edges, its quota" in str(over.exception)
+    assert "has tokens: one" in str(weft("hub", "tenant", "remove", config, "acme").exception)
+    weft("hub", "token", "remove", config, "one")
+    weft("hub", "stream", "expect", config, "acme/telemetry", "--withdraw")
+    assert weft("hub", "tenant", "remove", config, "acme").output == "withdrew tenant acme\n"
+    assert listed("tenant", config) == []
+    acts = json.loads(weft("hub", "declarations", config, "--last", "3", "--json").output)
+    assert [(each["entry"], each["act"], each["kind"], each["name"]) for each in acts] == [
+        (7, "withdrew", "tenant", "acme"), (6, "withdrew", "stream", "acme/telemetry"), (5, "withdrew", "token", "one"),
+    ]  # fmt: skip
+    whole = weft("hub", "declarations", config).output
+    assert "mara" in whole
+    assert "sha256" not in whole
+
+
+def test_the_first_token_of_an_open_hub_is_asked_about(config: Path) -> None:
+    config.write_text(config.read_text().replace("anonymous: never\n", ""))
+    add = ("hub", "token", "add", config, "ops", "--scope", "admin")
+    refused = weft(*add)
+    assert isinstance(refused.exception, Refused)
+    assert "nothing was declared" in str(refused.exception)
+    assert listed("token", config) == []
+    assert weft(*add, "--yes").exit_code == 0
+    weft("hub", "token", "add", config, "second", "--scope", "admin")
+    assert len(listed("token", config)) == 2, "it is asked about the first only"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("token", "add", "x", "--scope", "edge"), "scope 'edge' needs an edge"),
+        (("token", "add", "x", "--scope", "reader", "--expires", "yesterday"), "expected a duration such as"),
+        (("token", "add", "x", "--scope", "reader", "--expires", "2001-01-01"), "is in the past"),
+        (("token", "add", "x\n", "--scope", "reader"), "printable characters"),
+        (("tenant", "add", "acme", "--edges", "-1"), "--edges: expected a number that is not negative"),
+        (("tenant", "add", "acme", "--stored-bytes", "much"), "--stored-bytes: "),
+        (("tenant", "set", "default"), "nothing to set"),
+        (("tenant", "add", "No Name"), "cannot be the name of a tenant"),
+        (("stream", "expect", "telemetry"), "declares no edges"),
+        (("stream", "expect", "telemetry", "a", "--withdraw"), "--withdraw takes no EDGES"),
+        (("token", "remove", "x"), "there is no token 'x'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_and_write_nothing(config: Path, arguments: tuple[str, ...], error: str) -> None:
+    group, command, *rest = arguments
+    found = weft("hub", group, command, config, *rest)
+    assert isinstance(found.exception, Failed | Refused)
+    assert error in str(found.exception)
+    assert asyncio.run(open_store(str(config.parent / "store")).list("cluster")) == []
+
+
+def test_an_unusable_entry_is_named_by_every_command(config: Path) -> None:
+    weft("hub", "tenant", "add", config, "acme")
+    (config.parent / "store" / hub_keys.entry_key(2)).write_bytes(b"WFE\x01 nonsense")
+    done = weft("hub", "tenant", "add", config, "other")
+    assert done.exit_code == 0
+    assert "warning: entry 2 of the cluster log is passed over: cluster/entry/" in done.stderr
+    assert [each["name"] for each in listed_out(config)] == ["acme", "other"]
+
+
+def test_a_closed_hub_without_a_token_is_a_warning(config: Path) -> None:
+    warning = "anonymous: the store declares no token, so the hub refuses every request. `weft hub token add` adds one"
+    assert warning in weft("hub", "check", config).stderr
+    weft("hub", "token", "add", config, "ops", "--scope", "admin")
+    assert weft("hub", "check", config).stderr == ""
+
+
+def listed_out(config: Path) -> Any:
+    return json.loads(weft("hub", "tenant", "list", config, "--json").stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, tmp_path: Path) -> None:
+    """A hub, an edge that sends, and commands beside them: nothing is started again."""
+    port = free_port()
+    hub_yaml, edge_yaml = tmp_path / "hub.yaml", tmp_path / "edge.yaml"
+    hub_yaml.write_text(HUB.format(port=port, processes=1))
+    hub = start("hub", hub_yaml)
+    admin = weft("hub", "token", "add", hub_yaml, "ops", "--scope", "admin").output.strip()
+    press = ("--scope", "edge", "--edge", "press-shop-7")
+    (tmp_path / "token").write_text(weft("hub", "token", "add", hub_yaml, "press", *press).output)
+    edge_yaml.write_text(EDGE.format(port=port))
+
+    def status() -> Any:
+        request = urllib.request.Request(f"{hub.url}v1/status", headers={"Authorization": f"Bearer {admin}"})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return {"status": error.code, "links": [], "shards": []}
+
+    wait_until(lambda: "cluster_id" in status(), what="the admin token to open the hub")
+    edge = start("edge", edge_yaml)
+    publish(edge.mqtt_port, "plant/a/b/telemetry", [f"m {i}" for i in range(10)])
+    wait_until(lambda: len(status()["links"]) == 1, what="the link")
+
+    # While the edge sends, its token is rotated, and the old secret ends.
+    going, sent = threading.Event(), 0
+
+    def send() -> None:
+        nonlocal sent
+        while not going.is_set():
+            publish(edge.mqtt_port, "plant/a/b/telemetry", [f"n {sent}"])
+            sent += 1
+            time.sleep(0.02)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        since = status()["links"][0]["connected_since"]
+        rotated = weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "1d").output
+        (tmp_path / "token").write_text(rotated)
+        time.sleep(3)
+        assert status()["links"][0]["connected_since"] == since, "the link of the old secret stays"
+        weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s", "--json")
+        began = time.monotonic()
+        wait_until(lambda: not status()["links"], what="the link of a withdrawn secret to end")
+        ended_s = time.monotonic() - began
+        (tmp_path / "token").write_text(weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s").output)
+        wait_until(lambda: len(status()["links"]) == 1, what="the link with the new secret")
+    finally:
+        going.set()
+        sender.join()
+    print(f"the link ended {ended_s:.2f} s after the command")
+    assert ended_s < 10, "two seconds and a request, on a busy machine"
+    wait_until(
+        lambda: sum(shard["written"]["records"] for shard in status()["shards"]) == 10 + sent, what="all records"
+    )
+    found = json.loads(weft("hub", "nodes", hub_yaml, "--json").output)["nodes"]
+    assert status()["cluster_log"]["entry"] == 5
+    assert all("cluster_log" in each for each in found)
+    edge.stop()
+    weft("hub", "token", "remove", hub_yaml, "ops")
+    wait_until(lambda: status().get("status") == 401, what="the admin token to be refused")

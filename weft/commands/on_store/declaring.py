@@ -1,0 +1,148 @@
+"""Facts of the cluster log, read and declared by commands, whether nodes run or not."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from weft.commands.common import config_argument, json_option
+from weft.commands.on_store.cluster import on_store
+from weft.config.units import parse_duration_ns
+from weft.output import Failed, Refused, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.declared.changes import Decision
+    from weft.storage.cluster_log.entry import Declaration
+    from weft.storage.cluster_log.log import ClusterLog
+    from weft.storage.cluster_log.state import ClusterState
+
+LAST_MAX = 10_000
+"""Maximum number of entries that one command reads."""
+reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
+by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+
+
+async def _open(store: ObjectStore) -> ClusterLog:
+    from weft.storage.cluster import open_cluster
+    from weft.storage.cluster_log.log import ClusterLog
+
+    return ClusterLog(store, (await open_cluster(store, None)).cluster_id)
+
+
+def read_facts(config_file: str) -> ClusterState:
+    """Return the facts of the cluster log of a configuration's store, after a warning of what cannot be read of it."""
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> ClusterState:
+        return await (await _open(store)).load()
+
+    try:
+        state = on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    _warn(state)
+    return state
+
+
+@click.command("declarations")
+@config_argument
+@click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of entries.")
+@json_option
+def declarations(config_file: str, *, last: int, as_json: bool) -> None:
+    """Show the newest entries of the cluster log of CONFIG: who declared or withdrew what, when and why.
+
+    They are the record of administrative acts, and are never deleted. Documents of facts are not shown.
+    """
+    from weft.cloud_hub.api.views import moment
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> list[Declaration]:
+        log = await _open(store)
+        state = await log.load()
+        _warn(state)
+        return await log.newest(state, last)
+
+    try:
+        found = on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    rows = [
+        {
+            "entry": each.n,
+            "at": moment(each.at),
+            "by": each.by,
+            "act": "withdrew" if each.document is None else "declared",
+            "kind": each.kind,
+            "name": each.name,
+            "reason": each.reason,
+        }
+        for each in found
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("entry", "at", "by", "act", "kind", "name", "reason"), [tuple(row.values()) for row in rows])
+
+
+def declare(config_file: str, decision: Callable[[int], Decision], by: str | None, reason: str) -> ClusterState:
+    """Change a fact.
+
+    Args:
+        decision: returns the decision, given the time: nanoseconds since 1970.
+
+    Returns:
+        The facts with the change. Running hubs know it two seconds later.
+    """
+    from weft.cloud_hub.api.tokens import TokensUnusable
+    from weft.cloud_hub.clock import sound_clock
+    from weft.cloud_hub.declared.changes import CannotDeclare
+    from weft.protocols.errors import CodecError
+    from weft.storage.cluster_log.log import Author, ChangeRefused, Contended
+
+    async def work(store: ObjectStore) -> ClusterState:
+        log = await _open(store)
+        now = (await sound_clock(store))()
+        author = Author(now, by or f"{getpass.getuser()}@{platform.node()}", reason)
+        return await log.append(decision(now), author)
+
+    try:
+        state = on_store(config_file, work)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+    except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:
+        raise Failed(f"nothing was declared: {error}") from None
+    _warn(state)
+    return state
+
+
+def end_of(text: str | None, now: int, option: str) -> int | None:
+    """Return the moment that an option gives as a duration from now on, or as a date.
+
+    Raises:
+        Refused: it is neither, or in the past.
+    """
+    from weft.cloud_hub.api.views import parse_moment
+
+    if text is None:
+        return None
+    try:
+        until = now + parse_duration_ns(text)
+    except ValueError:
+        try:
+            until = parse_moment(text)
+        except ValueError:
+            expected = "a duration such as 90d, or a date such as 2030-06-30"
+            raise Refused(f"{option}: expected {expected}, got {text!r}") from None
+    if not now <= until < 1 << 63:
+        raise Refused(f"{option}: {text} is in the past, or too far away")
+    return until
+
+
+def _warn(state: ClusterState) -> None:
+    for each in state.skipped:
+        click.echo(f"warning: entry {each.n} of the cluster log is passed over: {each.why}", err=True)
