@@ -46,6 +46,7 @@ from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
+from weft.cloud_hub.splits.busy import Clocks
 from weft.cloud_hub.splits.making import EveryLog, ShardMaker
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
@@ -172,7 +173,9 @@ class Hub:
             store, lambda: self.cluster, settings.sequencer, clock=self._clock, random_bits=self._random_bits,
             level=lambda: membership.writes, rules=self._rules, split=lambda _: membership.read_soon(),
         )  # fmt: skip
-        self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer)
+        clocks = Clocks(time.monotonic, time.process_time)
+        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon)
+        self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer, beside=beside)
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()

@@ -75,6 +75,7 @@ class Shards:
         owners: who owns which shard, at present.
         make: makes the sequencer of a shard, without starting it.
         idle_s: time without use after which a shard of another process is closed.
+        beside: work with the shards that runs from ``start`` to ``close``.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Shards:
         make: Callable[[int], Sequencer],
         *,
         idle_s: float = IDLE_S,
+        beside: Callable[[Shards], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._tree = tree
         self._owners = owners
@@ -94,7 +96,8 @@ class Shards:
         """Own shards from ``start`` on, and needed ones of others."""
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._used_at: dict[int, float] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        self._beside = beside
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def count(self) -> int:
@@ -121,7 +124,9 @@ class Shards:
 
     async def start(self) -> None:
         """Load the process's own shards. A shard that cannot be loaded is retried; the others work meanwhile."""
-        self._sweeper = asyncio.create_task(self._sweep(), name="idle-shards")
+        self._tasks = [asyncio.create_task(self._sweep(), name="idle-shards")]
+        if self._beside is not None:
+            self._tasks.append(asyncio.create_task(self._beside(self), name="beside-shards"))
         await self.load_own()
 
     async def load_own(self) -> None:
@@ -154,7 +159,7 @@ class Shards:
 
     async def close(self) -> None:
         """Stop all shards."""
-        tasks = [task for task in (self._sweeper, *self._starts.values()) if task is not None and not task.done()]
+        tasks = [task for task in (*self._tasks, *self._starts.values()) if not task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

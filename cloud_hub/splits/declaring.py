@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from weft.cloud_hub.splits.splitting import Splitter
+from weft.cloud_hub.splits.splitting import Splitter, has_begun
 from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.splits import SPLIT_LEVEL, moving
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster, declare_split
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore
 
 
@@ -56,14 +55,14 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
         raise CannotSplit(f"the hub has no shard {shard}: its shards are 0 to {tree.count - 1}")
     if tree.count >= SHARDS_MAX or tree.next_bit(shard) >= BITS_MAX:
         raise CannotSplit(f"shard {shard} cannot be split further: the hub has {tree.count} shards")
-    states = {state.shard: state for _, state in await load_every_shard(first_logs(store, cluster), None)}
-    waiting = next((each for each in range(cluster.shards, tree.count) if each not in states), None)
-    if waiting is not None:
-        raise CannotSplit(
-            f"the split of shard {tree.parent(waiting)} is declared and not done yet: start a hub node, which does it, "
-            "then repeat the command"
-        )
-    parts = parts_of(states[shard], tree.next_bit(shard))
+    for new in range(cluster.shards, tree.count):
+        if not await has_begun(ShardLog(store, cluster, new)):
+            raise CannotSplit(
+                f"the split of shard {tree.parent(new)} is declared and not done yet: start a hub node, which does it, "
+                "then repeat the command"
+            )
+    state = await ShardLog(store, cluster, shard).load()
+    parts = parts_of(state, tree.next_bit(shard))
     if not force and not (parts.moving and parts.staying):
         (tenant, edge), *others = [*parts.moving, *parts.staying] or [("", "")]
         told = "it has no edge" if not edge else f"it has only edge {tenant}/{edge}, which is in one shard as a whole"

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Any
 
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import Shards
+from weft.cloud_hub.splits.busy import Clocks, split_busy
 from weft.cloud_hub.splits.splitting import Splitter
 from weft.protocols.chunk_index.footer import FoldRules
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
+
+Beside = Callable[[Shards], Coroutine[Any, Any, None]]
 
 
 class ShardMaker:
@@ -63,6 +68,16 @@ class ShardMaker:
             load=partial(self._load, shard), split=self._split,
         )  # fmt: skip
         return made
+
+    def beside(self, shards_max: int | None, clocks: Clocks, declared: Callable[[], None]) -> Beside | None:
+        """Return the work that splits busy shards, until there are ``shards_max``; None without it.
+
+        Args:
+            declared: called after a split was declared.
+        """
+        if shards_max is None:
+            return None
+        return lambda shards: split_busy(self._store, shards, shards_max, clocks, declared)
 
     async def _load(self, shard: int) -> ShardState:
         await self._splitter.begin(shard)

@@ -82,7 +82,7 @@ class Splitter:
             Corrupt, UnsupportedVersion: the halved shard cannot be read.
         """
         above = self._tree().parent(shard)
-        if above is None or await _has_begun(self._log_of(shard)):
+        if above is None or await has_begun(self._log_of(shard)):
             return
         await self.begin(above)
         log, state = self._log_of(above), None
@@ -138,7 +138,8 @@ class Splitter:
         return make() if len(state.lanes) <= LANES_INLINE else await asyncio.to_thread(make)
 
 
-async def _has_begun(log: ShardLog) -> bool:
+async def has_begun(log: ShardLog) -> bool:
+    """Return whether a shard that a split makes can be written to."""
     return (await log.manifest())[0].snapshot is not None
 
 
@@ -152,4 +153,4 @@ async def _name(log: ShardLog, split: Split) -> bool:
         key = snapshot_key(split.shard, split.n, split.nonce)
         if await log.swap_manifest(changed(manifest, snapshot_n=split.n, snapshot=key, watermark=split.n + 1), etag):
             logger.info("shard %d has begun, split from a shard at chunk %d", split.shard, split.n)
-    return await _has_begun(log)
+    return await has_begun(log)
