@@ -15,9 +15,12 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import membership
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
+from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.splits import declaring, splitting
 from weft.cloud_hub.splits.declaring import CannotSplit
 from weft.protocols import batch
@@ -153,6 +156,58 @@ async def test_a_lane_that_had_left_before_the_split_comes_back_as_it_was() -> N
         assert state.next_offset == {("default", "telemetry"): 5}, "nothing is stored twice"
         found = await log_of_edge(store, await read_cluster(store), "default", MOVES.edge)
         assert found.lineage == (1, 0)
+
+
+async def test_nothing_is_claimed_complete_by_a_node_that_does_not_know_the_new_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "READ_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(membership.Membership, "read_soon", lambda _: None)
+    store, edges = MemoryStore(), [Edge(lane) for lane in LANES]
+    async with running_hub(store, shards=1) as hub:
+        async with edges[0].linked(hub), edges[1].linked(hub):
+            for edge in edges:
+                await edge.send(10)
+            await until(lambda: _is_complete(hub))
+        assert await split(store) == 1
+        await until(lambda: _is_missing(hub, 1))
+        answer = (await get(hub, "/v1/streams/telemetry/completeness"))[1]
+        assert answer["complete_up_to"] is None
+        assert (await get(hub, "/v1/streams/telemetry"))[1]["complete_up_to"] is None
+        await hub._grow(await read_cluster(store))
+        await until(lambda: _is_complete(hub))
+        answer = (await get(hub, "/v1/streams/telemetry/completeness"))[1]
+        assert sorted(lane["edge"] for lane in answer["lanes"]) == sorted(NAMES)
+
+
+async def _is_complete(hub: Hub) -> bool:
+    status, answer = await get(hub, "/v1/streams/telemetry/completeness")
+    return status == 200 and answer["complete_up_to"] is not None
+
+
+async def _is_missing(hub: Hub, shard: int) -> bool:
+    answer = (await get(hub, "/v1/streams/telemetry/completeness"))[1]
+    return [each["shard"] for each in answer.get("missing_shards", ())] == [shard]
+
+
+async def test_a_lane_ends_only_when_the_table_has_what_it_left_in_the_halved_shard() -> None:
+    store, edge = MemoryStore(), Edge(MOVES)
+    async with running_hub(store, shards=1) as hub, edge.linked(hub):
+        await edge.send(10)
+        await split(store, force=True)
+    states, cluster, positions = await states_of(store), await read_cluster(store), {0: 9}
+    keeper = LaneKeeper(
+        [ShardLog(store, cluster, shard) for shard in range(2)], states.get,
+        lambda tenant, stream, shard: positions.get(shard),
+        HubSettings("given", retired_after_s=1e-9), clock=HubClock(lambda: YEAR * 60, lambda: 0), random_bits=lambda _: 1,
+    )  # fmt: skip
+    states[0].created += 1
+    keeper._lineages = {0: (0,), 1: (1, 0)}
+    assert not keeper._is_tiered(states[1], MOVES)
+    positions[0] = 10
+    assert keeper._is_tiered(states[1], MOVES)
+    del states[0]
+    assert not keeper._is_tiered(states[1], MOVES), "the halved shard is not known"
 
 
 # -- who may split what
