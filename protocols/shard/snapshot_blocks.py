@@ -19,6 +19,7 @@ from weft.protocols.fields import U32, U64, Seq, unpack
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.placement import BITS_MAX
 from weft.protocols.shard.snapshot import HEADER_BYTES, LaneSnapshot, LogClocks, Snapshot, StreamSnapshot
 from weft.protocols.shard.splits import Split
 
@@ -56,7 +57,7 @@ class SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
     """Streams, by tenant and name."""
     clocks: SnapshotPlace
     extensions: dict[U32, bytes]
-    splits: list[Split] = []
+    splits: Annotated[list[Split], Meta(max_length=BITS_MAX)] = []
     """Splits of the shard. The field is left out without any."""
 
 
