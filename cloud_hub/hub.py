@@ -46,13 +46,14 @@ from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
+from weft.cloud_hub.splits.busy import Clocks
+from weft.cloud_hub.splits.making import EveryLog, ShardMaker
 from weft.config.log_lines.throttle import Throttle
 from weft.config.units import is_bucket
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link
-from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
-from weft.storage.cluster import NEW_SHARDS
+from weft.storage.cluster import NEW_SHARDS, Cluster, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
 from weft.storage.store_formats import check_store
 
@@ -111,6 +112,7 @@ class Hub:
         self._figures: StreamFigures | None = None
         self._rates: StreamRates | None = None
         self._shards: Shards | None = None
+        self._maker: ShardMaker
         self.cluster: Cluster
 
     @property
@@ -144,7 +146,7 @@ class Hub:
         await self._clock.measure(store)
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(
-            self.cluster.shards, self._site(node_id), node_id, changed=self._owners_changed,
+            lambda: self.cluster.tree.count, self._site(node_id), node_id, changed=self._owners_changed,
             is_drained=self._declared.drained.covers,
             wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
@@ -157,9 +159,17 @@ class Hub:
             clock=self._clock,
             owners=owners,
             work=self._work,
+            grown=self._grow,
         )
         await self._membership.look()
-        self._shards = Shards(self.cluster.shards, owners, lambda shard: self._sequencer(store, shard))
+        membership = self._membership
+        self._maker = ShardMaker(
+            store, lambda: self.cluster, settings.sequencer, clock=self._clock, random_bits=self._random_bits,
+            level=lambda: membership.writes, rules=self._rules, split=lambda _: membership.read_soon(),
+        )  # fmt: skip
+        clocks = Clocks(time.monotonic, time.process_time)
+        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon)
+        self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer, beside=beside)
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()
@@ -190,17 +200,11 @@ class Hub:
         if self._shards is not None:
             await self._shards.load_own()
 
-    def _sequencer(self, store: ObjectStore, shard: int) -> Sequencer:
-        return Sequencer(
-            self._log(store, shard),
-            self._settings.sequencer,
-            clock=self._clock,
-            random_bits=self._random_bits,
-            level=lambda: self._membership.writes if self._membership else 1,
-        )
-
-    def _log(self, store: ObjectStore, shard: int) -> ShardLog:
-        return ShardLog(store, self.cluster, shard, self._clock.boot, rules=self._rules)
+    async def _grow(self, cluster: Cluster) -> None:
+        """Take up the shards of a split. Links whose edges moved are sent on, or end when they send."""
+        self.cluster = cluster
+        if self._owners is not None:
+            await self._owners.grow()
 
     def _start_tables(self, store: ObjectStore) -> None:
         if self._settings.table_interval_s is not None and self._settings.process == 0:
@@ -214,13 +218,13 @@ class Hub:
                 is_sound=lambda: self._clock.wrong() is None,
             )  # fmt: skip
             self._tables.start()
-            logs = [self._log(store, shard) for shard in range(self.cluster.shards)]
+            count = lambda: self.cluster.tree.count  # noqa: E731
             self._keeper = LaneKeeper(
-                logs, self._held, self._tables.position, self._settings, clock=self._clock,
+                EveryLog(self._maker, count), self._held, self._tables.position, self._settings, clock=self._clock,
                 random_bits=self._random_bits,
             )  # fmt: skip
             self._keeper.start()
-            self._start_collector([self._log(store, shard) for shard in range(self.cluster.shards)], self._tables)
+            self._start_collector(EveryLog(self._maker, count), self._tables)
 
     def _held(self, shard: int) -> ShardState | None:
         """Return a shard's state as this process has it."""
@@ -229,7 +233,7 @@ class Hub:
             return found.state
         return self._tables.state(shard) if self._tables is not None else None
 
-    def _start_collector(self, logs: list[ShardLog], tables: TableService) -> None:
+    def _start_collector(self, logs: EveryLog, tables: TableService) -> None:
         if self._settings.retain_log_s is not None:
             self._collector = Collector(
                 logs, tables.first_untabled, self._settings.retain_log_s, clock=self._clock, in_round=tables.opened_once

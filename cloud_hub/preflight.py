@@ -168,7 +168,7 @@ async def _read_shards(store: ObjectStore, shards: int | None = None) -> int | N
         await store.get(hub_keys.CLUSTER)
     except NotFound:
         return None
-    return (await open_cluster(store, shards)).shards
+    return (await open_cluster(store, shards)).tree.count
 
 
 async def _has_tokens(config: HubConfig) -> bool:

@@ -86,6 +86,8 @@ class HubSettings:
     advertise: tuple[str, ...] = ()
     """URLs of the processes for edges, in their order. Empty: the host that an edge used, and consecutive ports from
     ``port - process`` on."""
+    shards_max: int | None = None
+    """Number of shards up to which busy ones are split. None splits none."""
     shards: int | None = None
     """Number of shards for a new store; an existing one must have the same. None accepts the store's number, and gives
     a new one ``storage.cluster.NEW_SHARDS``."""

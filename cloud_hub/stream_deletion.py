@@ -19,6 +19,7 @@ from weft.protocols.shard.forgotten import FORGET_LEVEL, FORGOTTEN_MAX, ForgetBo
 from weft.protocols.shard.lane_state import LaneState, RetiredBy
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table_maker.errors import TableError
 from weft.storage.table_maker.tabled import table_position
@@ -86,10 +87,10 @@ async def delete(
             f"the cluster is at level {cluster.level}, and deleted streams need level {FORGET_LEVEL}: run `weft hub "
             "finalize` after all nodes run this release"
         )
-    logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
     key = wanted.stream
     # All shards are looked at before the first is changed.
-    states = [await log.load(frozenset([key])) for log in logs]
+    found = await load_every_shard(first_logs(store, cluster), frozenset([key]))
+    logs, states = [log for log, _ in found], [state for _, state in found]
     if not any(_has(state, key) for state in states):
         if any(key in state.forgotten for state in states):
             return Deleted(0, 0, 0)
@@ -98,10 +99,10 @@ async def delete(
         await _check(store, log, state, wanted, wall_clock())
     records = lanes = shards = 0
     for log in logs:
-        found = await _delete_in(store, log, wanted, lambda log, plan: write_ending(
+        done = await _delete_in(store, log, wanted, lambda log, plan: write_ending(
             log, plan, wall_clock=wall_clock, random_bits=random_bits, level=FORGET_LEVEL
         ), wall_clock)  # fmt: skip
-        records, lanes, shards = records + found.records, lanes + found.lanes, shards + found.shards
+        records, lanes, shards = records + done.records, lanes + done.lanes, shards + done.shards
     return Deleted(records, lanes, shards)
 
 

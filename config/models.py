@@ -206,8 +206,17 @@ class HubConfig(Section, frozen=True, kw_only=True):
     shards: Annotated[
         Annotated[Count, Meta(le=1024)] | None,
         Meta(
-            description="Number of independent logs in the store: a power of two. Fixed when the store is first used. "
-            "Each edge belongs to one of them. Unset: a new store gets 16, and an existing one keeps its number.",
+            description="Number of independent logs with which a new store begins: a power of two. Each edge belongs "
+            "to one of them; `weft hub split` makes more. Unset: a new store gets 16, and an existing one keeps its "
+            "number.",
+        ),
+    ] = None
+    shards_max: Annotated[
+        Annotated[Count, Meta(le=1024)] | None,
+        Meta(
+            description="Number of shards up to which the hub splits busy ones by itself. A shard is busy if it makes "
+            "most of a process's work, and the process keeps 70 % of a core busy for ten minutes. A split cannot be "
+            "reverted. Unset: only `weft hub split` splits.",
         ),
     ] = None
     processes: Annotated[

@@ -18,8 +18,10 @@ from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
+from weft.protocols.shard.splits import Split
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
+from weft.storage.chunks import ended_states
 from weft.storage.chunks.in_steps import apply_in_steps
 from weft.storage.chunks.index_reader import IndexReader
 from weft.storage.chunks.offset_index import Around, OffsetIndex
@@ -36,8 +38,6 @@ READ_AHEAD_MAX = 16
 """Maximum number of chunk indexes requested at once: overlaps a store's round trips."""
 SNAPSHOTS_TO_START = 4
 """Number of newest snapshots that are never deleted: a node that has just read the manifest finds its snapshot."""
-SNAPSHOTS_TO_LOCATE = 64
-"""Maximum number of older snapshots that are kept as an index of offsets."""
 LOOK_VALIDITY_NS = 60_000_000_000
 """Time for which a reader may use a read watermark, far below the time that the collector waits between raising the
 watermark and deleting. So a reader that keeps up reads the manifest once a minute, and a reader that was suspended
@@ -51,6 +51,10 @@ class CollectedPast(Exception):
     numbers may be from a paused writer. Load the state again; the records of collected chunks are in the tables."""
 
 
+class NotBegun(Corrupt):
+    """The error of a shard whose split is declared, and not in force yet: the halved shard has all lanes."""
+
+
 class ShardLog:
     """A shard's objects. Every method may raise ``StoreError`` (the store did not answer) besides its own errors.
 
@@ -59,6 +63,8 @@ class ShardLog:
     Args:
         boot_clock: nanoseconds on a clock that counts suspend. With a clock that stops while the machine sleeps, an old
             watermark would count as fresh.
+        split: the split that made the shard, from the state of the halved one; None if it is not known.
+        halved: the log of the halved shard, with ``split``.
     """
 
     def __init__(
@@ -69,11 +75,14 @@ class ShardLog:
         boot_clock: Callable[[], int] = BOOT_CLOCK,
         *,
         rules: FoldRules = RELEASE,
+        split: Split | None = None,
+        halved: ShardLog | None = None,
     ) -> None:
         self.store = store
         self.cluster = cluster
         self.shard = shard
         self.rules = rules
+        self.split, self.halved = split, halved
         self._boot_clock = boot_clock
         self._looked_at: int | None = None
         """Boot time just before the manifest was last requested."""
@@ -81,6 +90,19 @@ class ShardLog:
         """The manifest as last read."""
         self._offsets = OffsetIndex(store, cluster.cluster_id, shard)
         self._indexes = IndexReader(store, cluster, shard)
+
+    def new_shard(self, split: Split) -> ShardLog:
+        """Return the log of the shard that a split of this one made."""
+        return ShardLog(
+            self.store, self.cluster, split.shard, self._boot_clock, rules=self.rules, split=split, halved=self
+        )
+
+    @property
+    def lineage(self) -> tuple[int, ...]:
+        """Return the shard, and those that had an edge of it before, the last first."""
+        tree = self.cluster.tree
+        above = tree.lineage(self.shard) if self.shard < tree.count else ()
+        return self.shard, *(above if self.halved is None else self.halved.lineage)
 
     @property
     def watermark(self) -> int:
@@ -263,7 +285,18 @@ class ShardLog:
                 if later
                 else Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
             )
+        if self.shard >= self.cluster.shards:
+            return await self._begin(only)
         return ShardState(self.cluster.cluster_id, self.shard, self.rules, only)
+
+    async def _begin(self, only: frozenset[StreamKey] | None) -> ShardState:
+        """Return the state with which a new shard of a split begins, which has no manifest yet."""
+        if self.split is None:
+            raise NotBegun(f"shard {self.shard} has not begun: the log that it is split from has no SEAL record for it")
+        try:
+            return await self.snapshot(hub_keys.snapshot_key(self.shard, self.split.n, self.split.nonce), only)
+        except NotFound:
+            return await self.load_snapshot(only)  # it has a manifest by now, and later snapshots
 
     async def _readable(
         self, key: str, n: int, later: list[UnsupportedVersion], only: frozenset[StreamKey] | None
@@ -312,20 +345,11 @@ class ShardLog:
 
     async def put_ended(self, lane: Lane, n: int, data: bytes) -> None:
         """Store a lane's state at chunk n, before the lane leaves the state. Two nodes store the same bytes."""
-        with contextlib.suppress(AlreadyExists):
-            await self.store.create(hub_keys.ended_key(self.shard, lane, n), data)
+        await ended_states.put(self.store, self.shard, lane, n, data)
 
     async def ended(self, lane: Lane, n: int) -> bytes | None:
         """Return the last state of a lane that had left at chunk n; None if it never existed."""
-        # Attempts that lost their chunk number left older states. The newest is right, because a lane only grows.
-        listed = await self.store.list(hub_keys.ended_prefix(self.shard, lane))
-        known = [item.key for item in listed if hub_keys.parse_ended_key(item.key)[1] <= n]
-        return (await self.store.get(known[-1])).data if known else None
-
-    async def ended_lanes(self, tenant: str, edge: str) -> set[Lane]:
-        """Return the lanes of an edge with a stored state: they left, or were about to."""
-        prefix = f"{hub_keys.ended_prefix(self.shard)}/{tenant}/{edge}"
-        return {hub_keys.parse_ended_key(item.key)[0] for item in await self.store.list(prefix)}
+        return await ended_states.newest(self.store, self.lineage, lane, n)
 
     async def put_snapshot(self, n: int, nonce: int, data: bytes) -> str:
         """Store an encoded state and return its key. Readers find it by the manifest or a listing."""
@@ -338,26 +362,6 @@ class ShardLog:
         listed = await self.store.list(hub_keys.snapshot_prefix(self.shard))
         numbers = ((hub_keys.parse_snapshot_key(item.key), item.key) for item in listed)
         return [(n, key) for n, key in numbers if n is not None]
-
-    async def thin_snapshots(self) -> int:
-        """Delete snapshots that are no longer useful, and return their number.
-
-        The manifest's and the newest ``SNAPSHOTS_TO_START`` remain for starting nodes. ``SNAPSHOTS_TO_LOCATE`` of the
-        older ones remain for ``locate``, spread over the log.
-        """
-        manifest, _ = await self.manifest()
-        known = await self.snapshots()
-        newest = {key for _, key in known[-SNAPSHOTS_TO_START:]} | {manifest.snapshot}
-        older = [(n, key) for n, key in known if key not in newest and n < manifest.snapshot_n]
-        useless = [key for n, key in older if n < manifest.watermark - 1]
-        spread = [(n, key) for n, key in older if n >= manifest.watermark - 1]
-        while len(spread) > SNAPSHOTS_TO_LOCATE:
-            # The one whose neighbours are closest together is the least useful index.
-            least = min(range(1, len(spread) - 1), key=lambda i: spread[i + 1][0] - spread[i - 1][0])
-            useless.append(spread.pop(least)[1])
-        for key in useless:
-            await self.store.delete(key)
-        return len(useless)
 
     async def snapshot(self, key: str, only: frozenset[StreamKey] | None = None) -> ShardState:
         """Read a snapshot, of some streams alone with two GETs of what they need.

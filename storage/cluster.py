@@ -1,16 +1,19 @@
-"""Identity of a store: one hub cluster, with an id, a format, a shard count and a placement that never change."""
+"""Identity of a store: one hub cluster, with an id, a format, a first number of shards and a placement that never
+change, and with a level and a list of splits that only grow."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from weft.protocols.shard.placement import TENANT_EDGE, is_shard_count
+from weft.protocols.shard.placement import TENANT_EDGE, ShardTree, is_shard_count
 from weft.protocols.shard.shard_state import LEVEL_MAX
+from weft.protocols.shard.splits import SPLIT_LEVEL
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 
@@ -29,11 +32,25 @@ class Cluster(NamedTuple):
 
     cluster_id: bytes
     shards: int
+    """The number of shards at the start; splits made the others."""
     level: int = 1
-    """The level up to which nodes may write (``weft hub finalize``). Only this part changes."""
+    """The level up to which nodes may write (``weft hub finalize``). It only grows."""
+    splits: tuple[int, ...] = ()
+    """The shard that each declared split halves. It only grows, at its end. A split is in force from the SEAL record in
+    the halved shard's log on: until then that shard has all of its lanes."""
     restored: int = 0
     """Moment at which the store was last restored from a backup, in nanoseconds since 1970; 0 for never. Statements of
     edges from before may have been overtaken by others that are lost."""
+
+    @property
+    def tree(self) -> ShardTree:
+        """Return the shards, and where each edge belongs."""
+        return _tree(self.shards, self.splits)
+
+
+@lru_cache(maxsize=64)
+def _tree(shards: int, splits: tuple[int, ...]) -> ShardTree:
+    return ShardTree(shards, splits)
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
@@ -47,6 +64,7 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     """Nanoseconds since 1970."""
     restored_to: int = 0
     """Moment of the backup, likewise."""
+    splits: tuple[int, ...] = msgspec.field(default=())
 
 
 async def open_cluster(
@@ -93,8 +111,8 @@ async def open_cluster(
     return found
 
 
-async def read_level(store: ObjectStore) -> int:
-    """Return the level of the store's cluster.
+async def read_cluster(store: ObjectStore) -> Cluster:
+    """Return the store's cluster, of any level.
 
     Raises:
         ClusterUnusable: there is no cluster, or the file is damaged.
@@ -103,7 +121,12 @@ async def read_level(store: ObjectStore) -> int:
     found = await _read(store)
     if found is None:
         raise ClusterUnusable("the store holds no hub")
-    return found.level
+    return found
+
+
+async def read_level(store: ObjectStore) -> int:
+    """Return the level of the store's cluster. Raises as ``read_cluster``."""
+    return (await read_cluster(store)).level
 
 
 async def raise_level(store: ObjectStore, level: int) -> None:
@@ -115,10 +138,47 @@ async def raise_level(store: ObjectStore, level: int) -> None:
     """
     while await read_level(store) < level:
         found = await store.get(hub_keys.CLUSTER)
-        fields = msgspec.json.decode(found.data, type=dict[str, msgspec.Raw])
-        fields["level"] = msgspec.Raw(str(level).encode())
         with contextlib.suppress(PreconditionFailed):
-            await store.swap(hub_keys.CLUSTER, msgspec.json.encode(fields), found.etag)
+            await store.swap(hub_keys.CLUSTER, _with(found.data, "level", level), found.etag)
+
+
+async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Cluster:
+    """Declare the next split, of a shard, unless one was declared since ``known`` was read. The rest of the file
+    remains unchanged.
+
+    Returns:
+        The cluster as it is now: with one more split than ``known`` if this call declared it.
+
+    Raises:
+        ClusterUnusable: there is no cluster, the file is damaged, or its level does not allow splits.
+        ValueError: the shard does not exist or cannot split, or there are too many.
+        StoreError: the store did not answer; the split may be declared.
+    """
+    while True:
+        try:
+            found = await store.get(hub_keys.CLUSTER)
+        except NotFound:
+            raise ClusterUnusable("the store holds no hub") from None
+        cluster = _decoded(found.data)
+        if cluster.splits != known.splits:
+            return cluster
+        if cluster.level < SPLIT_LEVEL:
+            raise ClusterUnusable(
+                f"the cluster is at level {cluster.level}, and splits of shards need level {SPLIT_LEVEL}: run `weft "
+                "hub finalize` first, when all nodes are upgraded"
+            )
+        declared = cluster._replace(splits=(*cluster.splits, shard))
+        ShardTree(declared.shards, declared.splits)
+        with contextlib.suppress(PreconditionFailed):
+            await store.swap(hub_keys.CLUSTER, _with(found.data, "splits", declared.splits), found.etag)
+            return declared
+
+
+def _with(data: bytes, name: str, value: object) -> bytes:
+    """Return the bytes of the file with another value of one field. Fields of later releases remain."""
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    fields[name] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode(fields)
 
 
 def restored(data: bytes, to: int, now: int) -> bytes:
@@ -137,6 +197,10 @@ async def _read(store: ObjectStore) -> Cluster | None:
         data = (await store.get(hub_keys.CLUSTER)).data
     except NotFound:
         return None
+    return _decoded(data)
+
+
+def _decoded(data: bytes) -> Cluster:
     try:
         # The version is decoded alone first: a later release may have changed everything else.
         fields = msgspec.json.decode(data, type=dict[str, object])
@@ -158,7 +222,7 @@ async def _read(store: ObjectStore) -> Cluster | None:
                 f"the store was written by a later release of Weft, which places edges by {file.placement!r}; this one "
                 f"knows {TENANT_EDGE!r}: install that release again"
             )
-        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level, file.restored)
+        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level, file.splits, file.restored)
         if (
             file.format != FORMAT
             or file.level < 1
@@ -166,6 +230,7 @@ async def _read(store: ObjectStore) -> Cluster | None:
             or len(cluster.cluster_id) != CLUSTER_ID_BYTES
         ):
             raise ValueError("a field is out of bounds")
+        ShardTree(file.shards, file.splits)
     except ValueError as error:
         raise ClusterUnusable(f"{hub_keys.CLUSTER} is damaged: {error}; restore it from a backup") from error
     return cluster

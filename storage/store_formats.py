@@ -47,7 +47,7 @@ async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> Non
         async with at_once:
             await _check_shard(store, cluster, shard)
 
-    await asyncio.gather(*map(look, range(cluster.shards)))
+    await asyncio.gather(*map(look, range(cluster.tree.count)))
 
 
 async def _check_new(store: ObjectStore) -> None:

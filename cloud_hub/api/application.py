@@ -40,6 +40,7 @@ from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.every_shard import missing_shards
 from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.errors import TableError
 
@@ -189,11 +190,11 @@ class Api:
             own: only those of this process.
         """
         sequencers = self._shards.own if own else await self._shards.all()
-        return _ShardsView(
-            {each.log.shard: self._reader(each.log) for each in sequencers},
-            [each.state for each in sequencers if each.loaded],
-            {each.log.shard: each.trouble or "it is being loaded" for each in sequencers if not each.loaded},
-        )
+        states = [each.state for each in sequencers if each.loaded]
+        missing = {each.log.shard: each.trouble or "it is being loaded" for each in sequencers if not each.loaded}
+        if not own:
+            missing = dict.fromkeys(missing_shards(states), "it is being loaded") | missing
+        return _ShardsView({each.log.shard: self._reader(each.log) for each in sequencers}, states, missing)
 
     def _reader(self, log: ShardLog) -> RecordReader:
         def histories() -> Histories:
@@ -376,7 +377,8 @@ class _ShardsView(NamedTuple):
     def unclaimed(self, view: View) -> View:
         """Return a view without a claim of completeness while a shard is missing: the shard may hold lanes of the
         stream."""
-        return {**view, "complete_up_to": None} if self.missing else view
+        # Also after the answer was made: a chunk may have moved lanes away from a shard before they were looked at.
+        return {**view, "complete_up_to": None} if self.missing or missing_shards(self.states) else view
 
 
 def _unavailable(error: str) -> ApiError:

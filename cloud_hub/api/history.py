@@ -185,7 +185,7 @@ class Histories:
                 uri, options = self._store.location(table_key(*stream))
             except StoreUnfit:  # no store for tables
                 return None, True
-            at, shards = self._monotonic(), self._cluster.shards
+            at, shards = self._monotonic(), self._cluster.tree.count
             found = await asyncio.to_thread(guarded, partial(_listed, uri, options, shards, at))
             if found is not None:
                 found.complete.update(complete)

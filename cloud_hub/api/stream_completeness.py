@@ -14,6 +14,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.storage.every_shard import missing_shards
 
 SLICE_LANES = 500
 """Number of lanes walked without a pause: some milliseconds."""
@@ -91,7 +92,9 @@ class StreamCompleteness:
         return {key: partial(self._moment, *key) for key, edges in self._expected.items() if edges}
 
     async def _moment(self, tenant: str, stream: str) -> int | None:
-        return (await self.summarise([shard.state for shard in self._known], tenant, stream)).complete_up_to
+        states = [shard.state for shard in self._known]
+        moment = (await self.summarise(states, tenant, stream)).complete_up_to
+        return None if missing_shards(states) else moment
 
     def lost(self, lane: Lane, held: LaneState) -> LostRecords | None:
         """Return the acknowledged records of a lane that this hub lacks, by a linked edge's account; None without

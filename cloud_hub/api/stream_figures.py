@@ -19,6 +19,7 @@ from weft.cloud_hub.shard.shards import KnownShards
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import moment_of
 from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.every_shard import missing_shards
 
 REFRESH_S = 5.0
 """Maximum age of figures, less than the interval of any scraper."""
@@ -212,6 +213,8 @@ class StreamFigures:
         for key, complete_up_to in self._expected().items():
             moment = await complete_up_to()
             earliest[key] = _UNKNOWN if moment is None else moment
+        if missing_shards([each.state for each in shards]):
+            return {}  # a chunk moved lanes to a shard that was not looked at
         return self._by_label(earliest.items())
 
     def _by_label(self, moments: Iterable[tuple[StreamKey, int]]) -> dict[StreamKey, int]:

@@ -18,7 +18,6 @@ import msgspec
 
 from weft.cloud_hub.cluster.division import divide
 from weft.protocols.link import Hello, RefuseCode
-from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkRefused
 from weft.storage.presence.nodes import NodeEntry, decode_entry
 from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Seen
@@ -66,7 +65,7 @@ class Owners:
     """The owner of each shard as one process sees it.
 
     Args:
-        shards: their number in the store.
+        shards: returns their number in the store, which grows by splits.
         changed: called when shards have other owners.
         beat_s: interval at which processes write their entries.
         is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
@@ -76,7 +75,7 @@ class Owners:
 
     def __init__(
         self,
-        shards: int,
+        shards: Callable[[], int],
         site: Site,
         node_id: str,
         *,
@@ -87,7 +86,7 @@ class Owners:
         beat_s: float = BEAT_S,
     ) -> None:
         self.beat_s = beat_s
-        self._count, self._site, self._id = shards, site, node_id
+        self._shards, self._site, self._id = shards, site, node_id
         self._changed, self._monotonic, self._wall = changed, monotonic, wall_clock
         self.own = site.name(site.process)
         """Name of this process."""
@@ -108,7 +107,7 @@ class Owners:
         self._is_drained = is_drained
         self._members: dict[str, NodeEntry | None] = {}
         """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
-        self._owners = divide(shards, dict.fromkeys(self._site_names(), 1.0))
+        self._owners = divide(shards(), dict.fromkeys(self._site_names(), 1.0))
         self._has_warned = False
 
     @property
@@ -120,11 +119,12 @@ class Owners:
 
     def owner(self, shard: int) -> str:
         """Return the name of the process that owns a shard."""
-        return self._owners[shard]
+        owners = self._owners
+        return owners[shard] if shard < len(owners) else self.own  # a new one, until the next division
 
     def is_own(self, shard: int) -> bool:
         """Return whether this process owns a shard."""
-        return self._owners[shard] == self.own
+        return self.owner(shard) == self.own
 
     @property
     def is_relieved(self) -> bool:
@@ -215,7 +215,7 @@ class Owners:
         host = _host_of(host_header)
 
         def url(shard: int) -> str | None:
-            name = self._owners[shard]
+            name = self.owner(shard)
             if name == self.own:
                 return None
             entry = self._members.get(name)
@@ -264,6 +264,10 @@ class Owners:
         is_known = since is not None and self._monotonic() >= since + KNOWN_BEATS * self.beat_s
         return self.beat_s if is_known and not self._is_sibling(entry.name) else entry.interval_s
 
+    async def grow(self) -> None:
+        """Divide the shards again, of which there are more by now."""
+        await self._divide()
+
     async def _divide(self) -> None:
         weights: dict[str, dict[str, float]] = {JOINING: {}, READY: {}, LEAVING: {}}
         for name, entry in self._members.items():
@@ -271,24 +275,24 @@ class Owners:
             weights.setdefault(state, {})[name] = weight
         weights[self.state][self.own] = self._site.weight
         among = weights[READY] or weights[JOINING] or {self.own: 1.0}
-        small = self._count * len(among) <= 4096
-        owners = divide(self._count, among) if small else await asyncio.to_thread(divide, self._count, among)
+        count = self._shards()
+        small = count * len(among) <= 4096
+        owners = divide(count, among) if small else await asyncio.to_thread(divide, count, among)
         if owners != self._owners:
             before, self._owners = self._owners, owners
-            moved = sum(old != new for old, new in zip(before, owners, strict=True))
+            moved = sum(old != new for old, new in zip(before, owners, strict=False))
             own = sum(name == self.own for name in owners)
-            logger.info("%d processes share %d shards, %d here; moved: %d", len(among), self._count, own, moved)
+            logger.info("%d processes share %d shards, %d here; moved: %d", len(among), count, own, moved)
             await self._changed()
 
 
-def redirect(hello: Hello, shards: int, elsewhere: Callable[[int], str | None]) -> LinkRefused | None:
+def redirect(hello: Hello, shard: int, elsewhere: Callable[[int], str | None]) -> LinkRefused | None:
     """Return the refusal that sends an edge to the owner of its shard; None if it is served here.
 
     Args:
-        shards: number of shards of the store.
+        shard: where the edge belongs.
         elsewhere: shard -> the URL of its owner; None if it is this process, or unknown.
     """
-    shard = shard_of(hello.tenant, hello.edge, shards)
     if hello.stay or (url := elsewhere(shard)) is None:
         return None
     return LinkRefused(

@@ -19,7 +19,6 @@ from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard.placement import shard_of
 from weft.replication.accounting import offered_end
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
@@ -100,7 +99,7 @@ class EdgeLink:
         if self._end is not None:
             raise self._end
         self._authorise(NodeName(hello.tenant, hello.edge))
-        if (sent_on := redirect(hello, self._shards.count, self._elsewhere)) is not None:
+        if (sent_on := redirect(hello, self._shards.place(hello), self._elsewhere)) is not None:
             self._is_sent_on = True
             raise sent_on
         self.hello = hello
@@ -115,7 +114,7 @@ class EdgeLink:
         """
         if self.hello is None or self._end is not None:
             return False
-        if (sent_on := redirect(self.hello, self._shards.count, self._elsewhere)) is None:
+        if (sent_on := redirect(self.hello, self._shards.place(self.hello), self._elsewhere)) is None:
             return False
         self._end = sent_on
         self._link.refuse(sent_on.code, sent_on.message, sent_on.advice, sent_on.url)
@@ -158,7 +157,7 @@ class EdgeLink:
     async def _open_lane(self, opening: LaneOpen) -> OpenedLane:
         lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
         self._authorise(NodeName(lane.tenant, lane.edge))
-        shard = shard_of(lane.tenant, lane.edge, self._shards.count)
+        shard = self._shards.place(lane)
         sequencer = await self._sequencer(shard)
         if not sequencer.loaded:
             raise LinkRefused(

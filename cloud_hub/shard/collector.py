@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.protocols.errors import CodecError, Corrupt
@@ -185,13 +186,13 @@ class Collector:
     """The collectors of a hub process.
 
     Args:
-        logs: the shards' logs.
+        logs: the shards' logs; new ones may appear at the end.
         in_round: context of one round over all shards, in which ``tabled`` may use again what it has read.
     """
 
     def __init__(
         self,
-        logs: Sequence[ShardLog],
+        logs: Iterable[ShardLog],
         tabled: Tabled,
         retain_s: float,
         *,
@@ -199,8 +200,9 @@ class Collector:
         grace_s: float = GRACE_S,
         in_round: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self._in_round = in_round
-        self.shards = [ShardCollector(log, tabled, retain_s, clock=clock, grace_s=grace_s) for log in logs]
+        self._in_round, self._logs = in_round, logs
+        self._make = partial(ShardCollector, tabled=tabled, retain_s=retain_s, clock=clock, grace_s=grace_s)
+        self.shards = [self._make(log) for log in logs]
         self._interval_s = min(max(retain_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
         self._task: asyncio.Task[None] | None = None
 
@@ -223,6 +225,7 @@ class Collector:
     async def look(self) -> bool:
         """Do one round over the shards. Return whether there are more chunks to delete."""
         more = False
+        self.shards += [self._make(log) for log in list(self._logs)[len(self.shards) :]]
         with self._in_round():
             for shard in self.shards:
                 try:

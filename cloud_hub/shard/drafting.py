@@ -28,6 +28,13 @@ class Drafted(NamedTuple):
     folded: Folded
 
 
+class Attempt(NamedTuple):
+    """A chunk creation of this node with an unknown outcome."""
+
+    openings: list[LaneSession]
+    bytes: int
+
+
 class Drafting:
     """Drafts of one state.
 

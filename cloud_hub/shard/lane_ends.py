@@ -40,9 +40,9 @@ from weft.protocols.shard.lowered_times import TimeBody
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import Folded, RetireBody, ShardState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.chunks.open_gaps import named
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store import AlreadyExists, StoreError
-from weft.storage.open_gaps import named
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
@@ -53,7 +53,7 @@ class LaneKeeper:
 
     def __init__(
         self,
-        logs: Sequence[ShardLog],
+        logs: Iterable[ShardLog],
         held: Callable[[int], ShardState | None],
         position: TablePosition,
         settings: HubSettings,
@@ -75,6 +75,8 @@ class LaneKeeper:
         self._restored = max((log.cluster.restored for log in logs), default=0)
         self._silent: dict[int, dict[Lane, int]] = {}
         """Shard -> the lanes that the last look found silent for too long, and the boot time of the first such look."""
+        self._lineages: dict[int, tuple[int, ...]] = {}
+        """Shard -> itself, and those that had its lanes before."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -95,6 +97,7 @@ class LaneKeeper:
 
     async def look(self) -> None:
         """Do one round."""
+        self._lineages = {log.shard: log.lineage for log in self._logs}
         for log in self._logs:
             try:
                 if not await self._has_ends(log.shard):
@@ -172,10 +175,16 @@ class LaneKeeper:
         return found._replace(controls=[each for each in found.controls if each.kind != ControlKind.RETIRE])
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
-        """Return whether the table has passed an end of the log from after the lane was last seen."""
+        """Return whether the table has passed an end of each log with records of the lane from after it was last
+        seen: a split may have moved it."""
+        seen, lineage = state.lanes[lane].last_seen, self._lineages.get(state.shard, (state.shard,))
+        above = [self._held(shard) for shard in lineage[1:]]
+        return all(each is not None and self._is_passed(each, lane, seen) for each in (state, *above))
+
+    def _is_passed(self, state: ShardState, lane: Lane, seen: int) -> bool:
         key = lane.tenant, lane.stream, state.shard
         end, then = self._ends.get(key, (0, -1))
-        if then <= state.lanes[lane].last_seen or then > state.created:  # later ones were lowered meanwhile
+        if then <= seen or then > state.created:  # later ones were lowered meanwhile
             end = state.next_offset.get((lane.tenant, lane.stream), 0)
             self._ends[key] = end, state.created
         position = self._position(*key)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from weft.cloud_hub.clock import ADVICE, HubClock, OtherNodes
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.bounds import Full, Room
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.counters import ShardCounters
-from weft.cloud_hub.shard.drafting import Drafted, Drafting
+from weft.cloud_hub.shard.drafting import Attempt, Drafted, Drafting
 from weft.cloud_hub.shard.lane_ends import EndedLanes, log_ends
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
@@ -39,13 +38,6 @@ from weft.storage.object_store import AlreadyExists
 logger = logging.getLogger(__name__)
 
 
-class _Attempt(NamedTuple):
-    """A chunk creation of this node with an unknown outcome."""
-
-    openings: list[LaneSession]
-    bytes: int
-
-
 class Sequencer:
     """Commits one shard. All methods belong to one event loop.
 
@@ -58,6 +50,8 @@ class Sequencer:
         clock: the node's; while it is wrong, the shard writes nothing.
         random_bits: for nonces and jitter.
         level: the cluster's level, which limits the features that may be written.
+        load: loads the state, instead of ``log.load``: a shard that a split makes may have to begin first.
+        split: called when a chunk has moved edges to another shard.
     """
 
     def __init__(
@@ -68,11 +62,15 @@ class Sequencer:
         clock: HubClock,
         random_bits: Callable[[int], int],
         level: Callable[[], int] = lambda: 1,
+        load: Callable[[], Awaitable[ShardState]] | None = None,
+        split: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.log = log
+        self._load_log, self._split = load or log.load, split
+        self.turn = asyncio.Lock()
+        """Held while the shard reads and writes chunks."""
         self.counters = ShardCounters()
-        self._settings = settings
-        self._clock = clock
+        self._settings, self._clock = settings, clock
         self._random_bits = random_bits
         self._level = level
         self._now = asyncio.get_running_loop().time
@@ -93,14 +91,12 @@ class Sequencer:
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self._room = Room(settings, self.sessions.told)
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
         self._task: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()
-        """Set after the first attempt to load the state."""
-        self._looked = asyncio.Event()
-        """Set after each look at the log."""
+        self._tried, self._looked = asyncio.Event(), asyncio.Event()
+        """Set after the first attempt to load the state, and after each look at the log."""
         self._others = OtherNodes(clock)
 
     @property
@@ -144,7 +140,7 @@ class Sequencer:
 
     async def _load(self) -> None:
         self._others.look()
-        state = await self.log.load()
+        state = await self._load_log()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
         self._state, self._loaded_n, self.loaded = state, state.n, True
         self._note_look(found=True)
@@ -186,6 +182,7 @@ class Sequencer:
         """
         self.sessions.told.begins(session, self._state)
         self.sessions.add(session)
+        self.sessions.refuse_moved(self._state, [session.lane])
 
     def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
         """Add origins of a session's batches. Return the bound that leaves no room for them; None if there is room."""
@@ -237,10 +234,9 @@ class Sequencer:
         self._retry_loop.answered()
         while True:
             try:
-                if await self._work_is_due():
-                    await self._commit()
-                else:
-                    await self._follow()
+                is_due = await self._work_is_due()
+                async with self.turn:
+                    await (self._commit() if is_due else self._follow())
                 self._retry_loop.answered()
             except Exception:
                 # A bug, or unforeseen input. Forgetting everything is equivalent to a restart of the process: edges
@@ -333,7 +329,7 @@ class Sequencer:
         """
         draft, folded = drafted
         n = draft.chunk.header.n
-        self._attempts[draft.chunk.header.nonce] = _Attempt(draft.openings, len(draft.data))
+        self._attempts[draft.chunk.header.nonce] = Attempt(draft.openings, len(draft.data))
         started = self._now()
         try:
             await self.log.create(n, draft.data)
@@ -376,6 +372,9 @@ class Sequencer:
         for lane in decided:
             self.sessions.end(lane)
         self.sessions.fence(self._state, taken_over)
+        if folded.split is not None:
+            self.sessions.refuse_moved(self._state)
+            self._split(folded.split.shard)
         self.counters.count(chunk, None if attempt is None else attempt.bytes)
         if attempt is not None:
             self._schedule.wrote_chunk(self._now())
@@ -398,3 +397,4 @@ class Sequencer:
         self.sessions.refuse_all(RefuseCode.OVERLOADED, message, "connect again", opening_only=True)
         await self._retry_loop.run(self._load)
         self.sessions.fence_all(self._state)
+        self.sessions.refuse_moved(self._state)

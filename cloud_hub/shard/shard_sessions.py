@@ -14,6 +14,7 @@ from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.completeness import LostRecords
 from weft.protocols.shard.shard_state import LaneState, ShardState
+from weft.protocols.shard.splits import moved_to
 from weft.replication.refusals import taken_before
 
 LOST_LANES_MAX = 4096
@@ -220,6 +221,20 @@ class ShardSessions:
             if not session.is_relay:
                 session.claim.granted, session.claim.is_over = False, True
                 message = f"an operator has decided which node lane {lane} belongs to"
+                self.refuse(session, RefuseCode.OVERLOADED, message, "nothing: the edge connects again by itself")
+
+    def refuse_moved(self, state: ShardState, lanes: Iterable[Lane] | None = None) -> None:
+        """End the sessions of edges that splits have moved to other shards. What was not committed here is sent again
+        there: the new shard has what this one had.
+
+        Args:
+            lanes: only these; None for all.
+        """
+        for lane in list(self._lanes if lanes is None else lanes) if state.splits else ():
+            shard = None if lane in state.lanes else moved_to(state.splits, lane.tenant, lane.edge)
+            for session in list(self._lanes.get(lane, ())) if shard is not None else ():
+                session.claim.is_over = True
+                message = f"edge {lane.edge} moved from shard {state.shard} to shard {shard}"
                 self.refuse(session, RefuseCode.OVERLOADED, message, "nothing: the edge connects again by itself")
 
     def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.shard.placement import ShardTree
 from weft.protocols.shard.shard_state import ShardState
+from weft.storage.every_shard import missing_shards
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,15 @@ class Ownership(Protocol):
         ...
 
 
+class Placed(Protocol):
+    """Names of an edge: a lane, or HELLO."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def edge(self) -> str: ...
+
+
 async def _within(seconds: float, looks: Iterator[Coroutine[None, None, None]]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -60,16 +71,23 @@ class Shards:
     """The shards of one hub process.
 
     Args:
-        count: the number of shards of the store.
+        tree: returns the shards of the store, of which splits make more.
         owners: who owns which shard, at present.
         make: makes the sequencer of a shard, without starting it.
         idle_s: time without use after which a shard of another process is closed.
+        beside: work with the shards that runs from ``start`` to ``close``.
     """
 
     def __init__(
-        self, count: int, owners: Ownership, make: Callable[[int], Sequencer], *, idle_s: float = IDLE_S
+        self,
+        tree: Callable[[], ShardTree],
+        owners: Ownership,
+        make: Callable[[int], Sequencer],
+        *,
+        idle_s: float = IDLE_S,
+        beside: Callable[[Shards], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        self.count = count
+        self._tree = tree
         self._owners = owners
         self._make = make
         self._idle_s = idle_s
@@ -78,7 +96,17 @@ class Shards:
         """Own shards from ``start`` on, and needed ones of others."""
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._used_at: dict[int, float] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        self._beside = beside
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def count(self) -> int:
+        """Return the number of shards of the store."""
+        return self._tree().count
+
+    def place(self, edge: Placed) -> int:
+        """Return the shard where an edge belongs, as this process knows it."""
+        return self._tree().shard_of(edge.tenant, edge.edge)
 
     def __iter__(self) -> Iterator[Sequencer]:
         """Iterate over the shards that this process holds at present, by number."""
@@ -96,7 +124,9 @@ class Shards:
 
     async def start(self) -> None:
         """Load the process's own shards. A shard that cannot be loaded is retried; the others work meanwhile."""
-        self._sweeper = asyncio.create_task(self._sweep(), name="idle-shards")
+        self._tasks = [asyncio.create_task(self._sweep(), name="idle-shards")]
+        if self._beside is not None:
+            self._tasks.append(asyncio.create_task(self._beside(self), name="beside-shards"))
         await self.load_own()
 
     async def load_own(self) -> None:
@@ -129,7 +159,7 @@ class Shards:
 
     async def close(self) -> None:
         """Stop all shards."""
-        tasks = [task for task in (self._sweeper, *self._starts.values()) if task is not None and not task.done()]
+        tasks = [task for task in (*self._tasks, *self._starts.values()) if not task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -175,11 +205,15 @@ class KnownShards:
     def __iter__(self) -> Iterator[KnownShard]:
         """Iterate over what is known at the moment. States may change with the next await."""
         held = {each.log.shard: each.state for each in self._shards if each.loaded}
+        known = []
         for shard in range(self._shards.count):
             state = held.get(shard)
             if state is None and self._tables is not None:
                 state = self._tables.state(shard)
-            yield KnownShard(state or ShardState(self._cluster_id, shard), state is not None)
+            known.append(KnownShard(state or ShardState(self._cluster_id, shard), state is not None))
+        # A log may have a split of which the process has not read yet otherwise.
+        new = [shard for shard in missing_shards([each.state for each in known]) if shard >= len(known)]
+        return iter([*known, *(KnownShard(ShardState(self._cluster_id, shard), False) for shard in new)])
 
 
 def shard_views(sequencers: Iterable[Sequencer], owners: Ownership) -> list[dict[str, Any]]:

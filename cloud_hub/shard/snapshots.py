@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import SNAPSHOTS_TO_START, ShardLog
 from weft.storage.manifest import changed
 from weft.storage.object_store import AlreadyExists, StoreError
 
@@ -20,6 +20,8 @@ LANES_INLINE = 512
 CHUNKS_MIN = 32
 """Number of chunks from which on a snapshot is due after its interval: a shard with a chunk of marks a minute would pay
 for two objects more with each. A start reads this many chunks more at most."""
+SNAPSHOTS_TO_LOCATE = 64
+"""Maximum number of older snapshots that are kept as an index of offsets."""
 WRITTEN_PER_THINNING = 8
 """Number of snapshots after which old ones are deleted, which takes a listing."""
 
@@ -40,6 +42,27 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
         return False
     key = await log.put_snapshot(n, nonce, data)
     return await log.swap_manifest(changed(manifest, snapshot_n=n, snapshot=key), etag)
+
+
+async def thin_snapshots(log: ShardLog) -> int:
+    """Delete snapshots that are no longer useful, and return their number.
+
+    The manifest's and the newest ``SNAPSHOTS_TO_START`` remain for starting nodes. ``SNAPSHOTS_TO_LOCATE`` of the
+    older ones remain for ``locate``, spread over the log.
+    """
+    manifest, _ = await log.manifest()
+    known = await log.snapshots()
+    newest = {key for _, key in known[-SNAPSHOTS_TO_START:]} | {manifest.snapshot}
+    older = [(n, key) for n, key in known if key not in newest and n < manifest.snapshot_n]
+    useless = [key for n, key in older if n < manifest.watermark - 1]
+    spread = [(n, key) for n, key in older if n >= manifest.watermark - 1]
+    while len(spread) > SNAPSHOTS_TO_LOCATE:
+        # The one whose neighbours are closest together is the least useful index.
+        least = min(range(1, len(spread) - 1), key=lambda i: spread[i + 1][0] - spread[i - 1][0])
+        useless.append(spread.pop(least)[1])
+    for key in useless:
+        await log.store.delete(key)
+    return len(useless)
 
 
 class Snapshotter:
@@ -94,7 +117,7 @@ class Snapshotter:
             named = await write_snapshot(self._log, n, data, self._random_bits(64))
             self._written += named
             if named and self._written % WRITTEN_PER_THINNING == 0:
-                await self._log.thin_snapshots()
+                await thin_snapshots(self._log)
         except (StoreError, AlreadyExists, CodecError) as error:
             logger.warning("shard %d: no snapshot of chunk %d was made: %s", self._log.shard, n, error)
 

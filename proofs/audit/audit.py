@@ -30,8 +30,8 @@ from weft.proofs.audit.scope import Scope
 from weft.proofs.audit.table_task import AuditedTable, TableTask, table_columns
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import ShardLog, open_cluster, table_key
+from weft.storage.chunks.open_gaps import NamedOpenGap
 from weft.storage.object_store import ObjectStore, StoreUnfit
-from weft.storage.open_gaps import NamedOpenGap
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 ATTEMPTS_MAX = 3
@@ -121,7 +121,7 @@ class _Audit:
 
     async def _open_table(self, *, payloads: bool) -> None:
         scope = self._scope
-        heads = {shard: await read_head(self._log(shard), scope) for shard in range(scope.cluster.shards)}
+        heads = {shard: await read_head(self._log(shard), scope) for shard in range(scope.cluster.tree.count)}
         self._open_gaps = [gap for head in heads.values() for gap in head.open_gaps]
         try:
             uri, options = self._store.location(table_key(scope.tenant, scope.stream))
@@ -148,7 +148,7 @@ class _Audit:
 
     async def _read_log(self) -> None:
         tasks: list[LogTask] = []
-        for shard in range(self._scope.cluster.shards):
+        for shard in range(self._scope.cluster.tree.count):
             log = self._log(shard)
             self._bases[shard] = base = await read_base(log, self._scope, self._part)
             tasks += await log_tasks(log, base.watermark, self._part)

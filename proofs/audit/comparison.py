@@ -87,7 +87,7 @@ class Comparison:
         lanes = [self._lane(key) for key in keys]
         shards = [
             self._shard(shard)
-            for shard in range(scope.cluster.shards)
+            for shard in range(scope.cluster.tree.count)
             if self._ends.get(shard, 0) or part.offsets.held[shard]
         ]
         damage = [each.sentence for each in part.listed_damage()][:DAMAGE_LISTED_MAX]

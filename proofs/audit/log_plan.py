@@ -15,8 +15,8 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.chunks.open_gaps import NamedOpenGap, open_gaps_of
 from weft.storage.hub_keys import chunk_key, chunk_prefix
-from weft.storage.open_gaps import NamedOpenGap, open_gaps_of
 
 RUN_CHUNKS = 64
 """Number of chunks of one task: a few seconds of work, with counts that are small beside its records."""

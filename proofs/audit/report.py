@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.protocols.segment import GapReason
-from weft.storage.open_gaps import NamedOpenGap
+from weft.storage.chunks.open_gaps import NamedOpenGap
 
 HOLES_LISTED_MAX = 20
 DAMAGE_LISTED_MAX = 100

@@ -119,9 +119,8 @@ def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, vers
     table = open_table(uri, options, version)
     if table is None:
         return None
-    found = {
-        shard: table.transaction_version(app_id(cluster.cluster_id, stream, shard)) for shard in range(cluster.shards)
-    }
+    apps = {shard: app_id(cluster.cluster_id, stream, shard) for shard in range(cluster.tree.count)}
+    found = {shard: table.transaction_version(app) for shard, app in apps.items()}
     # This call refuses tables whose files have more rows than the table, such as those with deletion vectors.
     table.to_pyarrow_dataset()
     types = {each.name: getattr(each.type, "type", None) for each in table.schema().fields}

@@ -120,7 +120,7 @@ class _Run:
         note: Callable[[str], None],
     ) -> None:
         self._copier, self._note, self._store = copier, note, copier.source
-        self._logs = [ShardLog(copier.source, cluster, shard) for shard in range(cluster.shards)]
+        self._logs = [ShardLog(copier.source, cluster, shard) for shard in range(cluster.tree.count)]
         self._previous = {part.shard: part for part in found.record.shards} if found is not None else {}
         self._kept = kept
 

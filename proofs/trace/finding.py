@@ -82,11 +82,12 @@ class Finder:
         self.looked = Looked()
         self._tables: dict[str, OpenTable | None] = {}
 
-    async def find(self, state: ShardState, wanted: Wanted) -> Found:
+    async def find(self, state: ShardState, wanted: Wanted, shards: Sequence[int]) -> Found:
         """Return records of a lane.
 
         Args:
             state: state of the lane's shard.
+            shards: the lane's shard, and those that had the lane before, the last first.
 
         Raises:
             TraceError: the collector deleted chunks during the search several times.
@@ -97,7 +98,7 @@ class Finder:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             table = await self._table(wanted.lane)
             try:
-                return await _Search(self, table, state, wanted).run()
+                return await _Search(self, table, state, wanted, shards).run()
             except (CollectedPast, NotFound) as error:
                 if attempt == ATTEMPTS_MAX:
                     raise TraceError(f"chunks were deleted while they were read: {error}; try again") from error
@@ -141,7 +142,10 @@ class OpenTable(NamedTuple):
 
 
 class _Search:
-    def __init__(self, finder: Finder, table: OpenTable | None, state: ShardState, wanted: Wanted) -> None:
+    def __init__(
+        self, finder: Finder, table: OpenTable | None, state: ShardState, wanted: Wanted, shards: Sequence[int]
+    ) -> None:
+        self._shards = shards
         self._finder, self._table, self._state, self._wanted = finder, table, state, wanted
         self._lane, self._used, self._looked = wanted.lane, wanted.used, finder.looked
         self._rows: dict[int, Row] = {}
@@ -152,13 +156,15 @@ class _Search:
         self._narrowed_by: list[str] = []
 
     async def run(self) -> Found:
-        position = 0
         if self._table is not None:
             await asyncio.to_thread(guarded, partial(self._read_table, self._table))
-            app = app_id(self._finder.cluster.cluster_id, self._lane.stream, self._state.shard)
-            position = int(self._table.table.transaction_version(app) or 0)
-        if not self._is_done():
-            await self._read_log(position)
+        for shard in reversed(self._shards):
+            position = 0
+            if self._table is not None:
+                app = app_id(self._finder.cluster.cluster_id, self._lane.stream, shard)
+                position = int(self._table.table.transaction_version(app) or 0)
+            if not self._is_done():
+                await self._read_log(shard, position)
         return Found([self._rows[seq] for seq in sorted(self._rows)], self._narrowed_by)
 
     def _is_done(self) -> bool:
@@ -185,16 +191,16 @@ class _Search:
 
     def _pruned(self, files: Iterable[dict[str, Any]]) -> list[str]:
         """Return the files whose statistics do not exclude the records, the lowest numbers first."""
-        shard, used, found = self._state.shard, self._used, []
-        wanted = {"_shard": (shard, shard), "_edge": (used.edge, used.edge), "_seq": (used.first, used.last)}
+        shards, used, found = (min(self._shards), max(self._shards)), self._used, []
+        wanted = {"_shard": shards, "_edge": (used.edge, used.edge), "_seq": (used.first, used.last)}
         for row in files:
             bounds = {name: (row.get(f"min.{name}"), row.get(f"max.{name}")) for name in wanted}
             if all(_overlap(bounds[name], wanted[name]) for name in wanted):
                 found.append((bounds["_seq"][0] or 0, unquote(row["path"])))
         return [path for _, path in sorted(found)]
 
-    async def _read_log(self, position: int) -> None:
-        log, lane, used = ShardLog(self._finder.store, self._finder.cluster, self._state.shard), self._lane, self._used
+    async def _read_log(self, shard: int, position: int) -> None:
+        log, lane, used = ShardLog(self._finder.store, self._finder.cluster, shard), self._lane, self._used
         wanted = RangeSet([(used.first, used.last + 1)])
         n = await log.locate(lane.tenant, lane.stream, position)
         async for chunk in log.indexes(max(n, log.watermark), only=frozenset([(lane.tenant, lane.stream)])):

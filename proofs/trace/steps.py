@@ -16,12 +16,13 @@ from weft.proofs.trace.used import Used, parse_source, parse_used
 from weft.protocols.lane import Lane
 from weft.protocols.message_headers import LINEAGE, SOURCE
 from weft.protocols.origin import OriginKind
-from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.chunks import ended_states
+from weft.storage.chunks.open_gaps import NamedOpenGap, open_gap_of
 from weft.storage.cluster import Cluster
+from weft.storage.every_shard import log_of_edge
 from weft.storage.object_store import ObjectStore
-from weft.storage.open_gaps import NamedOpenGap, open_gap_of
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
@@ -92,6 +93,7 @@ class Tracer:
         self._finder = Finder(store, cluster)
         self.left = records_max
         """Number of records that may still be shown."""
+        self._logs: dict[str, ShardLog] = {}
         self._states: dict[int, ShardState] = {}
 
     @property
@@ -119,7 +121,7 @@ class Tracer:
         lane = await self._lane(state, used, behind)
         # Other records of the lane may be between the used ones.
         for narrowing in (*narrowings, NOTHING) if used.count < used.numbers else (NOTHING,):
-            found = await self._finder.find(state, Wanted(lane, used, narrowing, self.left))
+            found = await self.find(state, Wanted(lane, used, narrowing, self.left))
             if found.rows or not found.narrowed_by:
                 break  # otherwise the row's columns only have the same names by chance
         more = len(found.rows) > self.left
@@ -163,10 +165,12 @@ class Tracer:
         return steps
 
     async def _state(self, edge: str) -> ShardState:
-        shard = shard_of(self._tenant, edge, self._finder.cluster.shards)
-        if shard not in self._states:
-            self._states[shard] = await ShardLog(self._finder.store, self._finder.cluster, shard).load()
-        return self._states[shard]
+        if edge not in self._logs:
+            self._logs[edge] = await log_of_edge(self._finder.store, self._finder.cluster, self._tenant, edge)
+        log = self._logs[edge]
+        if log.shard not in self._states:
+            self._states[log.shard] = await log.load()
+        return self._states[log.shard]
 
     async def lanes_of(self, used: Used) -> tuple[ShardState, dict[str, Lane], str]:
         """Return the shard's state for a range, the lanes of its log by stream, and its own stream.
@@ -182,11 +186,11 @@ class Tracer:
 
     async def find(self, state: ShardState, wanted: Wanted) -> Found:
         """Return records of a lane, as ``Finder.find``."""
-        return await self._finder.find(state, wanted)
+        return await self._finder.find(state, wanted, self._logs[wanted.lane.edge].lineage)
 
     async def _streams_of(self, state: ShardState, used: Used) -> set[str]:
-        log = ShardLog(self._finder.store, self._finder.cluster, state.shard)
-        lanes = [*state.lanes, *await log.ended_lanes(self._tenant, used.edge)]
+        log = self._logs[used.edge]
+        lanes = [*state.lanes, *await ended_states.lanes_of(log.store, log.lineage, self._tenant, used.edge)]
         return {lane.stream for lane in lanes if lane[:3] == (self._tenant, used.edge, int(used.log, 16))}
 
     async def _lane(self, state: ShardState, used: Used, behind: tuple[str, ...]) -> Lane:

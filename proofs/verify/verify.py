@@ -45,7 +45,7 @@ async def verify(store: ObjectStore) -> VerifyReport:
         for shard, n in sources(state, cluster.cluster_id, stream, cluster.shards).items():
             wanted[shard].add(n)
     logs: dict[int, CheckedLog] = {}
-    for shard in range(cluster.shards):
+    for shard in range(cluster.tree.count):
         log = ShardLog(view or store, cluster, shard)
         logs[shard] = await LogCheck(log, report, frozenset(wanted[shard])).run()
     await _check_declared(view or store, cluster.cluster_id, report)

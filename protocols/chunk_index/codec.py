@@ -217,7 +217,8 @@ def with_blocks(head: ChunkHead, data: Buffer, start: int, only: frozenset[Strea
         blocks[key] = decode_block(body, key)
         if place.count:
             sections.append(place.placed())
-    return BlockedFooter(head.header, head.fold_level, sections, blocks, head.controls, head.extensions, only)
+    needs = head.must_understand
+    return BlockedFooter(head.header, head.fold_level, sections, blocks, head.controls, head.extensions, only, needs)
 
 
 def decode_tail(tail: Buffer) -> IndexTail:

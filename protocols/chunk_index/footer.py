@@ -30,12 +30,14 @@ CONTROL_BYTES_MAX = 1 << 20
 """Longest body of a control record."""
 BLOCKS = 1
 """Bit of ``must_understand``: the index has a block for each stream (level 2)."""
-UNDERSTOOD = BLOCKS
+SPLITS = 2
+"""Bit of ``must_understand``: the chunk has a SEAL record (level 3)."""
+UNDERSTOOD = BLOCKS | SPLITS
 """Bits of ``must_understand`` that this release knows."""
 
 BLOCKS_LEVEL = 2
 """Fold level from which on chunks have a block for each stream."""
-LEVEL_MAX = 2
+LEVEL_MAX = 3
 """Fold level of this release: the highest level that it writes and that its fold keeps."""
 
 
@@ -136,6 +138,7 @@ class ControlKind(IntEnum):
     ADOPT = 4
     """The lane counts again, or gets back the numbers that it had when it was dropped."""
     SEAL = 5
+    """The edges of one half of the shard move to a new shard. From level 3 on, and alone in its chunk."""
     DROP = 6
     """The lane leaves the state."""
     CONFLICT = 7

@@ -27,6 +27,7 @@ from weft.protocols.shard.lowered_times import lowered_gaps, lowered_lane, lower
 from weft.protocols.shard.open_gaps import after_control
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import BootClock
+from weft.protocols.shard.splits import SPLIT_LEVEL, Split, in_order, is_moving, moved_to, moving, seal_of
 from weft.protocols.topics import named_levels
 
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
@@ -75,6 +76,8 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
     for control in told.controls:
         if control.kind == ControlKind.TIME:
             yield from _set_back(state, folded, control)
+        elif control.kind == ControlKind.SEAL:
+            yield from _seal(state, folded, told, control)
         else:
             _fold_control(state, folded, control)
     created = folded.created
@@ -147,6 +150,8 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
     new = controlled(control, lane, held, folded.created, folded.chunk.header.n)
     if new is held:
         return
+    if held is None:
+        _check_here(state, folded, lane)
     if held is None and new is not None and _has_time(state, folded.chunk):
         new = lowered_lane(new, folded.created)  # it left before its shard's time was lowered
     folded.lanes[lane] = new
@@ -195,11 +200,44 @@ def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[
     folded.open_gaps |= {key: lowered_gaps(gaps, time) for key, gaps in (state.open_gaps | folded.open_gaps).items()}
 
 
+def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -> Generator[None, None, None]:
+    """Take the edges of one half out of the shard: they are in the new one. Yields as ``_set_back``."""
+    chunk = folded.chunk
+    if chunk.footer.fold_level < SPLIT_LEVEL:
+        return
+    seal, n = seal_of(control.body), chunk.header.n
+    if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
+        raise Corrupt(f"chunk {n} of shard {state.shard} has a SEAL record and other things")
+    if not in_order(state.splits, seal, state.shard):
+        raise Corrupt(f"chunk {n} of shard {state.shard} splits it to shard {seal.shard} a second time, or too late")
+    count = 0
+    for edge in moving(state.edge_names(), seal.bit):
+        for lane in state.edge_lane_names(*edge):
+            folded.lanes[lane] = None
+            folded.others.add(lane)
+            count += 1
+            if count % STEP_LANES == 0:
+                yield
+    for key, gaps in state.open_gaps.items():
+        kept = [gap for gap in gaps if not is_moving(key[0], gap.edge, seal.bit)]
+        if len(kept) < len(gaps):
+            folded.open_gaps[key] = kept
+    folded.split = Split(seal.shard, seal.bit, n, seal.nonce)
+
+
+def _check_here(state: ShardState, folded: Folded, lane: Lane) -> None:
+    """Refuse a lane that is new to the shard, if a split has moved its edge: the new shard has it."""
+    if state.splits and (shard := moved_to(state.splits, lane.tenant, lane.edge)) is not None:
+        raise Corrupt(f"chunk {folded.chunk.header.n} of shard {state.shard} has {lane}, which moved to shard {shard}")
+
+
 def _fold_lane(state: ShardState, folded: Folded, lane: Lane, update: LaneUpdate) -> None:
     partial = bool(update.flags & _PARTIAL)
     known = folded.lanes[lane] if lane in folded.lanes else state.lanes.get(lane)
     if lane in folded.lanes and known is None:
         raise Corrupt(f"chunk {folded.chunk.header.n} drops {lane} and adds to it")
+    if known is None:
+        _check_here(state, folded, lane)
     held = LaneState(partial=partial) if known is None else known.successor()
     held.partial &= partial
     held.hear(update)

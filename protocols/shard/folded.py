@@ -11,6 +11,7 @@ from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.snapshot import BootClock, Skip
+from weft.protocols.shard.splits import Split
 
 BOOTS_MAX = 64
 """Maximum number of boots of a log whose clocks are kept; the one with the oldest notice is dropped first."""
@@ -40,6 +41,8 @@ class Folded:
     extensions: dict[int, object] = field(default_factory=dict)
     """Results of the extensions' ``look``, by number."""
     drops: int = 0
+    split: Split | None = None
+    """The split of the shard that the chunk makes; its lanes leave without being dropped."""
 
     def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
         """Return the lanes whose epoch differs from the one in ``lanes``."""

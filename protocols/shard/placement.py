@@ -1,34 +1,106 @@
 """Placement: the shard of a store for an edge's lanes. The rule is persisted: it must never change.
 
 All lanes of an edge are in one shard, so a failing shard affects only its own edges, and a hub process needs few shards
-to serve a link. The number of shards is a power of two: shard i of N can split into i and i + N of 2N, and no edge of
-another shard moves. The rule is in docs/reference/formats/shard-state.md.
+to serve a link. A store begins with a power of two of shards, and any shard can split alone: the edges of one half of
+it, by the next bit of the digest, go to a new shard, and no edge of another shard moves. The rule is in
+docs/reference/formats/shard-state.md.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from hashlib import blake2b
 
 TENANT_EDGE = "tenant-edge"
 """Name of the rule in ``cluster.json``."""
 SHARDS_MAX = 1024
 DIGEST_BYTES = 8
+BITS_MAX = 8 * DIGEST_BYTES
+"""Number of bits of a digest: a shard of all of them cannot split."""
+
+
+def digest_of(tenant: str, edge: str) -> int:
+    """Return the digest of an edge's name, whose low bits place its lanes."""
+    name = b"".join(struct.pack("<I", len(part)) + part for part in (tenant.encode(), edge.encode()))
+    return int.from_bytes(blake2b(name, digest_size=DIGEST_BYTES).digest(), "little")
 
 
 def shard_of(tenant: str, edge: str, shards: int) -> int:
-    """Return the shard of all lanes of an edge: the low bits of a digest of its name.
+    """Return the shard of all lanes of an edge in a store without splits: the low bits of a digest of its name.
 
     Args:
         shards: a power of two.
     """
     assert is_shard_count(shards), shards
-    name = b"".join(struct.pack("<I", len(part)) + part for part in (tenant.encode(), edge.encode()))
-    return int.from_bytes(blake2b(name, digest_size=DIGEST_BYTES).digest(), "little") & (shards - 1)
+    return digest_of(tenant, edge) & (shards - 1)
+
+
+class ShardTree:
+    """The shards of a store: those it began with, and those made by splits, which have the next numbers.
+
+    Args:
+        roots: the number of shards at the start, a power of two.
+        splits: the shard that each split halved, in the order of the splits. The new one of split k is ``roots + k``.
+
+    Raises:
+        ValueError: a split is of a shard that did not exist, or there are more shards than allowed.
+    """
+
+    def __init__(self, roots: int, splits: Sequence[int] = ()) -> None:
+        if not is_shard_count(roots) or roots + len(splits) > SHARDS_MAX:
+            raise ValueError(f"{roots} shards and {len(splits)} splits")
+        self.roots = roots
+        self.splits = tuple(splits)
+        self._depths = [roots.bit_length() - 1] * roots
+        self._children: dict[int, list[tuple[int, int]]] = {}
+        for shard, halved in enumerate(splits, roots):
+            if not 0 <= halved < shard or self._depths[halved] >= BITS_MAX:
+                raise ValueError(f"split {shard - roots} is of shard {halved}")
+            bit = self._depths[halved]
+            self._children.setdefault(halved, []).append((bit, shard))
+            self._depths[halved] = bit + 1
+            self._depths.append(bit + 1)
+
+    @property
+    def count(self) -> int:
+        """Return the number of shards, which are numbered from 0."""
+        return self.roots + len(self.splits)
+
+    def shard_of(self, tenant: str, edge: str) -> int:
+        """Return the shard of all lanes of an edge."""
+        digest = digest_of(tenant, edge)
+        shard = digest & (self.roots - 1)
+        while (found := self._child(shard, digest)) is not None:
+            shard = found
+        return shard
+
+    def _child(self, shard: int, digest: int) -> int | None:
+        return next((child for bit, child in self._children.get(shard, ()) if digest >> bit & 1), None)
+
+    def parent(self, shard: int) -> int | None:
+        """Return the shard that was halved to make this one; None for one of the first."""
+        return None if shard < self.roots else self.splits[shard - self.roots]
+
+    def lineage(self, shard: int) -> tuple[int, ...]:
+        """Return the shards that had an edge of this one before, the last first; none for one of the first."""
+        found = list[int]()
+        while (above := self.parent(shard)) is not None:
+            found.append(above)
+            shard = above
+        return tuple(found)
+
+    def children(self, shard: int) -> list[tuple[int, int]]:
+        """Return (bit, new shard) of each split of a shard, in their order."""
+        return list(self._children.get(shard, ()))
+
+    def next_bit(self, shard: int) -> int:
+        """Return the bit of the digest by which the next split of a shard halves it."""
+        return self._depths[shard]
 
 
 def is_shard_count(number: int) -> bool:
-    """Return whether a store may have this many shards: a power of two up to ``SHARDS_MAX``."""
+    """Return whether a store may begin with this many shards: a power of two up to ``SHARDS_MAX``."""
     return 0 < number <= SHARDS_MAX and number & (number - 1) == 0
 
 

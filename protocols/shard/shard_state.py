@@ -28,8 +28,9 @@ from weft.protocols.shard.folded import BOOTS_MAX, Folded, LogKey
 from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
 from weft.protocols.shard.open_gaps import OpenGap
-from weft.protocols.shard.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
+from weft.protocols.shard.snapshot import FIELDS_MAX, SPLITS, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
 from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
+from weft.protocols.shard.splits import SPLIT_LEVEL, Split, is_moving, moving
 
 __all__ = [
     "BOOTS_MAX",
@@ -61,7 +62,7 @@ class ShardState:
     __slots__ = (
         "_edges", "_extensions", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
         "created", "drops", "fields", "fold_level", "footer_crc", "forgotten", "lanes", "n", "next_offset", "only",
-        "open_gaps", "retired", "rules", "shard", "skips", "texts",
+        "open_gaps", "retired", "rules", "shard", "skips", "splits", "texts",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +94,8 @@ class ShardState:
         """Open gaps of lanes that have left the state, and of nodes that an operator rejected."""
         self.forgotten: dict[StreamKey, Forgotten] = {}
         """Streams that an operator deleted, and that had records. Of these the state has the next offset and skips."""
+        self.splits: list[Split] = []
+        """Splits of this shard: it takes nothing of the edges that they moved."""
         self.retired: dict[Lane, None] = {}
         """Lanes that no longer count."""
         self.texts = EdgeTexts()
@@ -143,6 +146,8 @@ class ShardState:
         for number, change in folded.extensions.items():
             held = self._extensions[number] = self.extension(number)
             self.rules.extensions[number].accept(held, change)
+        if folded.split is not None:
+            self.splits.append(folded.split)
         self.drops += folded.drops
         self.fold_level = max(self.fold_level, chunk.footer.fold_level)
         self.created = folded.created
@@ -239,6 +244,10 @@ class ShardState:
         """Return the lanes of an edge in this shard, of all its logs."""
         return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}
 
+    def edge_lane_names(self, tenant: str, edge: str) -> list[Lane]:
+        """Return the names of the lanes of an edge in this shard, without reading their states."""
+        return list(self._edges.get((tenant, edge), ()))
+
     def edge_names(self) -> list[tuple[str, str]]:
         """Return (tenant, edge) of the shard's edges, also of some whose last lane left, without reading lanes."""
         return list(self._edges)
@@ -246,6 +255,33 @@ class ShardState:
     def lane_count(self, tenant: str, edge: str | None = None) -> int:
         """Return the number of lanes of a tenant, or of one of its edges, in this shard."""
         return self._tenants.get(tenant, 0) if edge is None else len(self._edges.get((tenant, edge), ()))
+
+    def moved_half(self, split: Split, created: int, footer_crc: int) -> ShardState:
+        """Return the state with which the new shard of a split begins: at ``split.n``, with the edges that move. It
+        shares the lanes' states with this one, which must be at chunk ``split.n - 1``, with all streams.
+
+        Offsets begin at 0, so skips and deletions of streams remain where the records are.
+
+        Args:
+            created: time of chunk ``split.n``.
+            footer_crc: of that chunk, which the new shard's first chunk continues.
+        """
+        new = ShardState(self.cluster_id, split.shard, self.rules)
+        new.n, new.footer_crc, new.created = split.n, footer_crc, created
+        new.fold_level, new.drops = max(self.fold_level, SPLIT_LEVEL), self.drops
+        edges = sorted(moving(self._edges, split.bit))
+        for edge in edges:
+            for lane, held in sorted(self.edge_lanes(*edge).items()):
+                new.set_lane(lane, held)
+                key = lane.tenant, lane.stream
+                if key in self.fields:
+                    new.fields[key] = self.fields[key]
+        moved = set(edges)
+        new.clocks.update((log, boots) for log, boots in self.clocks.items() if log[:2] in moved)
+        for key, gaps in self.open_gaps.items():
+            if own := [gap for gap in gaps if is_moving(key[0], gap.edge, split.bit)]:
+                new.open_gaps[key] = own
+        return new
 
     def encode(self) -> bytes:
         """Encode the state as a snapshot. One state has one encoding."""
@@ -258,7 +294,7 @@ class ShardState:
         # Shallow copies are enough: the fold replaces the values in the tables, and never changes them.
         lanes = dict(self.lanes)
         skips, open_gaps = dict(self.skips), {key: gaps for key, gaps in self.open_gaps.items() if gaps}
-        forgotten = dict(self.forgotten)
+        forgotten, splits = dict(self.forgotten), list(self.splits)
         streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self.fields, *open_gaps}}
         fields, clocks = dict(self.fields), dict(self.clocks)
         extensions = {each: self.rules.extensions[each].freeze(held) for each, held in sorted(self._extensions.items())}
@@ -273,10 +309,10 @@ class ShardState:
             ]
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
             kept = {number: encoded() for number, encoded in extensions.items()}
-            snapshot = Snapshot(*head, 0, *folded, told, [], known, kept)
+            snapshot = Snapshot(*head, SPLITS if splits else 0, *folded, told, [], known, kept)
             # No node of level 1 reads the store of a log that has reached level 2.
             if snapshot.fold_level >= BLOCKS_LEVEL:
-                return snapshot_blocks.encode(snapshot, list(lanes.items()))
+                return snapshot_blocks.encode(snapshot, list(lanes.items()), splits)
             return snapshots.encode(snapshot, sorted(lanes.items()))
 
         return encode
@@ -301,7 +337,7 @@ class ShardState:
         cls, decoded: DecodedSnapshot, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None
     ) -> ShardState:
         """Return the state of a decoded snapshot. Raises as ``decode``."""
-        snapshot, lanes = decoded
+        snapshot, lanes, splits = decoded
         if snapshot.made_with < min(snapshot.fold_level, rules.level):
             raise Corrupt(
                 f"it was made at fold level {snapshot.made_with}, the log had reached {snapshot.fold_level}: it lacks "
@@ -309,7 +345,7 @@ class ShardState:
             )
         state = cls(snapshot.cluster_id, snapshot.shard, rules, only)
         state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
-        state.fold_level, state.drops = snapshot.fold_level, snapshot.drops
+        state.fold_level, state.drops, state.splits = snapshot.fold_level, snapshot.drops, list(splits)
         for stream in snapshot.streams:
             if stream.forgotten is None:
                 state._names.setdefault(stream.tenant, {})[stream.stream] = None

@@ -31,8 +31,10 @@ VERSION, BLOCKS_VERSION = 1, 2
 """Versions: one body with all lanes, and a head with a block of lanes for each stream (level 2)."""
 _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
-UNDERSTOOD = 0
-"""Bits of ``must_understand`` that this release knows: none yet."""
+SPLITS = 1
+"""Bit of ``must_understand``: the shard has splits (level 3)."""
+UNDERSTOOD = SPLITS
+"""Bits of ``must_understand`` that this release knows."""
 LANES_AT_ONCE = 256
 """Number of lanes in one call of the encoder, which holds the interpreter: a hub's event loop must not wait long."""
 

@@ -19,7 +19,9 @@ from weft.protocols.fields import U32, U64, Seq, unpack
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.placement import BITS_MAX
 from weft.protocols.shard.snapshot import HEADER_BYTES, LaneSnapshot, LogClocks, Snapshot, StreamSnapshot
+from weft.protocols.shard.splits import Split
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +57,8 @@ class SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
     """Streams, by tenant and name."""
     clocks: SnapshotPlace
     extensions: dict[U32, bytes]
+    splits: Annotated[list[Split], Meta(max_length=BITS_MAX)] = []
+    """Splits of the shard. The field is left out without any."""
 
 
 class DecodedSnapshot(NamedTuple):
@@ -63,6 +67,7 @@ class DecodedSnapshot(NamedTuple):
     head: Snapshot
     """Without lanes."""
     lanes: Iterable[tuple[Lane, LaneSnapshot]]
+    splits: Sequence[Split] = ()
 
 
 _HEAD = msgspec.msgpack.Decoder(SnapshotHead)
@@ -70,12 +75,13 @@ _LANES = msgspec.msgpack.Decoder(list[LaneSnapshot])
 _CLOCKS = msgspec.msgpack.Decoder(list[LogClocks])
 
 
-def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]]) -> bytes:
+def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]], splits: Sequence[Split] = ()) -> bytes:
     """Encode a snapshot. One state has one encoding.
 
     Args:
         snapshot: without lanes.
         lanes: in any order.
+        splits: of the shard.
     """
     # Names of the stream once, in the head: the lanes of a block have empty ones.
     ordered = sorted(lanes, key=lambda item: (item[0].tenant, item[0].stream, item[0].edge, item[0].log_id))
@@ -95,9 +101,12 @@ def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]]) -> bytes
     head = SnapshotHead(
         snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
         snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops, streams,
-        SnapshotPlace(at, len(clocks), crc32c(clocks)), snapshot.extensions,
+        SnapshotPlace(at, len(clocks), crc32c(clocks)), snapshot.extensions, list(splits),
     )  # fmt: skip
-    body = snapshots.with_header(snapshots.BLOCKS_VERSION, msgspec.msgpack.encode(head))
+    fields = msgspec.structs.astuple(head)
+    body = snapshots.with_header(
+        snapshots.BLOCKS_VERSION, msgspec.msgpack.encode(fields if head.splits else fields[:-1])
+    )
     return b"".join([body, *parts, clocks])
 
 
@@ -169,7 +178,7 @@ def with_lanes(
         head.cluster_id, head.shard, head.n, head.footer_crc, head.must_understand, head.made_with, head.fold_level,
         head.created, head.drops, [each.stream for each in wanted], [], clocks, head.extensions,
     )  # fmt: skip
-    return DecodedSnapshot(found, _lanes(wanted, data, start))
+    return DecodedSnapshot(found, _lanes(wanted, data, start), head.splits)
 
 
 def _lanes(wanted: Sequence[StreamPlace], data: Buffer, start: int) -> Iterator[tuple[Lane, LaneSnapshot]]:

@@ -20,7 +20,7 @@ from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard import completeness as rule
 from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
 from weft.protocols.shard.open_gaps import OpenGap, gap_until
-from weft.storage.open_gaps import named
+from weft.storage.chunks.open_gaps import named
 
 ALL = "all"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import CHUNKS, Offsets, check_offsets
-from spark_sinks.source.stream_log import StreamLog, open_hub
+from spark_sinks.source.stream_log import StreamLog
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.shard.fold import apply
@@ -43,7 +43,7 @@ class LanesAt(NamedTuple):
 def at_head(log: StreamLog) -> LanesAt:
     """Return the lanes at the end of the log as last seen. Offsets and states belong together."""
     clock = max((state.created for state in log.states), default=0)
-    return _merged(log.options, log.heads, dict(enumerate(log.states)), clock)
+    return _merged(log.options, log.heads, {state.shard: state for state in log.states}, clock)
 
 
 async def open_at_head(options: ReadOptions) -> LanesAt:
@@ -66,21 +66,36 @@ async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
     """
     log = await StreamLog.open(options)
     await log.extend()
-    wanted = dict(offsets)
+    wanted = with_new_shards(offsets, log)
     check_offsets("at", wanted, log.heads)
     if wanted == log.heads:
         return at_head(log)
-    store, cluster = await open_hub(options)
     found = await asyncio.gather(
-        *(
-            _below(ShardLog(store, cluster, shard), log.states[shard], options, offset)
-            for shard, offset in sorted(wanted.items())
-        )
+        *(_below(log.log_of(shard), log.state(shard), options, offset) for shard, offset in sorted(wanted.items()))
     )
     states = {shard: state for shard, state in zip(sorted(wanted), found, strict=True) if state is not None}
-    behind = [state.created for shard, state in states.items() if state.n < log.states[shard].n]
+    behind = [state.created for shard, state in states.items() if state.n < log.state(shard).n]
     clock = min(behind, default=max((state.created for state in states.values()), default=0))
-    return _merged(options, wanted, states, clock, tuple(sorted(wanted.keys() - states.keys())))
+    unknown = wanted.keys() - states.keys()
+    return _merged(options, wanted, in_force(states, log.cluster.shards), clock, tuple(sorted(unknown)))
+
+
+def in_force(states: Mapping[int, ShardState], roots: int) -> dict[int, ShardState]:
+    """Return the states without those of shards whose splits are not in the state of the halved shard: there, the lanes
+    are known from the halved shard, and the new one knows more of them than what lies below the offsets.
+
+    Args:
+        roots: the number of shards with which the store began.
+    """
+    made = {split.shard for state in states.values() for split in state.splits}
+    kept = {shard: state for shard, state in states.items() if shard < roots or shard in made}
+    return kept if len(kept) == len(states) else in_force(kept, roots)
+
+
+def with_new_shards(offsets: Mapping[int, int], log: StreamLog) -> Offsets:
+    """Return offsets for every shard that a split has made, too: 0 for one that is not named, since the offsets are
+    from before the split."""
+    return {shard: 0 for shard in log.heads if shard >= log.cluster.shards} | dict(offsets)
 
 
 async def _below(log: ShardLog, head: ShardState, options: ReadOptions, offset: int) -> ShardState | None:

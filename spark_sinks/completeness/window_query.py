@@ -37,7 +37,7 @@ from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
 from weft.protocols.ranges import Range, RangeSet
-from weft.storage.open_gaps import named
+from weft.storage.chunks.open_gaps import named
 
 OPEN_GAPS_TOLD_MAX = 10
 """Maximum number of open gaps in the progress of a query; the latest are named."""

@@ -12,7 +12,7 @@ from spark_sinks.source.store_options import with_environment
 from spark_sinks.source.stream_log import open_hub
 from spark_sinks.tables.query import TablesJob
 from weft.config.pipelines.pipeline import Pipeline
-from weft.storage.chunk_log import ShardLog
+from weft.storage.every_shard import first_logs
 from weft.storage.presence.keepers import Claim
 
 
@@ -52,6 +52,10 @@ def check_tables(pipeline: Pipeline, report: Report) -> None:
 async def _streams(job: TablesJob) -> list[tuple[str, str]]:
     store, cluster = await open_hub(job.access)
     found: dict[tuple[str, str], None] = {}
-    for shard in range(cluster.shards):  # one after the other: each may be large, and only names are kept
-        found |= dict.fromkeys((await ShardLog(store, cluster, shard).load()).next_offset)
+    logs = first_logs(store, cluster)
+    while logs:  # one after the other: each may be large, and only names are kept
+        log = logs.pop()
+        state = await log.load()
+        found |= dict.fromkeys(state.next_offset)
+        logs += map(log.new_shard, state.splits)
     return list(found)

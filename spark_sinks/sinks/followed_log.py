@@ -12,6 +12,8 @@ from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.source.history import History, KeptPosition, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import open_hub
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
 
 LOGS_OPEN_MAX = 8
 """Maximum number of logs that a process remembers between batches."""
@@ -25,8 +27,8 @@ class FollowedLog:
 
     @property
     def shards(self) -> int:
-        """Return the number of the hub's shards. Raises as ``check``."""
-        return _opened(self.options).shards
+        """Return the number of the hub's shards by now. Raises as ``check``."""
+        return _read(self.options)[1].tree.count
 
     @property
     def source(self) -> str:
@@ -61,15 +63,18 @@ class FollowedLog:
 
 class _Opened(NamedTuple):
     source: str
-    shards: int
     history: History
 
 
 @lru_cache(LOGS_OPEN_MAX)
 def _opened(options: ReadOptions) -> _Opened:
+    store, cluster = _read(options)
+    source = f"{cluster.cluster_id.hex()}/{options.tenant}/{options.stream}"
+    return _Opened(source, History.of(store, cluster, options.tenant))
+
+
+def _read(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
     try:
-        store, cluster = run(open_hub(options))
+        return run(open_hub(options))
     except ReadError as error:
         raise SinkError(str(error)) from None
-    source = f"{cluster.cluster_id.hex()}/{options.tenant}/{options.stream}"
-    return _Opened(source, cluster.shards, History.of(store, cluster, options.tenant))

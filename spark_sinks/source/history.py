@@ -8,7 +8,7 @@ below it: the checksum of a chunk's footer covers the footers before it, and so 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -51,16 +51,22 @@ class History:
     Methods raise ``ReadError`` when the store does not answer or a chunk is damaged.
     """
 
-    def __init__(self, logs: Sequence[ShardLog], tenant: str) -> None:
+    def __init__(self, log_of: Callable[[int], ShardLog], tenant: str) -> None:
         self._tenant = tenant
-        self._logs = logs
+        self._log_of = log_of
         self._found: dict[StreamShard, StreamChunk] = {}
         """The last chunk that was found."""
 
     @classmethod
     def of(cls, store: ObjectStore, cluster: Cluster, tenant: str) -> History:
         """Return the history of a store, without a request."""
-        return cls([ShardLog(store, cluster, shard) for shard in range(cluster.shards)], tenant)
+        logs: dict[int, ShardLog] = {}
+
+        def log_of(shard: int) -> ShardLog:
+            # A split may have made the shard since the cluster was read.
+            return logs.setdefault(shard, ShardLog(store, cluster, shard))
+
+        return cls(log_of, tenant)
 
     async def witnesses(self, ends: Mapping[StreamShard, int]) -> dict[StreamShard, Witness]:
         """Return the chunk with the record before each offset.
@@ -95,7 +101,7 @@ class History:
     async def _check(self, place: StreamShard, kept: KeptPosition) -> bool:
         """Return whether the chunk was compared."""
         (stream, shard), (end, witness) = place, kept
-        log = self._logs[shard]
+        log = self._log_of(shard)
         if witness is not None:
             chunk = await log.index(witness.n)
             is_same = chunk is not None and chunk.footer_crc == witness.footer_crc
@@ -115,7 +121,7 @@ class History:
 
     async def _chunk_with(self, place: StreamShard, offset: int) -> StreamChunk | None:
         stream, shard = place
-        log, last, key = self._logs[shard], self._found.get(place), (self._tenant, stream)
+        log, last, key = self._log_of(shard), self._found.get(place), (self._tenant, stream)
         with suppress(CodecError):
             # From the last chunk on, which is read again, because the store may have been restored meanwhile.
             if last is not None and last.first <= offset and (found := await find_chunk(log, key, offset, last.n)):

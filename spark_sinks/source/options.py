@@ -33,7 +33,7 @@ class ReadOptions:
     """The options of a read, checked as far as possible without looking at the store."""
 
     store: str
-    """Root of the hub's store: a path, ``file://``, ``s3://``, ``gs://`` or ``az://``. Empty for a read through a hub."""
+    """Root of the store: a path, ``file://``, ``s3://``, ``gs://`` or ``az://``; empty for a read through a hub."""
     stream: str
     tenant: str = "default"
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -26,8 +26,10 @@ from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.splits import moved_to
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.every_shard import first_logs
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.table.rows import row_schema, usable_fields
 
@@ -47,16 +49,17 @@ class StreamLog:
         self.only = frozenset({(options.tenant, options.stream)})
         """The stream, as what the states follow."""
         self._store = store
-        self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
-        self._states: list[ShardState] = []
+        self._logs = {log.shard: log for log in first_logs(store, cluster)}
+        """The logs of the shards, those of splits as soon as the log of the halved shard was read."""
+        self._states: dict[int, ShardState] = {}
         self._lanes: dict[tuple[str, int, tuple[Origin, ...]], LaneUpdate] = {}
         self._table = StreamTable(store, cluster, options.tenant, options.stream)
         self.opened_table: TableSnapshot | None = None
         """Table at the moment when the log was opened: never ahead of the log after ``extend``."""
         self.payload = PayloadKind.BYTES
         """Kind of the stream's payloads: the table's, or before there is a table, the edges' declared one."""
-        self._recent = [RecentSlices() for _ in self._logs]
-        self.history = History(self._logs, options.tenant)
+        self._recent = {shard: RecentSlices() for shard in self._logs}
+        self.history = History(self.log_of, options.tenant)
         self._deletions = Deletions(
             (options.tenant, options.stream), store.location(table_key(options.tenant, options.stream))[0]
         )
@@ -73,27 +76,28 @@ class StreamLog:
         settle()
         store, cluster = await open_hub(options)
         log = cls(options, store, cluster)
-        log._states = list(await asyncio.gather(*(shard.load(log.only) for shard in log._logs)))
+        await asyncio.gather(*map(log._load, list(log._logs)))
+        await log._take_up_splits()
         await log._check_stream()
         log.opened_table = await log._table.open()
         log.payload = log.opened_table.payload if log.opened_table else log._told_payload()
         return log
 
     def _told_payload(self) -> PayloadKind:
-        lanes = (state.stream_lanes(self.options.tenant, self.options.stream).values() for state in self._states)
+        lanes = (state.stream_lanes(self.options.tenant, self.options.stream).values() for state in self.states)
         return strictest(held.payload for shard in lanes for held in shard)
 
     async def _check_stream(self) -> None:
-        if not any(state.lanes for state in self._states):
-            self._deletions.check(self._states)
+        if not any(state.lanes for state in self.states):
+            self._deletions.check(self.states)
             others = set[str]()
-            for shard in self._logs:  # one after the other: each may be large, and only names are kept
+            for shard in self._logs.values():  # one after the other: each may be large, and only names are kept
                 others |= (await shard.load()).tenant_streams(self.options.tenant)
             raise ReadError(
                 f"the store has no stream {self.options.stream!r} of tenant {self.options.tenant!r}; "
                 f"it has {', '.join(sorted(others - {self.options.stream})) or 'no stream of that tenant yet'}"
             )
-        self._deletions.begin(self._states)
+        self._deletions.begin(self.states)
 
     async def extend(self) -> None:
         """Add the chunks made since.
@@ -101,8 +105,26 @@ class StreamLog:
         Raises:
             ReadError: the stream was deleted since it was opened.
         """
-        await asyncio.gather(*map(self._extend, range(len(self._logs))))
-        self._deletions.check(self._states)
+        await asyncio.gather(*map(self._extend, list(self._logs)))
+        await self._take_up_splits()
+        self._deletions.check(self.states)
+
+    async def _load(self, shard: int) -> None:
+        self._states[shard] = await self._logs[shard].load(self.only)
+
+    async def _take_up_splits(self) -> None:
+        """Load the shards that splits have made: after those that they halved, so that no lane is missing."""
+        while new := [
+            self._logs[state.shard].new_shard(split)
+            for state in self.states
+            for split in state.splits
+            if split.shard not in self._logs
+        ]:
+            for log in new:
+                state = await log.load(self.only)
+                self._logs[log.shard], self._recent[log.shard] = log, RecentSlices()
+                self._states[log.shard] = state
+            self._table.shards = max(self._table.shards, max(self._logs) + 1)
 
     async def _extend(self, shard: int) -> None:
         try:
@@ -115,7 +137,7 @@ class StreamLog:
             # This driver was suspended. The remembered chunks would have a hole, and the table has the collected ones.
             self._recent[shard].forget()
             self.loads += 1
-            self._states[shard] = await self._logs[shard].load(self.only)
+            await self._load(shard)
         else:
             self.remember(shard, chunks)
 
@@ -144,14 +166,14 @@ class StreamLog:
 
     @property
     def states(self) -> tuple[ShardState, ...]:
-        """Return the state of every shard, up to the same chunks as ``heads``."""
-        return tuple(self._states)
+        """Return the state of every shard, by number, up to the same chunks as ``heads``."""
+        return tuple(self._states[shard] for shard in sorted(self._states))
 
     @property
     def heads(self) -> Offsets:
         """Return the end of the log, per shard."""
         key = (self.options.tenant, self.options.stream)
-        return {shard: state.next_offset.get(key, 0) for shard, state in enumerate(self._states)}
+        return {state.shard: state.next_offset.get(key, 0) for state in self.states}
 
     @property
     def schema(self) -> pa.Schema:
@@ -170,13 +192,13 @@ class StreamLog:
     @property
     def fields(self) -> list[str]:
         """Return the stream's named topic levels over all shards, in the order of ``row_schema``."""
-        found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self._states)
+        found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self.states)
         return usable_fields(name for names in found for name in names)
 
     @property
     def topics(self) -> dict[Lane, list[str]]:
         """Return the topic patterns of every lane of the stream."""
-        lanes = (state.stream_lanes(self.options.tenant, self.options.stream) for state in self._states)
+        lanes = (state.stream_lanes(self.options.tenant, self.options.stream) for state in self.states)
         return {lane: held.topics for shard in lanes for lane, held in shard.items()}
 
     async def table(self) -> TableSnapshot | None:
@@ -271,13 +293,27 @@ class StreamLog:
         The rule of placement names one shard, and lanes may name more, for an edge that came from another shard.
         """
         if edges is None:
-            return range(self.cluster.shards)
-        placed = {shard_of(self.options.tenant, edge, self.cluster.shards) for edge in edges}
-        return placed | {
-            shard
-            for shard, state in enumerate(self._states)
+            return self._logs.keys()
+        return {shard for edge in edges for shard in self._lineage_of(edge)} | {
+            state.shard
+            for state in self.states
             if any(lane.edge in edges for lane in state.stream_lanes(self.options.tenant, self.options.stream))
         }
+
+    def _lineage_of(self, edge: str) -> Iterator[int]:
+        """Yield the shards in which an edge's records were placed: splits may have moved it since."""
+        shard: int | None = shard_of(self.options.tenant, edge, self.cluster.shards)
+        while shard is not None:
+            yield shard
+            shard = moved_to(self._states[shard].splits, self.options.tenant, edge)
+
+    def state(self, shard: int) -> ShardState:
+        """Return the state of a shard, up to the same chunks as ``heads``."""
+        return self._states[shard]
+
+    def log_of(self, shard: int) -> ShardLog:
+        """Return the log of a shard."""
+        return self._logs[shard]
 
     def first_offset(self, shard: int, table: TableSnapshot | None) -> int:
         """Return the first offset of a shard that the table still has; 0 when the table has no bounds for it."""

@@ -16,7 +16,6 @@ from deltalake.exceptions import DeltaError
 from spark_sinks.errors import ReadError
 from spark_sinks.source.file_index import FileIndex, TableFile
 from spark_sinks.source.followed_table import FollowedTable
-from spark_sinks.source.positions import Offsets
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import table_key
@@ -35,14 +34,21 @@ and column mapping, which other engines can switch on, are not among them."""
 wait_at_exit()
 
 
+class Ends(dict[int, int]):
+    """Per shard, the offset below which a table has every record, and none from there on; 0 for a shard without rows,
+    such as one that a split made since."""
+
+    def __missing__(self, shard: int) -> int:
+        return 0
+
+
 class TableSnapshot(NamedTuple):
     """One version of a table: position and files belong together."""
 
     uri: str
     storage_options: dict[str, str]
     version: int
-    ends: Offsets
-    """Per shard, the offset below which the table has every record, and none from there on."""
+    ends: Ends
     files: FileIndex
     schema: pa.Schema
     payload: PayloadKind
@@ -90,6 +96,17 @@ class StreamTable:
         applications = app_ids(cluster.cluster_id, stream)
         self._log, self._followed = TableLog(store, self._key, applications), FollowedTable(applications)
         self._snapshot: TableSnapshot | None = None
+        self._shards = cluster.tree.count
+
+    @property
+    def shards(self) -> int:
+        """Return the number of the shards whose positions are read; splits add some."""
+        return self._shards
+
+    @shards.setter
+    def shards(self, shards: int) -> None:
+        if shards != self._shards:
+            self._shards, self._snapshot = shards, None
 
     async def open(self, version: int | None = None) -> TableSnapshot | None:
         """Return a version, or None when there is no table yet.
@@ -109,7 +126,8 @@ class StreamTable:
                 # Such as a checkpoint of version 2, which deltalake can read.
                 _LOG.info("%s is read with its list of files: %s", self._key, error)
                 self._followed.clear()
-        return await asyncio.to_thread(_listed, uri, options, self._cluster, self._stream, version)
+        apps = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in range(self._shards)}
+        return await asyncio.to_thread(_listed, uri, options, apps, self._stream, version)
 
     async def _newest(self, uri: str, options: dict[str, str]) -> TableSnapshot | None:
         followed, before = self._followed, self._followed.entry_hash
@@ -127,21 +145,17 @@ class StreamTable:
             if state.properties().get("delta.columnMapping.mode", "none") != "none":
                 features.add("columnMapping")
             _check_features(self._stream, features)
-            found = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in _shards(self._cluster)}
+            found = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in range(self._shards)}
             self._snapshot = TableSnapshot(
                 uri,
                 options,
                 state.version,
-                {shard: state.transactions.get(app, 0) for shard, app in found.items()},
+                Ends((shard, state.transactions.get(app, 0)) for shard, app in found.items()),
                 followed.files(),
                 pa.schema(Schema.from_json(state.metadata["schemaString"])),
                 table_payload(dict(state.columns()).get("payload"), state.properties()),
             )
         return self._snapshot
-
-
-def _shards(cluster: Cluster) -> range:
-    return range(cluster.shards)
 
 
 def _check_features(stream: str, demanded: Collection[str]) -> None:
@@ -153,7 +167,7 @@ def _check_features(stream: str, demanded: Collection[str]) -> None:
 
 
 def _listed(
-    uri: str, storage_options: dict[str, str], cluster: Cluster, stream: str, version: int | None
+    uri: str, storage_options: dict[str, str], apps: dict[int, str], stream: str, version: int | None
 ) -> TableSnapshot | None:
     """Return a version of a table by its list of files, as ``StreamTable.open``. Blocks."""
     if not DeltaTable.is_deltatable(uri, storage_options or None):
@@ -166,13 +180,12 @@ def _listed(
         except (DeltaError, OverflowError) as error:
             raise ReadError(f"version: the table of {stream} has none {version}; its newest is {newest}") from error
     _check_features(stream, table.protocol().reader_features or ())
-    found = {shard: app_id(cluster.cluster_id, stream, shard) for shard in _shards(cluster)}
     types = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
     return TableSnapshot(
         uri,
         storage_options,
         table.version(),
-        {shard: int(table.transaction_version(app) or 0) for shard, app in found.items()},
+        Ends((shard, int(table.transaction_version(app) or 0)) for shard, app in apps.items()),
         FileIndex(_files(table)),
         pa.schema(table.schema()),
         table_payload(types.get("payload"), table.metadata().configuration),

@@ -75,7 +75,7 @@ class SparkWriter:
         for each, part in zip(wanted, sections, strict=True):
             planned.append(part if isinstance(part, Exception) else self._cut(each, part, size))
         parts = [part for found in planned if isinstance(found, list) for part in found]
-        topics = self._topics(rows, wanted)
+        topics = self._topics(rows)
         work = RowsWork(self._access, self._settings, rows.stream, rows.schema, rows.payload, topics, parts)
         results = iter(await self._run(work, len(parts)) if parts else ())
         made: list[Made | Exception] = []
@@ -138,11 +138,8 @@ class SparkWriter:
             first, first_n, taken, chunks = section.end, section.n + 1, 0, 0
         return parts
 
-    def _topics(self, rows: StreamRows, wanted: Sequence[WantedRows]) -> dict[Lane, Sequence[str]]:
-        if not levels_of(rows.schema):
-            return {}
-        lanes = (each.view.state.stream_lanes(*rows.stream).items() for each in wanted)
-        return {lane: held.topics for found in lanes for lane, held in found if held.topics}
+    def _topics(self, rows: StreamRows) -> dict[Lane, Sequence[str]]:
+        return rows.declared.all_topics() if levels_of(rows.schema) else {}
 
     async def _run(self, work: RowsWork | JoinWork, count: int) -> list[Any]:
         """Run a job with a task for each number. Return the results in their order.

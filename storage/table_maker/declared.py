@@ -31,13 +31,25 @@ class Declared:
         return strictest(held.payload for shard in lanes for held in shard)
 
     def topics(self, view: ShardView) -> Callable[[Lane], Sequence[str]]:
-        """Return a look-up of topic patterns as last declared for the lane."""
+        """Return a look-up of topic patterns as last declared for the lane.
+
+        Args:
+            view: the shard of the records. A split may have moved the lane to another shard since.
+        """
 
         def topics(lane: Lane) -> Sequence[str]:
-            held = view.state.lanes.get(lane)
-            return held.topics if held else ()
+            for each in (view, *self._views):
+                held = each.state.lanes.get(lane)
+                if held is not None:
+                    return held.topics
+            return ()
 
         return topics
+
+    def all_topics(self) -> dict[Lane, Sequence[str]]:
+        """Return the topic patterns of all lanes that have some."""
+        lanes = (view.state.stream_lanes(self._tenant, self._stream).items() for view in self._views)
+        return {lane: held.topics for found in lanes for lane, held in found if held.topics}
 
     def compare(self, lanes: Iterable[LaneUpdate], made_for: PayloadKind) -> None:
         """Warn once about each payload kind that differs from the table's.

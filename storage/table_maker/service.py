@@ -13,7 +13,8 @@ from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.chunk_log import Cluster, CollectedPast
+from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog
+from weft.storage.every_shard import first_logs, missing_shards
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.presence.keepers import Claim, Keepers
 from weft.storage.table_maker.errors import TableError
@@ -68,6 +69,8 @@ class TableService:
         self._writer, self._claim = writer, claim
         self._clock, self._is_sound, self._monotonic = clock, is_sound, monotonic
         self._views: list[ShardView] = []
+        self._logs = {log.shard: log for log in first_logs(store, cluster)}
+        """The logs of the shards, those of splits as soon as the log of the halved shard was read."""
         self._streams: dict[StreamKey, StreamWork] = {}
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -210,8 +213,11 @@ class TableService:
         while more:
             self.error = None
             # The chunks of one pass are in memory until the streams have read their rows from them.
-            more = any(await asyncio.gather(*map(self._read_on, range(self._cluster.shards))))
-            wanting = await self._wanting()
+            more = any(await asyncio.gather(*map(self._read_on, list(self._logs.values()))))
+            while new := self._take_up_splits():
+                await asyncio.gather(*map(self._read_on, new))
+            # Without the shard to which a lane moved, its topic levels are not known.
+            wanting = [] if missing_shards(self.states) else await self._wanting()
             before = self._rows_moved()
             left = await self._turns.run(wanting, self._turn)
             moved += self._rows_moved() - before
@@ -220,18 +226,29 @@ class TableService:
             view.chunks.clear()
         return moved
 
-    async def _read_on(self, shard: int) -> bool:
+    def _take_up_splits(self) -> list[ShardLog]:
+        """Note the shards that splits have made. Return the logs of new ones."""
+        new = {
+            split.shard: view.log.new_shard(split)
+            for view in self._views
+            for split in view.state.splits
+            if split.shard not in self._logs
+        }
+        self._logs |= new
+        return list(new.values())
+
+    async def _read_on(self, log: ShardLog) -> bool:
         """Continue reading a shard's log, as much as fits into memory. Return whether there may be more."""
-        what = f"the log of shard {shard} cannot be read"
+        what = f"the log of shard {log.shard} cannot be read"
         try:
-            more = await self._follow(shard)
+            more = await self._follow(log)
         except EXPECTED as error:
             # Records of the other shards become rows nevertheless.
             self.error = self._told(what, error)
             return False
         self._repeats.forget(what)
         if not more:
-            self._read_at[shard] = self._monotonic()
+            self._read_at[log.shard] = self._monotonic()
         return more
 
     def _rows_moved(self) -> int:
@@ -241,7 +258,7 @@ class TableService:
         """Return the streams with work, found in slices: a hub may have very many."""
         found = dict.fromkeys(key for view in self._views for key in tabled_streams(view.state))
         keys = [key for key in found if self._claim is None or self._claim.covers(key)]
-        self._due.begin(keys, self._cluster.shards)
+        self._due.begin(keys, len(self._logs))
         # A deleted stream's table has all of it.
         deleted = {key for view in self._views for key in view.state.forgotten}.difference(keys)
         for key in deleted & self._streams.keys():
@@ -278,10 +295,10 @@ class TableService:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._settings.interval_s)
 
-    async def _follow(self, shard: int) -> bool:
-        at = next((at for at, view in enumerate(self._views) if view.shard == shard), None)
+    async def _follow(self, log: ShardLog) -> bool:
+        at = next((at for at, view in enumerate(self._views) if view.shard == log.shard), None)
         if at is None:
-            view = await load_shard(self._store, self._cluster, shard, whole=self._writer is None)
+            view = await load_shard(log, whole=self._writer is None)
             view.chunks.seen = self._due.arrived
             self._views.append(view)
             return False

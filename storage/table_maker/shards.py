@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore
 from weft.storage.table_maker.chunk_cache import ChunkCache
 
@@ -26,7 +27,7 @@ class ShardView(NamedTuple):
         return self.log.shard
 
 
-async def load_shard(store: ObjectStore, cluster: Cluster, shard: int, *, whole: bool = True) -> ShardView:
+async def load_shard(log: ShardLog, *, whole: bool = True) -> ShardView:
     """Return a shard with its log read to the head.
 
     Args:
@@ -36,10 +37,9 @@ async def load_shard(store: ObjectStore, cluster: Cluster, shard: int, *, whole:
         StoreError: the store did not answer.
         Corrupt: the log is damaged.
     """
-    log = ShardLog(store, cluster, shard)
-    return ShardView(log, await log.load(), ChunkCache(log, CHUNK_BYTES_MAX // cluster.shards, whole=whole))
+    return ShardView(log, await log.load(), ChunkCache(log, CHUNK_BYTES_MAX // log.cluster.tree.count, whole=whole))
 
 
 async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:
     """Return every shard with its log read to the head. Raises as ``load_shard``."""
-    return [await load_shard(store, cluster, shard) for shard in range(cluster.shards)]
+    return [await load_shard(log) for log, _ in await load_every_shard(first_logs(store, cluster))]

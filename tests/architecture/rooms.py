@@ -135,11 +135,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
+        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads"),
         ("object_store", "segment_log"),
         ("cluster", "cluster_log", "data_directory", "manifest", "presence"),
         ("chunks", "table"),
         ("chunk_log",),
+        ("every_shard",),
         ("store_formats", "table_maker"),
     ),
     "proofs": (
@@ -181,6 +182,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("check", "clock", "settings"),
         ("cluster",),
         ("shard",),
+        ("splits",),
         ("health",),
         ("api", "stream_deletion"),
         ("declared",),

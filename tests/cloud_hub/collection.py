@@ -21,10 +21,10 @@ DELETION_DELAY_S = 900.0
 class Collector:
     """Raises the watermark, waits, and deletes. ``collected`` keeps what it deleted, for who checks the log."""
 
-    def __init__(self, store: ObjectStore, delay_s: float = DELETION_DELAY_S) -> None:
+    def __init__(self, store: ObjectStore, delay_s: float = DELETION_DELAY_S, log: ShardLog | None = None) -> None:
         self._store = store
         self._delay_s = delay_s
-        self._log = ShardLog(store, CLUSTER, 0, now_ns)
+        self._log = log or ShardLog(store, CLUSTER, 0, now_ns)
         self.collected: dict[int, bytes] = {}
 
     async def collect(self) -> int:
@@ -36,12 +36,12 @@ class Collector:
         await asyncio.sleep(self._delay_s)
         for n in range(watermark):
             try:
-                found = await self._store.get(chunk_key(0, n))
+                found = await self._store.get(chunk_key(self._log.shard, n))
             except NotFound:
                 continue
             # The first time it is the chunk; later a writer that was paused has made the number again.
             self.collected.setdefault(n, found.data)
-            await self._store.delete(chunk_key(0, n))
+            await self._store.delete(chunk_key(self._log.shard, n))
         return watermark
 
 

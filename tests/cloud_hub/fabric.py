@@ -57,7 +57,7 @@ def machine(shards: int, *, processes: int = 1) -> Owners:
     async def nothing() -> None:
         pass
 
-    return Owners(shards, Site("here", 8090, 0, processes), "first", changed=nothing)
+    return Owners(lambda: shards, Site("here", 8090, 0, processes), "first", changed=nothing)
 
 
 def make_sequencer(

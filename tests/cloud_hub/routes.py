@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.cloud_hub.fabric import CLUSTER, SequencerNode
+from tests.cloud_hub.fabric import SequencerNode
 from tests.cloud_hub.virtual_time import now_ns
 from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
@@ -66,7 +66,7 @@ class Route:
         """Return how the attempt ends, or None when the node takes the link."""
         if node.sequencer is None or number in self._walled:
             return BROKEN
-        shards: Any = SimpleNamespace(count=CLUSTER.shards)
+        shards: Any = SimpleNamespace(place=lambda _: 0)
         link = EdgeLink(
             shards, None, now_ns, ANYWHERE, "", refusals=Refusals(lambda: 0.0), elsewhere=lambda _: node.names
         )

@@ -11,8 +11,7 @@ from tests.cloud_hub import simulation
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
 from tests.support.later_fold import COUNTED, LATER, counting
 from tests.support.slices import SLICE
-from weft.cloud_hub.shard import sequencer
-from weft.cloud_hub.shard.drafting import Drafted
+from weft.cloud_hub.shard.drafting import Attempt, Drafted
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk_index.footer import FoldRules
 
@@ -58,7 +57,7 @@ def is_broken(history: Callable[[int], object]) -> bool:
 def test_a_node_that_takes_an_unclear_write_for_a_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def trusting(self: Sequencer, drafted: Drafted) -> bool:
         draft, folded = drafted
-        self._attempts[draft.chunk.header.nonce] = sequencer._Attempt(draft.openings, len(draft.data))
+        self._attempts[draft.chunk.header.nonce] = Attempt(draft.openings, len(draft.data))
         with contextlib.suppress(Exception):
             await self.log.create(draft.chunk.header.n, draft.data)
         return self._accept(folded)

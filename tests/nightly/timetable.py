@@ -75,6 +75,13 @@ def _clocks(seed: int) -> int:
     return 1
 
 
+def _splits(seed: int) -> int:
+    from tests.cloud_hub.splitting import simulate_splits
+
+    simulate_splits(seed)
+    return 1
+
+
 def _set_back(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate_set_back
 
@@ -130,7 +137,7 @@ JOBS: Mapping[str, Job] = {
     "power_cuts": searched(
         "power_cuts", "power cuts", _power_cuts,
         "tests/storage/segment_log/test_power_cuts.py::test_thousands_of_power_cuts",
-        minutes=54, slice_seeds=100, slice_units=18_500, slice_s=50,
+        minutes=44, slice_seeds=100, slice_units=18_500, slice_s=50,
         repeat=f"{AGAIN} tests.storage.segment_log.power_cuts --replay {{seed}} --shrink",
     ),
     "log_errnos": pytest_job(
@@ -139,12 +146,12 @@ JOBS: Mapping[str, Job] = {
     ),
     "function_cuts": searched(
         "function_cuts", "power cuts of functions", _function_cuts, f"{FUNCTIONS}runtime/test_power_cuts.py",
-        minutes=54, slice_seeds=200, slice_units=1_900, slice_s=50,
+        minutes=44, slice_seeds=200, slice_units=1_900, slice_s=50,
     ),
     "kinds_cuts": pytest_job(
         "lives of functions with power cuts", f"{FUNCTIONS}runtime/test_power_cuts_of_kinds.py",
         f"{FUNCTIONS}runtime/test_reducers.py", f"{FUNCTIONS}windows/test_power_cuts.py",
-        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=56, slice_units=700, slice_s=285,
+        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=46, slice_units=700, slice_s=285,
     ),
     "recorded_cuts": pytest_job(
         "power cuts of real processes", "tests/durability/test_power_cut_of_a_node.py",
@@ -153,11 +160,12 @@ JOBS: Mapping[str, Job] = {
     "full_disk": pytest_job(
         "minutes without room", "tests/durability/test_full_disk.py", minutes=10, slice_units=3, slice_s=215,
     ),
-    # Histories of hubs in virtual time. Those with wrong clocks, of two rows, are 100,000 in a night.
+    # Histories of hubs in virtual time. Those with wrong clocks, of two rows, are 100,000 in a night, as are
+    # those of splits.
     "simulation": searched(
         "simulation", "histories of a shard", _simulation,
         "tests/cloud_hub/test_simulation.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
-        minutes=30, slice_seeds=500, slice_units=500, slice_s=40,
+        minutes=20, slice_seeds=500, slice_units=500, slice_s=40,
     ),
     "clocks": searched(
         "clocks", "histories of hubs whose clocks are set", _clocks,
@@ -169,6 +177,11 @@ JOBS: Mapping[str, Job] = {
         "tests/cloud_hub/test_clock.py::test_a_time_of_the_future_is_lowered_for_good_in_many_histories",
         minutes=26, slice_seeds=1000, slice_units=1000, slice_s=53,
     ),
+    "shard_splits": searched(
+        "shard_splits", "histories of shards that split", _splits,
+        "tests/cloud_hub/test_splitting.py::test_a_split_loses_and_doubles_nothing_in_many_histories",
+        minutes=70, slice_seeds=1000, slice_units=1000, slice_s=42,
+    ),
     "deletions": pytest_job(
         "histories of deleted streams", "tests/cloud_hub/test_stream_deletion.py", minutes=5, slice_units=1, slice_s=60,
     ),
@@ -179,7 +192,7 @@ JOBS: Mapping[str, Job] = {
     "upgrade": searched(
         "upgrade", "histories of an upgrade", _upgrade,
         "tests/cloud_hub/test_simulation.py::test_two_releases_on_one_store_make_one_fold_in_many_histories",
-        minutes=20, slice_seeds=800, slice_units=800, slice_s=60,
+        minutes=10, slice_seeds=800, slice_units=800, slice_s=60,
     ),
     "collecting": searched(
         "collecting", "histories of a collected shard", _collecting, "tests/cloud_hub/test_collecting.py",
@@ -191,6 +204,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "hub_kills": pytest_job(
         "kills and stops of hub nodes", "tests/end_to_end/test_two_hubs.py", "tests/end_to_end/test_hub_processes.py",
+        "tests/end_to_end/test_split.py",
         minutes=30, slice_units=64, slice_s=270,
     ),
     "function_kills": pytest_job(
@@ -244,7 +258,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "decoders": searched(
         "decoders", "seconds of fuzzed decoders", _decoders,
-        minutes=41, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
+        minutes=31, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
     ),
     "segments": pytest_job(
         "damaged segment logs", "tests/fuzz/test_segments.py", minutes=26, slice_units=3_000, slice_s=150,
@@ -265,7 +279,7 @@ JOBS: Mapping[str, Job] = {
         f"{FUNCTIONS}windows/test_shares.py", f"{FUNCTIONS}windows/test_sql.py",
         minutes=36, slice_units=1, slice_s=1300,
     ),
-    "properties": properties("hypothesis", *PROPERTIES, minutes=44, slice_s=900),
+    "properties": properties("hypothesis", *PROPERTIES, minutes=34, slice_s=900),
     "other_properties": properties("hypothesis and not search", *OTHER_PROPERTIES, minutes=30, slice_s=440),
 }  # fmt: skip
 """Name -> job. Each night goes on with the seeds behind those of the last one."""

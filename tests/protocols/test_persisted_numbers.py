@@ -31,6 +31,7 @@ from weft.protocols.shard import (
     shard_state,
     snapshot,
     snapshot_blocks,
+    splits,
 )
 from weft.storage.cluster_log import entry as cluster_entry
 from weft.storage.cluster_log import state as cluster_state
@@ -167,7 +168,8 @@ ARRAYS = {
     blocks.BlockControl: "kind edge log_id body",
     blocks.BlockClock: "edge log_id boot_id monotonic offset error",
     snapshot_blocks.SnapshotHead: (
-        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions"
+        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions "
+        "splits"
     ),
     snapshot_blocks.StreamPlace: "stream lanes",
     snapshot_blocks.SnapshotPlace: "position length crc",
@@ -185,6 +187,8 @@ ARRAYS = {
     snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps forgotten",
     forgotten.ForgetBody: "by reason tabled",
     forgotten.Forgotten: "time by reason tabled",
+    splits.SealBody: "shard bit nonce",
+    splits.Split: "shard bit n nonce",
     lowered_times.TimeBody: "time reason",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",
@@ -261,7 +265,7 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 MODULES = (
     batch, segment, chunk, footer, codec, blocks, link, lane_state, origin, shard_state, snapshot,
-    snapshot_blocks, forgotten, lowered_times, cluster_entry, cluster_state,
+    snapshot_blocks, forgotten, lowered_times, splits, cluster_entry, cluster_state,
 )  # fmt: skip
 
 

@@ -225,7 +225,7 @@ Later = Callable[[ObjectStore, pytest.MonkeyPatch], Coroutine[None, None, None]]
     ("write", "said"),
     [
         (later_format, "the store was written by a later release of Weft (format 2; this one knows 1): install that"),
-        (later_level, "the store is at level 3, this release knows level 2: use the release that the other nodes run"),
+        (later_level, "the store is at level 4, this release knows level 3: use the release that the other nodes run"),
         (later_chunks, "was written by a later release of Weft (chunk version 2; this release reads version 1)"),
         (later_manifest, "was written by a later release of Weft (the manifest needs features 0x1 of a later release)"),
         (

@@ -312,3 +312,19 @@ BLOCKED_STATE: Notation = {
     ],
     "lanes": [{**STATE["lanes"][0], "stream": "alarms", "retired": None, "conflict": None}, *STATE["lanes"]],
 }  # fmt: skip
+
+SEALED_CHUNK: Notation = {
+    **{name: value for name, value in EMPTY_CHUNK.items() if name not in {"lanes", "clocks"}},
+    "must_understand": 3,
+    "fold_level": 3,
+    "controls": [[5, "", "", 0, "", base64.b64encode(msgspec.msgpack.encode([16, 4, 0x0123456789ABCDEF])).decode()]],
+    "sections": [],
+    "blocks": [],
+}
+SPLIT_STATE: Notation = {
+    **BLOCKED_STATE,
+    "must_understand": 1,
+    "made_with": 3,
+    "fold_level": 3,
+    "splits": [[16, 4, 2, 0x0123456789ABCDEF], [19, 5, 3, 7]],
+}

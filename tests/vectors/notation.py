@@ -25,6 +25,7 @@ from weft.protocols.link.data import split_batches
 from weft.protocols.origin import Origin
 from weft.protocols.shard import snapshot, snapshot_blocks
 from weft.protocols.shard.shard_state import FoldRules, ShardState
+from weft.protocols.shard.splits import Split
 from weft.storage.cluster_log import entry as cluster_entry
 from weft.storage.cluster_log import state as cluster_state
 
@@ -149,7 +150,7 @@ def _encode_chunk(meaning: Notation) -> bytes:
     controls = msgspec.convert(meaning["controls"], list[chunk.Control])
     if "blocks" in meaning:
         told = {(each["tenant"], each["stream"]): _block(each) for each in meaning["blocks"]}
-        of_level_2 = BlockedFooter(header, levels[1], streams, told, controls, extensions)
+        of_level_2 = BlockedFooter(header, levels[1], streams, told, controls, extensions, must_understand=levels[0])
         return data + chunk.encode_footer(of_level_2)[0]
     lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])
     clocks = msgspec.convert(meaning["clocks"], list[chunk.ClockUpdate])
@@ -262,6 +263,7 @@ def _decode_frames(data: bytes) -> Notation:
 
 def _encode_state(meaning: Notation) -> bytes:
     noted = {**meaning, "cluster_id": base64.b64encode(bytes.fromhex(meaning["cluster_id"])).decode()}
+    splits = msgspec.convert(noted.pop("splits", []), list[Split])
     noted["streams"] = [_listed(entry) for entry in noted["streams"]]
     noted["lanes"] = [_listed(entry) for entry in noted["lanes"]]
     found = msgspec.convert(_listed(noted), snapshot.Snapshot, str_keys=True)
@@ -270,7 +272,7 @@ def _encode_state(meaning: Notation) -> bytes:
     lanes = [
         (Lane(each.tenant, each.edge, each.log_id, each.stream), snapshot.lane_state(each)) for each in found.lanes
     ]
-    return snapshot_blocks.encode(msgspec.structs.replace(found, lanes=[]), lanes)
+    return snapshot_blocks.encode(msgspec.structs.replace(found, lanes=[]), lanes, splits)
 
 
 def _decode_state(data: bytes) -> Notation:
@@ -281,11 +283,13 @@ def _decode_state(data: bytes) -> Notation:
     assert ShardState.decode(again, rules).encode() == again, "one state has one encoding"
     noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
     streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in found.streams]
-    return {**noted, "streams": streams, "lanes": [*map(_named, found.lanes)]}
+    noted |= {"streams": streams, "lanes": [*map(_named, found.lanes)]}
+    splits = snapshot_blocks.decode(data).splits
+    return {**noted, "splits": _builtins(splits)} if splits else noted
 
 
 def _decode_snapshot(data: bytes) -> snapshot.Snapshot:
-    head, lanes = snapshot_blocks.decode(data)
+    head, lanes, _ = snapshot_blocks.decode(data)
     named = [msgspec.structs.replace(held, tenant=lane.tenant, stream=lane.stream) for lane, held in lanes]
     return msgspec.structs.replace(head, lanes=named)
 

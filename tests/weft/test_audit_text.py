@@ -11,7 +11,7 @@ from tests.weft.test_output import on_a_terminal
 from weft.commands.proofs.audit import _show
 from weft.proofs.audit.report import AuditReport, LaneAudit
 from weft.protocols.shard.open_gaps import OpenGap
-from weft.storage.open_gaps import named
+from weft.storage.chunks.open_gaps import named
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
 LONG = "press-shop-in-the-northern-hall-line-4-cabinet-17-" * 2 + "controller-of-the-old-machine"

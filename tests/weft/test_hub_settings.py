@@ -19,6 +19,7 @@ YAML = """\
 listen: 127.0.0.1:7000
 store: {store}
 shards: 32
+shards_max: 48
 processes: 2
 advertise: ["https://a.example", "https://b.example"]
 commit_interval: 125ms
@@ -56,6 +57,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     settings = settings_of(config)
     assert settings.advertise == ("https://a.example", "https://b.example")
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
+    assert settings.shards_max == 48
     assert settings.hosts == ("hub.example.com",)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
     assert settings.tls == TlsFiles(

@@ -37,6 +37,7 @@ from weft.commands.on_store import (
     drain,
     nodes,
     skip,
+    split,
     stream,
     tenants,
     tokens,
@@ -69,6 +70,7 @@ def command() -> None:
 
 command.add_command(nodes.nodes)
 command.add_command(drain.drain)
+command.add_command(split.split)
 command.add_command(cluster.finalize)
 command.add_command(cluster.retire)
 command.add_command(cluster.adopt)

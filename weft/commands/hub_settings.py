@@ -44,6 +44,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         cores=cores() / processes,
         advertise=config.advertise or (),
         shards=config.shards,
+        shards_max=config.shards_max,
         tokens_file=config.tokens_file,
         tokens_required=config.anonymous == "never",
         open_to_network=config.anonymous == "allowed_beyond_loopback",

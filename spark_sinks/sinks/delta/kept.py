@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.sinks.delta.positions import Followed, Positions, StreamShard
@@ -9,6 +11,8 @@ from spark_sinks.sinks.delta.table import TableReading
 from spark_sinks.source.history import History, KeptPosition, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import open_hub
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
 from weft.storage.table.names import source_ids
 
 
@@ -24,19 +28,24 @@ class KeptPositions:
     """
 
     def __init__(self, uri: str, options: ReadOptions, streams: tuple[str, ...], name: str) -> None:
-        try:
-            store, cluster = run(open_hub(options))
-        except ReadError as error:
-            raise SinkError(str(error)) from None
-        self._uri = uri
-        self._followed = Followed(cluster.cluster_id.hex(), cluster.shards, options.tenant, streams, name)
+        store, cluster = _opened(options)
+        self._uri, self._options = uri, options
+        self._followed = Followed(cluster.cluster_id.hex(), cluster.tree.count, options.tenant, streams, name)
         self._history = History.of(store, cluster, options.tenant)
         self._known: tuple[str, int, Positions] | None = None
 
     @property
     def shards(self) -> int:
-        """Return the number of the hub's shards."""
+        """Return the number of the hub's shards, as last read."""
         return self._followed.shards
+
+    def look(self) -> None:
+        """Read the number of the hub's shards again: a split may have made more.
+
+        Raises:
+            SinkError: the store does not answer, or holds no hub.
+        """
+        self._followed = replace(self._followed, shards=_opened(self._options)[1].tree.count)
 
     def read(self, reading: TableReading) -> Positions:
         """Return the table's position in each shard.
@@ -104,3 +113,10 @@ class KeptPositions:
             ) from None
         except ReadError as error:
             raise SinkError(str(error)) from None
+
+
+def _opened(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
+    try:
+        return run(open_hub(options))
+    except ReadError as error:
+        raise SinkError(str(error)) from None

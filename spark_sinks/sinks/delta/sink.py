@@ -303,8 +303,11 @@ class DeltaSink:
 
     def _check_shards(self, ends: Positions) -> None:
         """Refuse shards that the hub's store does not have: their positions would never be read again."""
-        for stream, shard in ends:
-            if self._kept is not None and shard >= self._kept.shards:
+        for stream, shard in ends if self._kept is not None else ():
+            assert self._kept is not None
+            if shard >= self._kept.shards:
+                self._kept.look()
+            if shard >= self._kept.shards:
                 raise SinkError(
                     f"a row of {stream} is of shard {shard}, and the hub's store has {self._kept.shards} shards; "
                     f"leave {SHARD} as the source has it"

@@ -21,10 +21,10 @@ from weft.protocols import batch
 from weft.protocols.chunk import Chunk, section_entries
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.message_headers import POSITION, POSITION_CHUNK
-from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState, lane_of
 from weft.storage.chunk_log import ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.every_shard import log_of_edge
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 
 Headers = Mapping[str, object]
@@ -60,8 +60,8 @@ async def open_hub_store(settings: ProducerSettings, cluster_id: str) -> tuple[O
 async def lane_state(settings: ProducerSettings, cluster_id: str, lane: Lane) -> tuple[ShardLog, ShardState]:
     """Return the log and the state of a lane's shard at the log's end. Raises as ``open_hub_store``."""
     store, cluster = await open_hub_store(settings, cluster_id)
-    log = ShardLog(store, cluster, shard_of(lane.tenant, lane.edge, cluster.shards))
     try:
+        log = await log_of_edge(store, cluster, lane.tenant, lane.edge)
         return log, await log.load(frozenset({(lane.tenant, lane.stream)}))
     except StoreError as error:
         raise SinkError(f"store {settings.store!r} does not answer: {error}") from error
@@ -92,7 +92,7 @@ async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, sha
         SinkError: neither log nor table has the record, or a sink did not write it. As ``open_hub_store``.
     """
     log, state = await lane_state(settings, cluster_id, lane)
-    headers = await _in_log(log, state, lane, seq)
+    headers = await _in_logs(log, state, lane, seq)
     if headers is None:
         headers = await asyncio.to_thread(_in_table, log.store, lane, seq)
     text = (headers or {}).get(POSITION)
@@ -105,9 +105,18 @@ async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, sha
     return LastRecord(found[1], parse_witness((headers or {}).get(POSITION_CHUNK)))
 
 
-async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Headers | None:
-    """Search the log from its end to the first deleted chunk."""
-    end, only = state.n + 1, frozenset([(lane.tenant, lane.stream)])
+async def _in_logs(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Headers | None:
+    """Search the log of the lane's shard, then those of the shards that had the lane before."""
+    found = await _in_log(log, state.n + 1, lane, seq)
+    while found is None and log.split is not None and log.halved is not None:
+        end, log = log.split.n, log.halved
+        found = await _in_log(log, end, lane, seq)
+    return found
+
+
+async def _in_log(log: ShardLog, end: int, lane: Lane, seq: int) -> Headers | None:
+    """Search the log from chunk ``end`` back to the first deleted chunk."""
+    only = frozenset([(lane.tenant, lane.stream)])
     while end > log.watermark:
         first = max(log.watermark, end - AHEAD)
         indexes = (log.index(n, only) for n in range(first, end))

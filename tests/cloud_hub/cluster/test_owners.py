@@ -66,7 +66,9 @@ class Process:
     async def start(self, node_id: str = "") -> Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
         loop = asyncio.get_running_loop()
-        self.owners = Owners(SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns)
+        self.owners = Owners(
+            lambda: SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns
+        )
         self.membership = Membership(
             self.store, node_id, software="weft", level=1, release_level=1, clock=HubClock(now_ns, now_ns),
             owners=self.owners, work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),

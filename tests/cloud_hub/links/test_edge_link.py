@@ -17,6 +17,7 @@ from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Clock, Hello, LaneOpen, RefuseCode
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkSession
 from weft.storage.object_store.memory import MemoryStore
 
@@ -64,7 +65,7 @@ def test_a_lane_whose_epoch_may_be_durable_unnoticed_ends_its_link() -> None:
             sequencers.append(make_sequencer(store, random.Random(1)))
             return sequencers[-1]
 
-        shards = Shards(1, machine(1), make)
+        shards = Shards(lambda: ShardTree(1), machine(1), make)
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
@@ -89,7 +90,9 @@ def test_an_edge_whose_window_fills_up_does_not_wait_for_a_long_commit_interval(
     async def main() -> None:
         store = MemoryStore()
         settings = replace(SETTINGS, commit_interval_s=30.0)
-        shards = Shards(1, machine(1), lambda _shard: make_sequencer(store, random.Random(1), settings))
+        shards = Shards(
+            lambda: ShardTree(1), machine(1), lambda _shard: make_sequencer(store, random.Random(1), settings)
+        )
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
@@ -121,7 +124,7 @@ def test_news_of_a_clock_reach_all_lanes_of_its_log_once() -> None:
             sequencers.append(make_sequencer(MemoryStore(), random.Random(1)))
             return sequencers[-1]
 
-        shards = Shards(1, machine(1), make)
+        shards = Shards(lambda: ShardTree(1), machine(1), make)
         await shards.start()
         answers = Answers()
         link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))

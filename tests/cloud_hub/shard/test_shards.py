@@ -11,13 +11,15 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import machine, make_sequencer
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
+from weft.protocols.shard.placement import ShardTree
 from weft.storage.object_store.memory import MemoryStore
 
 
 def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         owners = machine(3, processes=3)
-        shards = Shards(3, owners, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
+        tree = ShardTree(2, [0])
+        shards = Shards(lambda: tree, owners, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
         await shards.start()
         others = [shard for shard in range(3) if not owners.is_own(shard)]
         first, second = [await shards.get(shard) for shard in others]

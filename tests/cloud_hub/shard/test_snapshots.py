@@ -12,12 +12,12 @@ import pytest
 from tests.protocols.test_shard_state import LANE, next_chunk, update
 from tests.support.later_fold import LATER
 from weft.cloud_hub.shard import snapshots
-from weft.cloud_hub.shard.snapshots import Snapshotter, write_snapshot
+from weft.cloud_hub.shard.snapshots import SNAPSHOTS_TO_LOCATE, Snapshotter, thin_snapshots, write_snapshot
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState
 from weft.storage import hub_keys
-from weft.storage.chunk_log import SNAPSHOTS_TO_LOCATE, SNAPSHOTS_TO_START, Cluster, ShardLog
+from weft.storage.chunk_log import SNAPSHOTS_TO_START, Cluster, ShardLog
 from weft.storage.manifest import changed
 from weft.storage.object_store import Listed
 from weft.storage.object_store.memory import MemoryStore
@@ -76,7 +76,7 @@ async def test_a_snapshot_that_newer_ones_replaced_meanwhile_is_no_loss() -> Non
 
     for n in range(4, 90):
         await write_snapshot(log, n, state_at(n).encode(), n)
-    await log.thin_snapshots()
+    await thin_snapshots(log)
     await store.delete(hub_keys.snapshot_key(0, 3, 3))
     store.listings = 0
     assert (await Late(store, CLUSTER, 0).load_snapshot()).n == 89
@@ -89,8 +89,8 @@ async def test_old_snapshots_are_deleted_and_the_rest_still_locates() -> None:
     for n in range(0, 4000, 10):
         await write_snapshot(log, n, state_at(n).encode(), n)
         if n % 80 == 0:
-            await log.thin_snapshots()
-    await log.thin_snapshots()
+            await thin_snapshots(log)
+    await thin_snapshots(log)
     numbers = [n for n, _ in await log.snapshots()]
     assert len(numbers) == SNAPSHOTS_TO_START + SNAPSHOTS_TO_LOCATE
     assert numbers[-SNAPSHOTS_TO_START:] == [3960, 3970, 3980, 3990]
@@ -98,7 +98,7 @@ async def test_old_snapshots_are_deleted_and_the_rest_still_locates() -> None:
     assert max(steps) <= 4 * 4000 / SNAPSHOTS_TO_LOCATE, "spread over the log"
     manifest, etag = await log.manifest()
     await log.swap_manifest(changed(manifest, watermark=3000), etag)
-    await log.thin_snapshots()
+    await thin_snapshots(log)
     assert min(n for n, _ in await log.snapshots()) >= 2999, "what is below the watermark serves no start"
     assert (await log.load_snapshot()).n == 3990
 

@@ -49,7 +49,7 @@ class Follower:
 
     def sleep(self) -> None:
         """Be suspended for so long that nothing is believed any more that was seen before."""
-        for log in self.reader._opened()._logs:
+        for log in self.reader._opened()._logs.values():
             log._looked_at = None
 
 

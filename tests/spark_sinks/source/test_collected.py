@@ -96,7 +96,7 @@ def test_a_store_that_is_not_mounted_has_lost_nothing(hub: Hub, fails: bool) -> 
     query = Follower(hub, fail_on_data_loss=fails)
     start = query.reader.initialOffset()
     end = hub.heads()
-    for recent in query.reader._opened()._recent:
+    for recent in query.reader._opened()._recent.values():
         recent.clear()  # As in a query that is more chunks behind than it remembers.
     root = Path(hub.root)
     away = root.rename(root.with_name("away"))

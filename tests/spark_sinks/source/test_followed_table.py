@@ -18,6 +18,7 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, tab
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table.names import app_id
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.settings import TableSettings
 
@@ -42,6 +43,7 @@ async def test_it_is_the_same_after_appends_joins_checkpoints_and_other_engines(
     assert await followed.open() is None
     bounds = TableSettings(compact_files_min=3, checkpoint_versions=4)
     uri, options = directory.location(table_key("default", "telemetry"))
+    apps = {shard: app_id(log.cluster.cluster_id, "telemetry", shard) for shard in range(log.cluster.shards)}
     for n in range(12):
         for shard, lane in ((0, LANE), (1, OTHER)):
             await log.append(shard, Run(lane, 3 * n, 3, topics=TOPICS if n < 6 else ["plant/{line}/{machine}/{kind}"]))
@@ -52,10 +54,10 @@ async def test_it_is_the_same_after_appends_joins_checkpoints_and_other_engines(
         if n == 7:
             table(directory).optimize.compact()
         found = await followed.open()
-        assert same(found, await asyncio.to_thread(tables._listed, uri, options, log.cluster, "telemetry", None))
+        assert same(found, await asyncio.to_thread(tables._listed, uri, options, apps, "telemetry", None))
         assert await followed.open() is found
     fresh = await StreamTable(directory, log.cluster, "default", "telemetry").open()
-    assert same(fresh, await asyncio.to_thread(tables._listed, uri, options, log.cluster, "telemetry", None))
+    assert same(fresh, await asyncio.to_thread(tables._listed, uri, options, apps, "telemetry", None))
     assert fresh is not None
     assert fresh.received(1, 35) is not None
     assert fresh.received(1, 36) is None

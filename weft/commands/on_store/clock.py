@@ -104,16 +104,15 @@ def _chosen(found: _Times, wanted: str) -> list[_ShardTime]:
 
 async def _look(store: ObjectStore) -> _Times:
     from weft.cloud_hub.clock import HubClock
-    from weft.storage.chunk_log import BOOT_CLOCK, ShardLog, open_cluster
+    from weft.storage.chunk_log import BOOT_CLOCK, open_cluster
+    from weft.storage.every_shard import first_logs, load_every_shard
 
     cluster = await open_cluster(store, None)
     own = HubClock(time.time_ns, BOOT_CLOCK)
     await own.measure(store)
-    shards = []
-    for number in range(cluster.shards):
-        # Of no stream: the time stands in the state's head, and the lanes are not read.
-        state = await ShardLog(store, cluster, number).load(frozenset())
-        shards.append(_ShardTime(number, state.n, state.created if state.n >= 0 else None))
+    # Of no stream: the time stands in the state's head, and the lanes are not read.
+    found = [state for _, state in await load_every_shard(first_logs(store, cluster), frozenset())]
+    shards = [_ShardTime(state.shard, state.n, state.created if state.n >= 0 else None) for state in found]
     off = own.off_ns
     return _Times(own.now() - off, off, cluster.level, shards)
 
@@ -171,6 +170,6 @@ def _show(found: _Times, *, as_json: bool) -> None:
 
 
 def _moment(time_ns: int) -> str:
-    from weft.storage.open_gaps import shown
+    from weft.storage.chunks.open_gaps import shown
 
     return shown(time_ns)

@@ -167,7 +167,7 @@ def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missi
 def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.lane import Lane
-    from weft.storage.open_gaps import named
+    from weft.storage.chunks.open_gaps import named
 
     lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
     for lane, gap in lane_ends.open_gaps(state, lanes):
@@ -190,14 +190,15 @@ def _end(
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.errors import CodecError
     from weft.protocols.lane import format_log_id
-    from weft.protocols.shard.placement import shard_of
-    from weft.storage.chunk_log import ShardLog, open_cluster
+    from weft.storage.chunks import ended_states
+    from weft.storage.cluster import open_cluster
+    from weft.storage.every_shard import log_of_edge
 
     async def work(store: ObjectStore) -> tuple[Ending, ShardState]:
         cluster = await open_cluster(store, None)
-        log = ShardLog(store, cluster, shard_of(tenant, edge, cluster.shards))
+        log = await log_of_edge(store, cluster, tenant, edge)
         # Lanes that ended may have left the state: these have objects of their own.
-        gone = await log.ended_lanes(tenant, edge)
+        gone = await ended_states.lanes_of(store, log.lineage, tenant, edge)
 
         async def ending(state: ShardState) -> Ending:
             known = sorted({*state.edge_lanes(tenant, edge), *gone})

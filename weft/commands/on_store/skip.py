@@ -42,8 +42,8 @@ def skip(  # noqa: PLR0917
 
     async def work(store: ObjectStore) -> Ending:
         cluster = await open_cluster(store, None)
-        if shard >= cluster.shards:
-            raise Failed(f"--shard {shard}: the hub has shards 0 to {cluster.shards - 1}")
+        if shard >= cluster.tree.count:
+            raise Failed(f"--shard {shard}: the hub has shards 0 to {cluster.tree.count - 1}")
         log = ShardLog(store, cluster, shard)
 
         async def plan(state: ShardState) -> Ending:

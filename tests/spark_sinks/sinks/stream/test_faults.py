@@ -72,7 +72,7 @@ def test_a_lanes_last_record_is_found_in_the_table_as_in_the_log(hub: StreamHub)
 
     async def both(seq: int) -> list[object]:
         log, state = await last_record.lane_state(settings, "", lane)
-        found = [await last_record._in_log(log, state, lane, seq), last_record._in_table(log.store, lane, seq)]
+        found = [await last_record._in_logs(log, state, lane, seq), last_record._in_table(log.store, lane, seq)]
         return [(headers or {}).get("weft.position") for headers in found]
 
     assert asyncio.run(both(59)) == ["4:29:1", "4:29:1"]

@@ -1,0 +1,166 @@
+"""A shard of a running hub splits: a query, its table, completeness, the audit, traces and the API go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_sinks.completeness.states import LanesAt, open_at, open_at_head
+from spark_sinks.sinks.stream import last_record
+from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.positions import CHUNKS
+from tests.cloud_hub.fabric import CLOCK
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.spark_sinks.source.following import Follower
+from tests.support.waiting import until
+from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.splits import declaring
+from weft.proofs.audit.audit import audit
+from weft.proofs.trace.steps import Tracer
+from weft.proofs.trace.used import Used
+from weft.protocols import batch
+from weft.protocols.batch import BatchHeader
+from weft.protocols.lane import Lane
+from weft.protocols.shard.placement import digest_of
+from weft.replication.runner import LinkIdentity
+from weft.storage.cluster import open_cluster
+from weft.storage.every_shard import log_of_edge
+from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table_maker.service import TableService
+
+NAMES = [next(f"press-{n}" for n in range(99) if digest_of("default", f"press-{n}") & 1 == bit) for bit in (0, 1)]
+"""An edge that stays in shard 0, and one that moves to shard 1."""
+LANES = [Lane("default", name, number, "telemetry") for number, name in enumerate(NAMES, 1)]
+
+
+KEY = b"plant/a/m1/telemetry"
+
+
+def made(lane: Lane, first: int, end: int) -> tuple[BatchHeader, bytes]:
+    """Records [first, end) of a lane; each payload says which record it is."""
+    times = struct.pack(f"<{end - first}q", *range(first, end))
+    payloads = [f"{lane.edge} {lane.log_id} {seq}".encode() for seq in range(first, end)]
+    data = batch.encode(1, first, batch.columns_from_lists(times, [KEY] * (end - first), payloads), CLOCK)
+    return batch.verify(data), data
+
+
+class Fleet:
+    """Two edges that are linked to a hub."""
+
+    def __init__(self) -> None:
+        self.logs = [EdgeLog() for _ in LANES]
+        self.ends = [0, 0]
+
+    async def send(self, count: int) -> None:
+        """Each edge appends records, and has them acknowledged."""
+        for number, (lane, log) in enumerate(zip(LANES, self.logs, strict=True)):
+            for _ in range(count):
+                log.append(*made(lane, self.ends[number], self.ends[number] + 5))
+                self.ends[number] += 5
+            await log.until_released(self.ends[number])
+
+    @property
+    def records(self) -> list[tuple[str, int, bytes]]:
+        return sorted(
+            (lane.edge, seq, f"{lane.edge} {lane.log_id} {seq}".encode())
+            for lane, end in zip(LANES, self.ends, strict=True)
+            for seq in range(end)
+        )
+
+
+async def split(store: ObjectStore, shard: int = 0) -> int:
+    cluster = await open_cluster(store, None)
+    parts = await declaring.look(store, cluster, shard)
+    assert parts.moving == [("default", NAMES[1])]
+    hub_time = lambda: 0  # noqa: E731 - chunks take the time of those before
+    return await declaring.split(store, cluster, shard, wall_clock=hub_time, random_bits=random.Random(1).getrandbits)
+
+
+def follower(root: Path) -> Follower:
+    log: Any = SimpleNamespace(root=str(root))
+    return Follower(log)
+
+
+async def completeness(hub: Hub) -> Any:
+    status, answer = await get(hub, "/v1/streams/telemetry/completeness")
+    assert status == 200
+    return answer
+
+
+@pytest.mark.slow
+async def test_readers_go_on_across_a_split(tmp_path: Path) -> None:
+    store, fleet = open_store(str(tmp_path)), Fleet()
+    options = ReadOptions(str(tmp_path), "telemetry")
+    async with AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(running_hub(store, shards=1))
+        for lane, log in zip(LANES, fleet.logs, strict=True):
+            identity = LinkIdentity("default", lane.edge, lane.log_id, "test")
+            await stack.enter_async_context(running_link(hub, log, identity))
+        await fleet.send(4)
+        query = follower(tmp_path)
+        start = await asyncio.to_thread(query.reader.initialOffset)
+        first, rows = await asyncio.to_thread(query.batch, {"0": 0}, None)
+        assert start == {"0": 0}
+        assert rows == fleet.records
+        tables = TableService(store, await open_cluster(store, None))
+
+        assert await split(store) == 1
+        await fleet.send(6)
+        second, more = await asyncio.to_thread(query.batch, first, None)
+        assert {key for key in second if key != CHUNKS} == {"0", "1"}
+        assert sorted([*rows, *more]) == fleet.records
+        again = follower(tmp_path)  # a driver that starts from the checkpoint
+        assert await asyncio.to_thread(again.rows, first, second) == more
+
+        await tables.catch_up()
+        tiered = follower(tmp_path)
+        assert (await asyncio.to_thread(tiered.batch, {"0": 0}, None))[1] == fleet.records
+        rows_of_table = await asyncio.to_thread(_table_rows, store)
+        assert {row["line"] for row in rows_of_table} == {"a"}, "also of records from before the edge moved"
+
+        await until(lambda: _is_complete(hub))
+        answer = await completeness(hub)
+        assert [lane["edge"] for lane in answer["lanes"]] == sorted(NAMES)
+        assert "missing_shards" not in answer
+        at = await open_at(options, {0: 40})  # all of before the split
+        assert ranges(at) == {lane: [(0, 20)] for lane in LANES}
+        assert at.shards == {LANES[0]: 0, LANES[1]: 1}
+        early = await open_at(options, {0: 20})  # some of it, while the new shard has more
+        assert early.shards == {LANES[0]: 0, LANES[1]: 0}
+        assert sum(held.ranges.count() for held in early.lanes.values()) == 20
+        head = await open_at_head(options)
+        assert head.shards == {LANES[0]: 0, LANES[1]: 1}
+
+        report = await audit(store, "default", "telemetry")
+        assert report.agrees, report.problems
+        assert report.total("records") == report.total("table_records") == len(fleet.records)
+        lane, shard_log = LANES[1], await log_of_edge(store, await open_cluster(store, None), "default", NAMES[1])
+        state = await shard_log.load()
+        found = [await last_record._in_logs(shard_log, state, lane, seq) is not None for seq in (3, 19, 20, 49, 50)]
+        assert found == [True, True, True, True, False]
+        tracer = Tracer(store, await open_cluster(store, None), "default", ["telemetry"], 100)
+        used = Used(NAMES[1], f"{LANES[1].log_id:016x}", 18, 24, 7)
+        traced = await tracer.trace({}, [used])
+        assert [record.seq for record in traced.made_of[0].records] == list(range(18, 25)), "of both shards"
+
+
+def ranges(at: LanesAt) -> dict[Lane, list[tuple[int, int]]]:
+    return {lane: list(held.ranges) for lane, held in at.lanes.items()}
+
+
+async def _is_complete(hub: Hub) -> bool:
+    return (await completeness(hub))["complete_up_to"] is not None
+
+
+def _table_rows(store: ObjectStore) -> list[dict[str, Any]]:
+    from tests.cloud_hub.tables.logs import table
+
+    rows: list[dict[str, Any]] = table(store).to_pyarrow_table(columns=["_edge", "_seq", "line"]).to_pylist()
+    return rows
