@@ -102,7 +102,7 @@ class Owners:
         """Moment since which it has written its entry each beat; None while it does not."""
         self._beats_until = -math.inf
         """Moment up to which it goes on to do so after the last stranger has gone, who may only have been alone so far
-        and would see nobody otherwise."""
+        and would see no other otherwise."""
         self._leaves = False
         self._is_drained = is_drained
         self._members: dict[str, NodeEntry | None] = {}
