@@ -17,11 +17,10 @@ from aiohttp.typedefs import Middleware
 from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import Answers, LongAnswer
+from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, integer
 from weft.cloud_hub.api.edges import EdgeViews, edges_after
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
-from weft.cloud_hub.api.parameters import choice, integer
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX, RecordsAnswer
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness

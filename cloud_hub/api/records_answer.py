@@ -7,9 +7,8 @@ import sys
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.answers import LongAnswer
+from weft.cloud_hub.api.answers import LongAnswer, integer, moment
 from weft.cloud_hub.api.pages import encoded
-from weft.cloud_hub.api.parameters import integer, moment
 from weft.cloud_hub.api.records import Beginning, RecordReader
 from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.views import View
