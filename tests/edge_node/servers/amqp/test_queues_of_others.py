@@ -137,6 +137,7 @@ async def test_a_worker_with_a_rule_for_the_queue_does_its_work(node: AmqpNode, 
     rules(node, RULES + "user bob\nqueue read secret.#\ntopic read secret/jobs\n")
     await declared(alice, "secret.jobs", durable=True)
     publish(alice, "secret.jobs", b"job")
+    await declared(alice, "secret.jobs", durable=True)  # answered after what was published before
     bob = await RawClient.connect(node.port, user=b"bob")
     assert (await declared(bob, "secret.jobs", durable=True)).message_count == 1
     await bob.ask(Basic.Consume(queue="secret.jobs"), Basic.ConsumeOk)

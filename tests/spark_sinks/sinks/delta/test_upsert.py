@@ -136,7 +136,7 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
 @pytest.mark.parametrize(
     ("uri", "sentence"),
     [
-        ("hdfs://lake/table", r"expected a path, file:///path or s3://bucket/path"),
+        ("hdfs://lake/table", r"expected a path, file:///path, s3://bucket/prefix"),
         ("s3://bucket", "it names a bucket alone; add a folder"),
         ("/lake/my table", "choose another name for the folder"),
     ],
