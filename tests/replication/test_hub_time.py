@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.edge_node.links.test_boot_clocks import TRUE, YEARS, Machine
 from tests.replication.model import ModelLog
-from tests.replication.test_sender import Peer
+from tests.replication.peer import Peer
 from tests.storage.fakes import FakeFileSystem
 from weft.protocols.link import Clock, Ping, Pong, Welcome
 from weft.replication.runner.hub_time import ASKS_MAX, WAIT_NS, HubTime

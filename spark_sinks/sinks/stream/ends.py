@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from spark_sinks.credential_files import CA_CHARACTERS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_VARIABLE, one_token, read_text
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.store_options import with_environment
 from weft.protocols.lane import NAME_RULE, valid_name
-
-TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
-TOKEN_BYTES_MAX = 4096
-CA_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,19 +50,19 @@ class TargetStream:
 
     def token(self) -> str | None:
         """Read the token of the file or of the environment; None without either."""
-        text, where = _text("token_file", self.token_file, TOKEN_BYTES_MAX), f"token_file {self.token_file}"
+        text, where = _text("token_file", self.token_file, TOKEN_CHARACTERS_MAX), f"token_file {self.token_file}"
         if text is None:
             text, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
         if text is None:
             return None
-        words = text.split()
-        if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
-            raise SinkError(f"{where}: expected one token on one line; write it again")
-        return words[0]
+        try:
+            return one_token(text)
+        except ValueError as error:
+            raise SinkError(f"{where}: {error}") from None
 
     def ca(self) -> str | None:
         """Read the certificate authorities; None trusts the system's."""
-        return _text("ca_file", self.ca_file, CA_BYTES_MAX)
+        return _text("ca_file", self.ca_file, CA_CHARACTERS_MAX)
 
     def all_store_options(self) -> tuple[tuple[str, str], ...]:
         """Return the options of the store with those of this process's environment, sorted."""
@@ -105,17 +102,11 @@ class SourceStream:
             raise SinkError(f"source: {error}") from None
 
 
-def _text(argument: str, path: str | os.PathLike[str] | None, bytes_max: int) -> str | None:
-    if path is None:
-        return None
+def _text(argument: str, path: str | os.PathLike[str] | None, most: int) -> str | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(bytes_max + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SinkError(f"{argument} {os.fspath(path)} cannot be read: {error}") from None
-    if len(text) > bytes_max:
-        raise SinkError(f"{argument} {os.fspath(path)} has more than {bytes_max} characters")
-    return text
+        return read_text(path, most)
+    except ValueError as error:
+        raise SinkError(f"{argument} {error}") from None
 
 
 def _check_urls(urls: Sequence[str]) -> None:

@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from spark_sinks.credential_files import CA_CHARACTERS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_VARIABLE, one_token, read_text
 from spark_sinks.errors import ReadError
-
-TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
-TOKEN_CHARACTERS_MAX = 4096
-CA_CHARACTERS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +41,11 @@ def hub_access(given: Mapping[str, str]) -> HubAccess | None:
                             f"{parts.scheme}://{parts.hostname}")  # fmt: skip
     if not urls:
         raise ReadError("hub: expected the URL of at least one node, such as http://127.0.0.1:8090")
-    text = _text("token_file", given.get("token_file"), TOKEN_CHARACTERS_MAX) or os.environ.get(TOKEN_VARIABLE, "")
-    words = text.split()
-    if len(words) > 1 or not text.isascii():
-        raise ReadError("token_file: expected one token on one line; write it again")
-    return HubAccess(urls, words[0] if words else None, _text("ca_file", given.get("ca_file"), CA_CHARACTERS_MAX))
-
-
-def _text(option: str, path: str | None, most: int) -> str | None:
-    if path is None:
-        return None
+    option = "token_file"
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(most + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReadError(f"{option}: {path} cannot be read: {error}") from None
-    if len(text) > most or not text.strip():
-        raise ReadError(f"{option}: {path} is empty, or has more than {most} characters")
-    return text
+        text = read_text(given.get(option), TOKEN_CHARACTERS_MAX) or os.environ.get(TOKEN_VARIABLE)
+        token = one_token(text) if text else None
+        option = "ca_file"
+        return HubAccess(urls, token, read_text(given.get(option), CA_CHARACTERS_MAX))
+    except ValueError as error:
+        raise ReadError(f"{option}: {error}") from None

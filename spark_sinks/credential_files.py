@@ -1,0 +1,42 @@
+"""Files of tokens and certificate authorities, for those who talk to a hub: sinks, and reads through one."""
+
+from __future__ import annotations
+
+import os
+
+TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
+TOKEN_CHARACTERS_MAX = 4096
+CA_CHARACTERS_MAX = 1 << 20
+
+
+def read_text(path: str | os.PathLike[str] | None, most: int) -> str | None:
+    """Return the text of a file; None without a path.
+
+    Args:
+        most: maximum number of characters.
+
+    Raises:
+        ValueError: it cannot be read, is empty, or is too long. The sentence names the file.
+    """
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(most + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from None
+    if len(text) > most or not text.strip():
+        raise ValueError(f"{os.fspath(path)} is empty, or has more than {most} characters")
+    return text
+
+
+def one_token(text: str) -> str:
+    """Return the token that a text consists of.
+
+    Raises:
+        ValueError: there is none, there are several words, or some that no token has.
+    """
+    words = text.split()
+    if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
+        raise ValueError("expected one token on one line; write it again")
+    return words[0]
