@@ -191,7 +191,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "spark_sinks": (
         ("errors",),
-        ("blocking", "payloads"),
+        ("blocking", "credential_files", "payloads"),
         ("source",),
         ("runtime",),
         ("read",),
