@@ -1,8 +1,10 @@
-"""Files of tokens and certificate authorities, for those who talk to a hub: sinks, and reads through one."""
+"""URLs of a hub, and files of tokens and certificate authorities: for sinks, and for reads through a hub."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
 TOKEN_CHARACTERS_MAX = 4096
@@ -40,3 +42,22 @@ def one_token(text: str) -> str:
     if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
         raise ValueError("expected one token on one line; write it again")
     return words[0]
+
+
+def check_urls(urls: Sequence[str]) -> None:
+    """Check the URLs of a hub's nodes.
+
+    Raises:
+        ValueError: there is none, or one is not usable. The sentence shows no password.
+    """
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            named = parts.scheme in ("http", "https") and parts.hostname and parts.username is None
+            found = f"{parts.scheme}://{parts.hostname}"
+        except ValueError as error:
+            named, found = None, f"a URL that cannot be read: {error}"
+        if not named:
+            raise ValueError(f"hub: expected http://host:port or https://host:port without a password; got {found}")
+    if not urls:
+        raise ValueError("hub: expected the URL of at least one node, such as http://127.0.0.1:8090")

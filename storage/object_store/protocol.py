@@ -1,6 +1,6 @@
 """Contract of an object store.
 
-Memory, directory and S3 implement it, under one test suite: tests/storage/object_store/test_conformance.py.
+Memory, directory and buckets implement it, under one test suite: tests/storage/object_store/test_conformance.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import NS, now_ns
@@ -190,6 +190,24 @@ async def read_chunks(store: ObjectStore, collected: Mapping[int, bytes] = {}) -
         found.append((chunk.decode(data), data))
 
 
+def records_of(index: Chunk, data: bytes, offsets: dict[tuple[str, str], int]) -> Iterator[tuple[Lane, list[int]]]:
+    """Yield the lane and the numbers of each entry of a chunk, whose payloads are right.
+
+    Args:
+        offsets: next offset of each stream before the chunk; after the last entry, behind it.
+    """
+    for section in index.footer.streams:
+        assert section.base_offset == offsets[section.tenant, section.stream]  # I3
+        offsets[section.tenant, section.stream] += section.count
+        body = data[section.position : section.position + section.length]
+        own = index.footer.lanes_of(section)
+        for entry in chunk.section_entries(section, body, own):
+            lane = lane_of(own[entry.lane])
+            records = list(batch.records(entry.batch))[entry.skip : entry.skip + entry.take]
+            assert [record.payload for record in records] == [payload(lane, record.seq) for record in records]
+            yield lane, [record.seq for record in records]
+
+
 def check_log(
     chunks: list[tuple[Chunk, bytes]],
     healed: RangeSet | Mapping[Lane, RangeSet] | None = None,
@@ -213,17 +231,9 @@ def check_log(
         check_claims(before, state.lanes)
         updates = index.footer.lanes
         new: dict[Lane, RangeSet] = defaultdict(RangeSet)
-        for section in index.footer.streams:
-            assert section.base_offset == offsets[section.tenant, section.stream]
-            offsets[section.tenant, section.stream] += section.count
-            body = data[section.position : section.position + section.length]
-            own = index.footer.lanes_of(section)
-            for entry in chunk.section_entries(section, body, own):
-                lane = lane_of(own[entry.lane])
-                records = list(batch.records(entry.batch))[entry.skip : entry.skip + entry.take]
-                assert [record.payload for record in records] == [payload(lane, record.seq) for record in records]
-                lanes[lane] += [record.seq for record in records]
-                new[lane].add(records[0].seq, records[-1].seq + 1)
+        for lane, seqs in records_of(index, data, offsets):
+            lanes[lane] += seqs
+            new[lane].add(seqs[0], seqs[-1] + 1)
         for lane in {lane_of(update) for update in updates}:
             told = RangeSet(r for update in updates if lane_of(update) == lane for r in update.ranges)
             assert told == new[lane]

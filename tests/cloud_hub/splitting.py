@@ -13,19 +13,19 @@ from functools import partial
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector
-from tests.cloud_hub.fabric import SETTINGS, TRUE_START, Session, check_claims, payload
+from tests.cloud_hub.fabric import SETTINGS, TRUE_START, Session, check_claims, records_of
 from tests.cloud_hub.faulty_store import CALM, DEAD, STORM, FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.splits.splitting import Splitter
-from weft.protocols import batch, chunk
+from weft.protocols import chunk
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import ShardState, lane_of
+from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.splits import SPLIT_LEVEL
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.cluster import Cluster, declare_split, open_cluster, read_cluster
@@ -349,16 +349,8 @@ async def _read_log(
         index = chunk.decode(data)
         if folded is not None:
             apply(folded, index)
-        for section in index.footer.streams:
-            assert section.base_offset == offsets[section.tenant, section.stream]  # I3
-            offsets[section.tenant, section.stream] += section.count
-            body = data[section.position : section.position + section.length]
-            own = index.footer.lanes_of(section)
-            for entry in chunk.section_entries(section, body, own):
-                lane = lane_of(own[entry.lane])
-                records = list(batch.records(entry.batch))[entry.skip : entry.skip + entry.take]
-                assert [record.payload for record in records] == [payload(lane, record.seq) for record in records]
-                lanes[lane] += [record.seq for record in records]
+        for lane, seqs in records_of(index, data, offsets):
+            lanes[lane] += seqs
     assert n - 1 == state.n, f"shard {shard}: the log ends at {n - 1}, and its state is of {state.n}"
     if folded is not None:
         assert folded.encode() == state.encode()

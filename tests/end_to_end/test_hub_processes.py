@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,33 @@ def wait_until_drained(edges: list[Edge], hub: DemoHub) -> None:
     wait_until(is_drained, DRAIN_TIMEOUT_S, lambda: f"{rows} rows of {expected} records", interval_s=0.1)
 
 
+@contextlib.contextmanager
+def under_load(hub: DemoHub, edges: list[Edge]) -> Iterator[list[Load]]:
+    """Run a hub, edges, and two devices of each, until the end of the block."""
+    loads: list[Load] = []
+    try:
+        for service in (hub, *edges):
+            service.start()
+        loads += [Load(edge.mqtt_port, options=["--prefix", edge.name, "--devices", "2"]) for edge in edges]
+        yield loads
+    finally:
+        for load in loads:
+            load.kill()
+        for service in (*edges, hub):
+            service.stop()
+
+
+def check_once(hub: DemoHub, acked: dict[str, int]) -> None:
+    """Every acknowledged message is in log and table once."""
+    store = open_store(hub.store)
+    report = asyncio.run(audit(store, "default", STREAM))
+    assert report.agrees, report.problems
+    assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
+    counted = check_every_message(store, acked)
+    assert counted["rows"] == report.total("table_records") == report.total("records")
+    assert counted["messages"] > 500
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs proc(5)")
 @pytest.mark.search
 @pytest.mark.timeout(900)
@@ -77,12 +105,8 @@ def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path) -> No
     chance = random.Random(SLICE.seed)
     hub = make_hub(tmp_path)
     edges = [make_edge(tmp_path, name, hub) for name in NAMES]
-    loads: list[Load] = []
     acked: dict[str, int] = {}
-    try:
-        for service in (hub, *edges):
-            service.start()
-        loads = [Load(edge.mqtt_port, options=["--prefix", edge.name, "--devices", "2"]) for edge in edges]
+    with under_load(hub, edges) as loads:
         for _ in range(SLICE.amount(ci=1, night=10)):
             for victim in chance.sample(range(3), 3):
                 time.sleep(chance.uniform(0.3, 1.5))  # the random moment is the test
@@ -90,14 +114,4 @@ def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path) -> No
         for load in loads:
             acked |= load.finish()
         wait_until_drained(edges, hub)
-    finally:
-        for load in loads:
-            load.kill()
-        for service in (*edges, hub):
-            service.stop()
-    report = asyncio.run(audit(open_store(hub.store), "default", STREAM))
-    assert report.agrees, report.problems
-    assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
-    counted = check_every_message(open_store(hub.store), acked)
-    assert counted["rows"] == report.total("table_records") == report.total("records")
-    assert counted["messages"] > 500
+    check_once(hub, acked)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from spark_sinks.credential_files import CA_CHARACTERS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_VARIABLE, one_token, read_text
+from spark_sinks.credential_files import (
+    CA_CHARACTERS_MAX,
+    TOKEN_CHARACTERS_MAX,
+    TOKEN_VARIABLE,
+    check_urls,
+    one_token,
+    read_text,
+)
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.store_options import with_environment
@@ -38,7 +44,10 @@ class TargetStream:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        _check_urls(self.urls)
+        try:
+            check_urls(self.urls)
+        except ValueError as error:
+            raise SinkError(str(error)) from None
         for argument, name in (("stream", self.stream), ("tenant", self.tenant)):
             if not valid_name(name):
                 raise SinkError(f"{argument}: expected {NAME_RULE}; got {name!r}")
@@ -107,14 +116,3 @@ def _text(argument: str, path: str | os.PathLike[str] | None, most: int) -> str 
         return read_text(path, most)
     except ValueError as error:
         raise SinkError(f"{argument} {error}") from None
-
-
-def _check_urls(urls: Sequence[str]) -> None:
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise SinkError(
-                f"hub: expected http://host:port or https://host:port without a password; got {parts.scheme}://{parts.hostname}"
-            )
-    if not urls:
-        raise SinkError("hub: expected the URL of at least one node, such as http://127.0.0.1:8090")

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from spark_sinks.credential_files import CA_CHARACTERS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_VARIABLE, one_token, read_text
+from spark_sinks.credential_files import (
+    CA_CHARACTERS_MAX,
+    TOKEN_CHARACTERS_MAX,
+    TOKEN_VARIABLE,
+    check_urls,
+    one_token,
+    read_text,
+)
 from spark_sinks.errors import ReadError
 
 
@@ -34,13 +40,10 @@ def hub_access(given: Mapping[str, str]) -> HubAccess | None:
             raise ReadError(f"{alone}: it is for reads through a hub; name that with the option hub")
         return None
     urls = tuple(url.strip().rstrip("/") for url in given["hub"].split(",") if url.strip())
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ReadError(f"hub: expected http://host:port or https://host:port without a password; got "
-                            f"{parts.scheme}://{parts.hostname}")  # fmt: skip
-    if not urls:
-        raise ReadError("hub: expected the URL of at least one node, such as http://127.0.0.1:8090")
+    try:
+        check_urls(urls)
+    except ValueError as error:
+        raise ReadError(str(error)) from None
     option = "token_file"
     try:
         text = read_text(given.get(option), TOKEN_CHARACTERS_MAX) or os.environ.get(TOKEN_VARIABLE)

@@ -186,6 +186,7 @@ def test_no_task_shows_its_token(served: Serving, token_file: Path) -> None:
         ({"hub": "ftp://h"}, "hub: expected http://host:port"),
         ({"hub": "http://u:p@h:1"}, "without a password; got http://h"),
         ({"hub": " , "}, "the URL of at least one node"),
+        ({"hub": "http://[::1"}, "a URL that cannot be read"),
         ({"hub": "http://h:1", "token_file": "/nowhere"}, "token_file: /nowhere cannot be read"),
         ({"store": "/data", "token_file": "t"}, "token_file: it is for reads through a hub"),
         ({"hub": "http://h:1", "ca_file": "/nowhere"}, "ca_file: /nowhere cannot be read"),
