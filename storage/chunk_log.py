@@ -274,17 +274,16 @@ class ShardLog:
             # The snapshot is gone, because newer ones replaced it since the manifest was read, or damaged.
             tried, manifest = manifest.snapshot, (await self.manifest())[0]
         if manifest.snapshot is not None:
+            # Of a shard that a split made, the first one may be of an attempt at the SEAL that the log did not take.
+            first = manifest.watermark - (self.shard < self.cluster.shards)
             for n, key in reversed(await self.snapshots()):
                 # An older snapshot only costs a longer fold, as long as its chunks exist.
-                is_of_use = key != tried and manifest.watermark - 1 <= n <= manifest.snapshot_n
+                is_of_use = key != tried and first <= n <= manifest.snapshot_n
                 if is_of_use and (state := await self._readable(key, n, later, only)):
                     return state
         if manifest.watermark > 0:
-            raise (
-                later[0]
-                if later
-                else Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
-            )
+            missing = Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
+            raise later[0] if later else missing
         if self.shard >= self.cluster.shards:
             return await self._begin(only)
         return ShardState(self.cluster.cluster_id, self.shard, self.rules, only)
@@ -293,10 +292,13 @@ class ShardLog:
         """Return the state with which a new shard of a split begins, which has no manifest yet."""
         if self.split is None:
             raise NotBegun(f"shard {self.shard} has not begun: the log that it is split from has no SEAL record for it")
+        key = hub_keys.snapshot_key(self.shard, self.split.n, self.split.nonce)
         try:
-            return await self.snapshot(hub_keys.snapshot_key(self.shard, self.split.n, self.split.nonce), only)
+            return await self.snapshot(key, only)
         except NotFound:
-            return await self.load_snapshot(only)  # it has a manifest by now, and later snapshots
+            if (await self.manifest())[0].snapshot is not None:
+                return await self.load_snapshot(only)  # of a manifest that came meanwhile, and of later snapshots
+        raise Corrupt(f"{key}, with which shard {self.shard} begins, is missing; restore it from a backup of the store")
 
     async def _readable(
         self, key: str, n: int, later: list[UnsupportedVersion], only: frozenset[StreamKey] | None

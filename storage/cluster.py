@@ -159,7 +159,7 @@ async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Clust
             found = await store.get(hub_keys.CLUSTER)
         except NotFound:
             raise ClusterUnusable("the store holds no hub") from None
-        cluster = _decoded(found.data)
+        cluster = decode(found.data)
         if cluster.splits != known.splits:
             return cluster
         if cluster.level < SPLIT_LEVEL:
@@ -197,10 +197,15 @@ async def _read(store: ObjectStore) -> Cluster | None:
         data = (await store.get(hub_keys.CLUSTER)).data
     except NotFound:
         return None
-    return _decoded(data)
+    return decode(data)
 
 
-def _decoded(data: bytes) -> Cluster:
+def decode(data: bytes) -> Cluster:
+    """Return the cluster of the bytes of a ``cluster.json``.
+
+    Raises:
+        ClusterUnusable: they are damaged, or of a later release.
+    """
     try:
         # The version is decoded alone first: a later release may have changed everything else.
         fields = msgspec.json.decode(data, type=dict[str, object])

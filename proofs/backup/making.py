@@ -71,7 +71,7 @@ async def make_backup(
         try:
             record = await run.copy(clock)
         except (CollectedPast, NotFound) as gone:
-            note(f"the hub has deleted what was to be copied, {gone}: begin again ({attempt} of {ATTEMPTS_MAX})")
+            note(f"the store has changed meanwhile, {gone}: begin again ({attempt} of {ATTEMPTS_MAX})")
             continue
         if (await store.get(hub_keys.CLUSTER)).data != record.cluster:
             # Its shards or its level may be others now, and what was copied of no moment.
@@ -133,7 +133,9 @@ class _Run:
         # everything up to what it took.
         ends = [0] * len(self._logs)
         for log in reversed(self._logs):
-            ends[log.shard] = await head_of(log, max(manifests[log.shard].snapshot_n, 0))
+            manifest = manifests[log.shard]
+            # Chunks of a shard that a split made begin behind the watermark: there may be none yet.
+            ends[log.shard] = await head_of(log, max(manifest.snapshot_n, manifest.watermark, 0))
         self._note(f"{sum(ends)} chunks of {len(ends)} shards, {len(tables)} tables")
 
         async def shard(log: ShardLog, manifest: Manifest, end: int) -> ShardPart:

@@ -13,7 +13,7 @@ from weft.protocols.chunk import Chunk, parse_file_name
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import NotFound, ObjectStore
 
@@ -65,7 +65,8 @@ async def copy_shard(
 
     Raises:
         BackupUnusable: the backup has another history, or a chunk is missing or damaged.
-        CollectedPast, NotFound: the hub has deleted chunks or the snapshot meanwhile: begin again with a new manifest.
+        CollectedPast, NotFound: the hub has deleted chunks or the snapshot meanwhile, or written to a new shard: begin
+            again with a new manifest.
     """
     start = await check_history(log, previous, manifest)
     await _copy_snapshots(log, manifest, copier)
@@ -110,12 +111,17 @@ async def _same(target: ObjectStore, key: str, data: memoryview) -> None:
 
 
 async def _copy_snapshots(log: ShardLog, manifest: Manifest, copier: Copier) -> None:
+    # Of a shard that a split makes, the log of the halved shard names the first state: it is there before the SEAL.
+    begins = log.shard >= log.cluster.shards and manifest.snapshot is None
     wanted = [
         item
         async for item in listed(log.store, hub_keys.snapshot_prefix(log.shard))
         if (n := hub_keys.parse_snapshot_key(item.key)) is not None
-        and manifest.watermark - 1 <= n <= manifest.snapshot_n
+        and (begins or manifest.watermark - 1 <= n <= manifest.snapshot_n)
     ]
+    if begins and (await log.manifest())[0].snapshot is not None:
+        # Those that were listed may be of chunks that came after the end of this backup.
+        raise CollectedPast(f"shard {log.shard} has begun")
     if manifest.snapshot is not None and manifest.snapshot not in [item.key for item in wanted]:
         raise NotFound(manifest.snapshot)
     there = {item.key async for item in listed(copier.target, hub_keys.snapshot_prefix(log.shard))}

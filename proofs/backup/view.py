@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import cached_property
 
 import msgspec
 
 from weft.proofs.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home
-from weft.proofs.backup.record import BackupRecord, BackupUnusable, TablePart, read_record
+from weft.proofs.backup.record import BackupRecord, BackupUnusable, ShardPart, TablePart, read_record
 from weft.protocols.chunk import parse_file_name
+from weft.protocols.shard.placement import ShardTree
 from weft.storage import hub_keys
+from weft.storage.cluster import decode
 from weft.storage.object_store import Listed, NotFound, Object, ObjectStore, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listing, check_key, check_prefix, clamp_range
 
@@ -128,9 +131,20 @@ class BackupView:
             n = parse_file_name(name)
             return n is not None and part.first <= n < part.end
         if folder == "snapshot":
-            n = hub_keys.parse_snapshot_key(key)
-            return n is not None and part.first - 1 <= n < part.end
+            return hub_keys.parse_snapshot_key(key) in self._snapshots(part)
         return folder == "ended" and hub_keys.parse_ended_key(key)[1] < part.end
+
+    def _snapshots(self, part: ShardPart) -> range:
+        """Return the numbers at which a shard of the record has snapshots."""
+        halved = self._tree.parent(part.shard)
+        if part.manifest is None and halved is not None:
+            # It begins with a state of a number of the halved shard, whose log names it.
+            return range(self._parts[halved].end)
+        return range(part.first - 1, part.end)
+
+    @cached_property
+    def _tree(self) -> ShardTree:
+        return decode(self.record.cluster).tree
 
     async def _listed(self, prefix: str, after: str) -> AsyncIterator[Listed]:
         """Yield what the record has below a folder of one kind of objects, or of further ones."""

@@ -14,6 +14,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.splits import Split
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog
 from weft.storage.chunks.in_steps import apply_in_steps
@@ -70,18 +71,37 @@ class LogCheck:
         except CodecError as error:
             self._report.note(hub_keys.manifest_key(self._log.shard), "damaged", str(error))
             manifest = Manifest()
-        for n, key in await self._log.snapshots():
-            self._snapshots[n].append(key)
+        await self._list_snapshots(manifest)
         if manifest.snapshot is not None and manifest.snapshot not in self._snapshots[manifest.snapshot_n]:
             self._report.note(
                 manifest.snapshot, "missing", f"{manifest.snapshot}, which the manifest names, is missing"
             )
         first = self._checked.first = self._shard.first = manifest.watermark
+        if not first and self._log.split is not None:
+            await self._begin(self._log.split)
+            return self._checked
         state = ShardState(self._log.cluster.cluster_id, self._log.shard, self._log.rules) if not first else None
         if first:
             state = await self._snapshot_at(first - 1)
         await self._chunks(first, await self._end(first), state, manifest)
         return self._checked
+
+    async def _list_snapshots(self, manifest: Manifest) -> None:
+        """List the snapshots of each chunk, the one that the log names first. Of the chunk before a new shard's first
+        there may be others, of attempts at the SEAL that the log did not take."""
+        split = self._log.split
+        begins = hub_keys.snapshot_key(split.shard, split.n, split.nonce) if split is not None else None
+        self._snapshots.clear()
+        for n, key in sorted(await self._log.snapshots(), key=lambda each: each[1] not in (manifest.snapshot, begins)):
+            self._snapshots[n].append(key)
+
+    async def _begin(self, split: Split) -> None:
+        """Check a shard whose SEAL is in the log, and which had no manifest yet."""
+        try:
+            self._checked.state = await self._log.load()
+        except CodecError as error:
+            key = hub_keys.snapshot_key(split.shard, split.n, split.nonce)
+            self._report.note(key, "missing", str(error))
 
     async def _end(self, first: int) -> int:
         """Return the number after the last chunk; those in between may be missing."""

@@ -42,12 +42,16 @@ async def verify(store: ObjectStore) -> VerifyReport:
         if state is None:
             continue
         read.append((tenant, stream, state))
-        for shard, n in sources(state, cluster.cluster_id, stream, cluster.shards).items():
+        for shard, n in sources(state, cluster.cluster_id, stream, cluster.tree.count).items():
             wanted[shard].add(n)
     logs: dict[int, CheckedLog] = {}
+    made: dict[int, ShardLog] = {}
     for shard in range(cluster.tree.count):
-        log = ShardLog(view or store, cluster, shard)
+        log = made.get(shard) or ShardLog(view or store, cluster, shard)
         logs[shard] = await LogCheck(log, report, frozenset(wanted[shard])).run()
+        if (head := logs[shard].state) is not None:
+            # Their numbers are higher, so each comes after the one that it is split from.
+            made |= {split.shard: log.new_shard(split) for split in head.splits}
     await _check_declared(view or store, cluster.cluster_id, report)
     for tenant, stream, state in read:
         found = await check_table(view or store, report, tenant, stream, state)

@@ -8,6 +8,8 @@ from weft.proofs.backup.making import make_backup
 from weft.proofs.backup.record import BackupRecord
 from weft.proofs.backup.restoring import restore
 from weft.proofs.backup.view import BackupView, open_backup
+from weft.storage.cluster import open_cluster
+from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
 
@@ -41,3 +43,9 @@ async def restored(place: ObjectStore) -> MemoryStore:
     target = MemoryStore()
     await restore(await view_of(place), target, clock=lambda: 1_900_000_000_000_000_000, note=quiet)
     return target
+
+
+async def states(store: ObjectStore) -> list[bytes]:
+    """The state at the head of every shard."""
+    cluster = await open_cluster(store, None)
+    return [state.freeze()() for _, state in await load_every_shard(first_logs(store, cluster))]

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
-from tests.proofs.backup.places import backed_up, busy, quiet, restored, view_of
+from tests.proofs.backup.places import backed_up, busy, quiet, restored, states, view_of
 from tests.storage.cluster_log.declaring import MARA, declares
 from weft.proofs.backup import making
 from weft.proofs.backup.making import make_backup
@@ -20,16 +20,10 @@ from weft.storage import hub_keys
 from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.manifest import changed
-from weft.storage.object_store import NotFound, Object, ObjectStore, StoreError
+from weft.storage.object_store import NotFound, Object, StoreError
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Buffer
 from weft.storage.store_formats import check_store
-
-
-async def states(store: ObjectStore) -> list[bytes]:
-    """The state at the head of every shard."""
-    cluster = await open_cluster(store, None)
-    return [(await ShardLog(store, cluster, shard).load()).freeze()() for shard in range(cluster.shards)]
 
 
 async def test_a_restored_store_is_the_one_of_the_backup_and_says_when_it_was_restored() -> None:
