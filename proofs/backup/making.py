@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -34,7 +35,7 @@ from weft.proofs.backup.view import read_others
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster
 from weft.storage.manifest import Manifest
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreUnfit
 
 _logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 5
@@ -63,17 +64,21 @@ async def make_backup(
         ClusterUnusable: the store holds no hub.
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
+    if _is_inside(target, store):
+        raise BackupUnusable("the place of the backup is inside the store: name another")
     found = await _open(target, await open_cluster(store, None))
     kept = await read_others(target, found.record) if found is not None else []
     copier = Copier(store, target)
     for attempt in range(1, ATTEMPTS_MAX + 1):
+        # Read first, and compared last: the cluster in between is of the same bytes, or the run begins again.
+        identity = (await store.get(hub_keys.CLUSTER)).data
         run = _Run(await open_cluster(store, None), copier, found, kept, note)
         try:
-            record = await run.copy(clock)
+            record = await run.copy(clock, identity)
         except (CollectedPast, NotFound) as gone:
             note(f"the store has changed meanwhile, {gone}: begin again ({attempt} of {ATTEMPTS_MAX})")
             continue
-        if (await store.get(hub_keys.CLUSTER)).data != record.cluster:
+        if (await store.get(hub_keys.CLUSTER)).data != identity:
             # Its shards or its level may be others now, and what was copied of no moment.
             note(f"{hub_keys.CLUSTER} has changed meanwhile: begin again ({attempt} of {ATTEMPTS_MAX})")
             continue
@@ -83,6 +88,18 @@ async def make_backup(
         f"the hub deleted chunks faster than they could be copied, {ATTEMPTS_MAX} times. Set a longer `retain_log`, or "
         "run the backup nearer to the stores"
     )
+
+
+def _is_inside(target: ObjectStore, store: ObjectStore) -> bool:
+    """Return whether a place is a folder of a store, of which each run would copy it again."""
+    try:
+        (inner, here), (outer, there) = target.location("a"), store.location("a")
+    except StoreUnfit:
+        return False  # in memory
+    if "://" not in inner and "://" not in outer:
+        inner, outer = os.path.realpath(inner), os.path.realpath(outer)
+    root = outer.removesuffix("a")
+    return here == there and inner.startswith(root) and inner != outer
 
 
 async def _open(target: ObjectStore, cluster: Cluster) -> FoundRecord | None:
@@ -124,8 +141,8 @@ class _Run:
         self._previous = {part.shard: part for part in found.record.shards} if found is not None else {}
         self._kept = kept
 
-    async def copy(self, clock: Callable[[], int]) -> BackupRecord:
-        started, identity = clock(), (await self._store.get(hub_keys.CLUSTER)).data
+    async def copy(self, clock: Callable[[], int], identity: bytes) -> BackupRecord:
+        started = clock()
         places = asyncio.Semaphore(SHARDS_AT_ONCE)
         manifests = [(await log.manifest())[0] for log in self._logs]
         tables = await table_parts(self._store, self._note)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from weft.proofs.backup.copying import CONTENTS, CopyTurns
-from weft.proofs.backup.places import listed, table_home, tables, version_of
-from weft.proofs.backup.record import TablePart
+from weft.proofs.backup.places import PAGE, listed, table_home, tables, version_of
+from weft.proofs.backup.record import BackupUnusable, TablePart, read_record
 from weft.proofs.backup.tables import LiveFiles
 from weft.proofs.backup.view import BackupView
 from weft.protocols.chunk import parse_file_name
@@ -26,15 +26,28 @@ async def prune(place: ObjectStore, view: BackupView) -> int:
         view: the backup with the newest record.
 
     Raises:
+        BackupUnusable: another run has replaced the record meanwhile.
         TableError: a table of the backup cannot be read.
         StoreError: the store did not answer. Run it again: it goes on.
     """
     turns, deleted = CopyTurns(), 0
     async for key in _useless(place, view):
+        if not deleted % PAGE:
+            await _check_newest(place, view)
         await turns.add(lambda key=key: place.delete(key))  # type: ignore[misc]
         deleted += 1
     await turns.join()
     return deleted
+
+
+async def _check_newest(place: ObjectStore, view: BackupView) -> None:
+    # What this record does not need, a newer one may.
+    found = await read_record(place)
+    if found is None or found.record != view.record:
+        raise BackupUnusable(
+            "another backup to this place was done while this one deleted objects: verify the backup with `weft hub "
+            "verify`, and never let runs with --prune overlap others"
+        )
 
 
 async def _useless(place: ObjectStore, view: BackupView) -> AsyncIterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -33,8 +34,10 @@ async def restore(
         BackupUnusable: the store is not empty, or an object of the backup is missing.
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
-    await _begin(view, target)
     copier = Copier(view, target)
+    if await _begin(view, target):
+        await target.delete(MARK)
+        return copier.counts
     try:
         for part in view.record.shards:
             for folder in ("chunk", "snapshot", "ended"):
@@ -57,7 +60,11 @@ async def restore(
     return copier.counts
 
 
-async def _begin(view: BackupView, target: ObjectStore) -> None:
+async def _begin(view: BackupView, target: ObjectStore) -> bool:
+    """Mark a store. Return whether everything of the backup is there already, of a run that lacked only its last step.
+
+    Its hubs may run, and have deleted objects that another copy would bring back.
+    """
     name = msgspec.json.encode({"cluster": view.record.cluster.hex(), "finished": view.record.finished})
     try:
         found = (await target.get(MARK)).data
@@ -67,9 +74,13 @@ async def _begin(view: BackupView, target: ObjectStore) -> None:
                 f"the store to restore into is not empty: it has {there[0].key}. Name an empty one"
             ) from None
         await target.create(MARK, name)
-        return
+        return False
     if found != name:
         raise BackupUnusable("another backup is half restored in this store: name an empty one")
+    with contextlib.suppress(NotFound):
+        await target.get(hub_keys.CLUSTER)
+        return True
+    return False
 
 
 async def _folder(copier: Copier, prefix: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.proofs.backup.places import backed_up, busy, quiet, restored, states,
 from tests.storage.cluster_log.declaring import MARA, declares
 from weft.proofs.backup import making
 from weft.proofs.backup.making import make_backup
+from weft.proofs.backup.pruning import prune
 from weft.proofs.backup.record import RECORD, BackupUnusable
 from weft.proofs.backup.restoring import restore
 from weft.proofs.verify.verify import verify
@@ -20,7 +22,7 @@ from weft.storage import hub_keys
 from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.manifest import changed
-from weft.storage.object_store import NotFound, Object, StoreError
+from weft.storage.object_store import NotFound, Object, StoreError, open_store
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Buffer
 from weft.storage.store_formats import check_store
@@ -96,6 +98,18 @@ async def test_a_restore_that_ends_early_is_no_store_and_goes_on() -> None:
     assert await states(target) == await states(store)
 
 
+class KeepsItsMark(MemoryStore):
+    """A new store that is cut off when a restore deletes its mark for the first time."""
+
+    cut = False
+
+    async def delete(self, key: str) -> None:
+        if key == hub_keys.RESTORING and not self.cut:
+            self.cut = True
+            raise StoreError("the network is gone")
+        await super().delete(key)
+
+
 class Collects(MemoryStore):
     """A store whose hub collects chunks while they are copied."""
 
@@ -164,6 +178,67 @@ async def test_a_cluster_that_changes_meanwhile_is_copied_as_it_is_after() -> No
     record, _ = await make_backup(store, place, clock=lambda: 1, note=lines.append)
     assert record.cluster == (await store.get(hub_keys.CLUSTER)).data
     assert any("cluster.json has changed meanwhile" in line for line in lines)
+
+
+class Raises(MemoryStore):
+    """A store whose cluster file is written again right after a run has read it."""
+
+    reads = 0
+
+    async def get(self, key: str) -> Object:
+        found = await super().get(key)
+        if key == hub_keys.CLUSTER:
+            self.reads += 1
+            if self.reads == 2:
+                await self.swap(key, found.data + b" ", found.etag)
+        return found
+
+
+async def test_a_cluster_that_changes_between_two_readings_is_read_again() -> None:
+    store, place = Raises(), MemoryStore()
+    await busy(store)
+    store.reads = 0
+    lines: list[str] = []
+    record, _ = await make_backup(store, place, clock=lambda: 1, note=lines.append)
+    assert record.cluster == (await store.get(hub_keys.CLUSTER)).data
+    assert any("cluster.json has changed meanwhile" in line for line in lines)
+
+
+async def test_a_place_inside_the_store_is_refused(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    await busy(store)
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    for inside in ("store/backup", "link/deep/backup"):
+        with pytest.raises(BackupUnusable, match="the place of the backup is inside the store: name another"):
+            await backed_up(store, open_store(str(tmp_path / inside)))
+    await backed_up(store, open_store(str(tmp_path / "store-2")))
+
+
+async def test_a_run_that_prunes_stops_once_another_one_has_replaced_the_record() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    await store.create("facts/a", b"first")
+    await backed_up(store, place)
+    old = await view_of(place)
+    await store.swap("facts/a", b"second", (await store.get("facts/a")).etag)
+    await backed_up(store, place)
+    with pytest.raises(BackupUnusable, match="never let runs with --prune overlap"):
+        await prune(place, old)
+    assert (await (await restored(place)).get("facts/a")).data == b"second"
+    assert await prune(place, await view_of(place)) == 2, "the former fact and the former list of facts"
+
+
+async def test_a_restore_that_lacked_only_its_last_step_copies_nothing_again() -> None:
+    store, place, target = MemoryStore(), MemoryStore(), KeepsItsMark()
+    await busy(store)
+    await backed_up(store, place)
+    with pytest.raises(StoreError):
+        await restore(await view_of(place), target, clock=lambda: 1, note=quiet)
+    await target.delete(hub_keys.chunk_key(0, 0))  # collected by its hub meanwhile
+    copied = await restore(await view_of(place), target, clock=lambda: 2, note=quiet)
+    names = [item.key for item in await target.list("")]
+    assert (copied.objects, copied.there) == (0, 0)
+    assert not {hub_keys.chunk_key(0, 0), hub_keys.RESTORING} & {*names}
 
 
 async def test_a_store_of_another_history_is_refused() -> None:
