@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -104,14 +104,14 @@ class BucketStore:
                 raise
 
         try:
-            await self._upload(key, rest())
+            await self._upload(key, rest(), lambda: size)
         except (StoreError, NotFound):
             if failed is not None:
                 raise failed from None
             raise
         return size
 
-    async def _upload(self, key: str, parts: AsyncIterator[bytes]) -> None:
+    async def _upload(self, key: str, parts: AsyncIterator[bytes], size: Callable[[], int]) -> None:
         # Of this call alone: what a copy makes must be what this call uploaded.
         upload = f"{key}.{secrets.token_hex(8)}{PART_SUFFIX}"
         try:
@@ -124,27 +124,25 @@ class BucketStore:
                 except (AlreadyExistsError, PreconditionError):
                     await self._refuse_create(key)
                 if self._service.copies_later:
-                    await self._copied(key)
+                    await self._copied(key, size())
         finally:
             with contextlib.suppress(BaseError, OSError):
                 await self._reads.delete_async(upload)
 
-    async def _copied(self, key: str) -> None:
+    async def _copied(self, key: str, size: int) -> None:
         """Wait for the end of a copy, which the service may do after it has answered.
 
         Raises:
-            StoreError: it failed, or had not ended in time.
+            StoreError: it had not ended in time, or its outcome is unknown.
         """
-        status = "pending"
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, NotFound):
             async with asyncio.timeout(COPY_SECONDS_MAX):
-                while status == "pending":
-                    # Signed for GET: obstore signs HEAD at Azure without any permission.
-                    status = (await ask(await self._signed("GET", key), "HEAD")).fields.get("x-ms-copy-status", "")
-                    if status == "pending":
-                        await asyncio.sleep(COPY_POLL_SECONDS)
-        if status != "success":
-            raise StoreError(f"{key}: the copy of the uploaded parts is {status or 'not confirmed'} by the store")
+                while True:
+                    # Azure's target of a copy is empty until the copy has ended, and remains so if it fails.
+                    if await self._size(key) == size:
+                        return
+                    await asyncio.sleep(COPY_POLL_SECONDS)
+        raise StoreError(f"{key}: the copy of the uploaded parts is not confirmed by the store")
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """Replace an object: PUT on the condition that it has not changed."""

@@ -54,12 +54,12 @@ async def put_overlapping(url: str, bodies: Sequence[bytes], headers: Sequence[t
                 writer.close()
 
 
-async def ask(url: str, method: str = "GET") -> Answer:
-    """Send a request without a body. Raises as ``put_overlapping``."""
+async def ask(url: str) -> Answer:
+    """Send a GET. Raises as ``put_overlapping``."""
     async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await _connect(url)
         try:
-            writer.write(_head(url, method, ()))
+            writer.write(_head(url, "GET", ()))
             return await _answer(reader)
         finally:
             writer.close()
