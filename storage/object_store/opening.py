@@ -40,8 +40,11 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     if parts.scheme == "memory":
         return _memory_stores.setdefault(parts.netloc, MemoryStore()) if parts.netloc else MemoryStore()
     if parts.scheme in BUCKETS and parts.netloc:
-        from weft.storage.object_store.bucket import BucketStore
+        # The first one says what is missing where obstore is not installed.
         from weft.storage.object_store.services import SERVICES, bucket_place
 
-        return BucketStore(bucket_place(SERVICES[parts.scheme], parts.netloc, parts.path.strip("/"), options or {}))
+        place = bucket_place(SERVICES[parts.scheme], parts.netloc, parts.path.strip("/"), options or {})
+        from weft.storage.object_store.bucket import BucketStore
+
+        return BucketStore(place)
     raise ValueError(f"{uri!r} is no store: expected a path, file:///path, {WRITTEN}, or memory://name")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,6 +39,15 @@ def test_credentials_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
     with pytest.raises(ValueError, match=r"no user name or password: a key comes from the environment") as told:
         open_store(uri)
     assert "pass@" not in str(told.value)
+
+
+def test_a_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("obstore", "obstore.exceptions", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("bucket", "services"):
+        monkeypatch.delitem(sys.modules, f"weft.storage.object_store.{name}", raising=False)
+    with pytest.raises(StoreUnfit, match="a bucket needs obstore, which is not installed: pip install"):
+        open_store("s3://bucket")
 
 
 @pytest.mark.parametrize(
