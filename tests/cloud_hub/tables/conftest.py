@@ -26,5 +26,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """Where tables can be: deltalake has no way into our memory."""
     if request.param == "directory":
         return open_store(str(tmp_path / "store"))
-    endpoint: Endpoint = request.getfixturevalue("s3")
+    endpoint: Endpoint = request.getfixturevalue(request.param)
     return open_store(f"{endpoint.new_bucket()}/root", endpoint.options)
