@@ -127,7 +127,7 @@ class LogCheck:
                 ahead = await self._read(n, min(n + READ_AHEAD, end))
             found = self._chunk(n, ahead.pop(0))
             if found is None and await self._is_collected(n):
-                state = None
+                state = await self._snapshot_at(n)
                 continue
             if found is None:
                 hole = n if hole is None else hole
@@ -174,9 +174,11 @@ class LogCheck:
     async def _is_collected(self, n: int) -> bool:
         """Return whether the hub has deleted chunk n since the check began."""
         with contextlib.suppress(CodecError):
-            watermark = (await self._log.manifest())[0].watermark
-            if watermark > n:
-                self._checked.first = self._shard.first = watermark
+            manifest, _ = await self._log.manifest()
+            if manifest.watermark > n:
+                if manifest.watermark > self._shard.first:
+                    await self._list_snapshots(manifest)  # others led here when the check began
+                self._checked.first = self._shard.first = manifest.watermark
                 self._checked.starts.clear()
                 return True
         return False

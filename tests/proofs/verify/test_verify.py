@@ -17,7 +17,7 @@ from weft.protocols.segment import GapReason
 from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog
 from weft.storage.manifest import changed
-from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.object_store import Object, ObjectStore, open_store
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.table_maker.shards import load_shards
 from weft.storage.table_maker.tierer import Tierer
@@ -150,6 +150,33 @@ async def collected(store: ObjectStore, writer: LogWriter, watermark: int) -> No
     assert await log.swap_manifest(changed(manifest, watermark=watermark), etag)
     for n in range(watermark):
         await store.delete(hub_keys.chunk_key(0, n))
+
+
+class Collects(MemoryStore):
+    """A store whose hub collects chunks and snapshots while they are read."""
+
+    writer: LogWriter
+    watermark = 0
+
+    async def get(self, key: str) -> Object:
+        if key == hub_keys.chunk_key(0, 0) and self.watermark:
+            watermark, self.watermark = self.watermark, 0
+            older = await self.list(hub_keys.snapshot_prefix(0))
+            await collected(self, self.writer, watermark)
+            for item in older:
+                await self.delete(item.key)
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("watermark", [4, 6])
+async def test_chunks_that_are_collected_meanwhile_are_no_hole(watermark: int) -> None:
+    store = Collects()
+    store.writer = await busy(store)
+    store.watermark = watermark
+    report = await verify(store)
+    assert report.findings == []
+    assert (report.shards[0].first, report.shards[0].end) == (watermark, 6)
+    assert {lane.edge: lane.next_seq for lane in report.lanes if lane.shard == 0} == {LANE.edge: 60, OTHER.edge: 30}
 
 
 class TestTables:
