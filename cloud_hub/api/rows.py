@@ -6,6 +6,7 @@ A reader of them needs a token of its tenant, and no key of the store, which wou
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ class _Reading:
             self._rows_left -= sum(batch.num_rows for batch in made.batches)
             self._bytes_left -= made.size
             offset = self.next_offset = made.next_offset
-            # A cut section ends the answer also where rounding leaves some bytes: what is next is the rest of it.
+            # A cut section ends the answer also if some bytes are left: its next row does not fit into them.
             if offset < section.base_offset + section.count:
                 return at
             if offset >= end or self._rows_left <= 0 or self._bytes_left <= 0 or self._search.is_spent:
@@ -142,11 +143,10 @@ class _Reading:
             [rows], self._log.shard, self._fields, self._topics, offset, section_end,
             payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX,
         ):  # fmt: skip
-            room = min(rows_left, max(1, batch.num_rows * bytes_left // max(1, batch.nbytes)))
-            taken = batch if batch.num_rows <= room else batch.slice(0, room)
+            taken = batch.slice(0, min(rows_left, _rows_within(batch, bytes_left)))
             made.append(taken)
             rows_left -= taken.num_rows
-            bytes_left -= batch.nbytes * taken.num_rows // batch.num_rows
+            bytes_left -= taken.nbytes
             if taken.num_rows < batch.num_rows or rows_left <= 0 or bytes_left <= 0:
                 last = taken.column("_offset")[taken.num_rows - 1].as_py()
                 return _Made(made, last + 1, self._bytes_left - bytes_left)
@@ -158,6 +158,14 @@ class _Reading:
 
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
+
+
+def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:
+    """Return the number of a batch's first rows that have at most so many bytes together; at least 1."""
+    if batch.nbytes <= bytes_max:
+        return int(batch.num_rows)
+    # Rows may differ in size by any factor, so the bytes of a slice cannot be estimated from those of the batch.
+    return max(1, bisect_right(range(1, batch.num_rows), bytes_max, key=lambda count: batch.slice(0, count).nbytes))
 
 
 def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview:
