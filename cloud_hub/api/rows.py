@@ -54,7 +54,8 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
     """Return rows of one shard from the log, at least one if it has some, unless the search for it reached its bound.
 
     Args:
-        states: those of all shards, of which the columns are made; with that of ``log``.
+        states: those of all shards, of which the columns are made, and the topic levels of lanes that moved; with that
+            of ``log``.
         bytes_max: bytes of the rows; one row may go beyond.
 
     Raises:
@@ -69,7 +70,7 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
         first = await RecordReader(log, bytes_max).first(state, wanted.stream, Search(), chunk=wanted.chunk or 0)
         wanted = wanted._replace(offset=first.offset, chunk=first.chunk)
     offset, next_chunk = wanted.offset, wanted.chunk
-    reading = _Reading(log, state, wanted, fields, bytes_max)
+    reading = _Reading(log, [state, *states], wanted, fields, bytes_max)
     if offset is not None and offset < end and wanted.limit:
         next_chunk = await reading.read(offset, end)
         offset = reading.next_offset
@@ -82,13 +83,17 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
 
 
 class _Reading:
-    """One request's reading of a shard."""
+    """One request's reading of a shard.
+
+    Args:
+        states: that of the shard first, then all.
+    """
 
     def __init__(
-        self, log: ShardLog, state: ShardState, wanted: RowsWanted, fields: Sequence[str], bytes_max: int
+        self, log: ShardLog, states: Sequence[ShardState], wanted: RowsWanted, fields: Sequence[str], bytes_max: int
     ) -> None:
         self._log, self._wanted, self._fields = log, wanted, fields
-        self._lanes = state.lanes
+        self._states = states
         self._rows_left, self._bytes_left = wanted.limit, bytes_max
         self._search = Search()
         self.batches: list[pa.RecordBatch] = []
@@ -153,7 +158,9 @@ class _Reading:
         return _Made(made, section_end, self._bytes_left - bytes_left)
 
     def _topics(self, lane: Lane) -> Sequence[str]:
-        return self._lanes.get(lane, NOTHING).topics
+        # A split may have moved the lane to another shard since the record was written.
+        held = next((state.lanes[lane] for state in self._states if lane in state.lanes), NOTHING)
+        return held.topics
 
 
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
