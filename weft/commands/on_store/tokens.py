@@ -97,7 +97,8 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 
     identities = read_file(path)
     _confirm_first(config_file, yes)
-    declared = declare_all(config_file, [changes.import_token(each) for each in identities], by, reason)
+    known = changes.KnownTokens()
+    declared = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
     click.echo(f"declared {counted(declared, 'token')}; {len(identities) - declared} were there already")
 
 
