@@ -230,10 +230,10 @@ def remove_tenant(name: str) -> Decision:
         _known(state, TENANT, name)
         tokens = [token for token, document in _tokens(state) if document.tenant == name]
         if tokens:
-            raise CannotDeclare(f"tenant {name} has tokens: {_listed(tokens)}. Withdraw them first")
+            raise CannotDeclare(f"tenant {name} has tokens: {listed(tokens)}. Withdraw them first")
         streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
         if streams:
-            raise CannotDeclare(f"edges of streams are declared: {_listed(streams)}. Withdraw them first")
+            raise CannotDeclare(f"edges of streams are declared: {listed(streams)}. Withdraw them first")
         return Change(TENANT, name, None)
 
     return decide
@@ -277,7 +277,7 @@ def drain(name: str, is_drained: bool) -> Decision:
     def decide(state: ClusterState) -> Change | None:
         fact = state.facts(NODE).get(name)
         if fact is None and not is_drained:
-            raise CannotDeclare(f"{name} is not drained; drained are: {_listed(state.facts(NODE))}")
+            raise CannotDeclare(f"{name} is not drained; drained are: {listed(state.facts(NODE))}")
         document = encode(NodeDocument(drained=True), None if fact is None else fact.document) if is_drained else None
         return None if fact is not None and document == fact.document else Change(NODE, name, document)
 
@@ -290,10 +290,11 @@ def _ending(secret: Secret, until: int) -> Secret:
 
 def _known(state: ClusterState, kind: str, name: str) -> None:
     if name not in state.facts(kind):
-        raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {_listed(state.facts(kind))}")
+        raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {listed(state.facts(kind))}")
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, in their order; of many only the first."""
     shown = sorted(names)
     more = f" and {len(shown) - NAMES_SHOWN_MAX} more" if len(shown) > NAMES_SHOWN_MAX else ""
     return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
@@ -303,7 +304,7 @@ def _check_tenant(state: ClusterState, tenant: str) -> None:
     if tenant != ALWAYS_THERE and tenant not in state.facts(TENANT):
         raise CannotDeclare(
             f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
-            f"{_listed({ALWAYS_THERE, *state.facts(TENANT)})}"
+            f"{listed({ALWAYS_THERE, *state.facts(TENANT)})}"
         )
 
 
