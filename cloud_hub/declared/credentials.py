@@ -38,6 +38,8 @@ class Credentials:
     def __init__(self, file: TokenFile | None, is_closed: bool, now: Callable[[], int]) -> None:
         self._file = file
         self._is_closed = is_closed
+        self._is_in_doubt = False
+        """True if an entry of the cluster log cannot be read: it may be that of the first token."""
         self._now = now
         self._read: dict[str, _Read] = {}
         self._by_hash: _Ends = {}
@@ -48,8 +50,9 @@ class Credentials:
 
     @property
     def required(self) -> bool:
-        """Return whether every request needs a token: there is a tokens file, or the cluster log ever had a token."""
-        return self._is_closed or self._file is not None
+        """Return whether every request needs a token: there is a tokens file, the cluster log ever had a token, or it
+        has an entry that cannot be read."""
+        return self._is_closed or self._is_in_doubt or self._file is not None
 
     @property
     def declared(self) -> int:
@@ -61,6 +64,7 @@ class Credentials:
         facts = state.facts(TOKEN)
         # From the first token on, for good: to withdraw the last one must not open the hub to everyone.
         self._is_closed = self._is_closed or state.last(TOKEN) > 0
+        self._is_in_doubt = bool(state.skipped)
         # By the whole fact: after a restore of the store, an entry of the same number may say something else.
         stale = [
             name for name, known in self._read.items()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity, create_token, hash_token
-from weft.cloud_hub.declared import changes, documents
+from weft.cloud_hub.declared import changes, documents, expected_edges
 from weft.cloud_hub.declared.changes import CannotDeclare, Decision
 from weft.cloud_hub.declared.credentials import Credentials
 from weft.cloud_hub.declared.documents import (
@@ -142,6 +142,17 @@ def test_links_without_a_token_end_once_every_request_needs_one() -> None:
     cluster.add("press", "secret")
     assert cluster.credentials.revoked([None]) == [None]
     assert Cluster(is_closed=True).credentials.required
+
+
+def test_a_damaged_entry_that_may_be_the_only_token_opens_no_hub() -> None:
+    cluster = Cluster()
+    cluster.state.skip("cluster/entry/1 is damaged")
+    cluster.credentials.refresh(cluster.state)
+    assert cluster.credentials.required
+    assert cluster.credentials.revoked([None]) == [None]
+    cluster.state = ClusterState(bytes(16))
+    cluster.credentials.refresh(cluster.state)
+    assert not cluster.credentials.required, "the entry was restored, and is of something else"
 
 
 @pytest.mark.parametrize(
@@ -323,6 +334,33 @@ def test_fields_of_a_later_release_stay_in_a_document() -> None:
     before = cluster.state.n
     cluster.declare(changes.set_tenant("acme", Quotas(streams=5), is_new=False))
     assert cluster.state.n == before, "nothing to change"
+
+
+def test_streams_are_read_again_after_an_entry_about_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, expected = Cluster(), ExpectedEdges({})
+    cluster.declare(changes.expect_edges(("default", "a"), ("oven",)))
+    expected.refresh(cluster.state)
+    read: list[bytes] = []
+    original = documents.decode
+
+    def counted(document: bytes, wanted: Any) -> Any:
+        read.append(document)
+        return original(document, wanted)
+
+    monkeypatch.setattr(expected_edges, "decode", counted)
+    cluster.add("press", "secret")
+    expected.refresh(cluster.state)
+    assert read == []
+    cluster.declare(changes.expect_edges(("default", "b"), ("press",)))
+    expected.refresh(cluster.state)
+    assert (len(read), dict(expected)) == (2, {("default", "a"): ("oven",), ("default", "b"): ("press",)})
+    cluster.state = ClusterState(bytes(16))
+    cluster.declare(changes.expect_edges(("default", "a"), ("kiln",)))
+    cluster.declare(changes.expect_edges(("default", "a"), ("oven",)))
+    cluster.declare(changes.expect_edges(("default", "c"), ("oven",)))
+    assert cluster.state.last("stream") == 3
+    expected.refresh(cluster.state)
+    assert set(expected) == {("default", "a"), ("default", "c")}, "of a restored store"
 
 
 def test_the_log_wins_over_the_configuration_until_it_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
