@@ -58,3 +58,12 @@ def missing_shards(states: Sequence[ShardState]) -> list[int]:
     them, nothing can be said of all lanes."""
     reached = {state.shard: state.n for state in states}
     return [split.shard for state in states for split in state.splits if reached.get(split.shard, -1) < split.n]
+
+
+def missing_halves(states: Sequence[ShardState], shard: int) -> list[int]:
+    """Return those of the missing shards to which splits moved lanes of one shard, at once or by further splits."""
+    splits = {state.shard: state.splits for state in states}
+    family = [shard]
+    for each in family:  # which grows meanwhile; a split makes a new shard, so each comes once
+        family += [split.shard for split in splits.get(each, ())]
+    return [each for each in missing_shards(states) if each in family]

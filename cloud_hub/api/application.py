@@ -36,10 +36,11 @@ from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast, ShardLog
-from weft.storage.every_shard import missing_shards
+from weft.storage.every_shard import missing_halves, missing_shards
 from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.errors import TableError
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SOON = "try again in a moment"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -141,7 +143,7 @@ class Api:
             advice = "mend the table, or read it with an engine; since= finds the first record that the log still has"
             return _json({"error": str(error), "advice": advice}, 503)
         except (StoreError, NotFound) as error:
-            return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
+            return _json({"error": f"the store does not answer: {error}", "advice": SOON}, 503)
         except CodecError as error:
             # Logged with a limit: readers request unreadable records again and again.
             count = self._repeats.say(str(error), self._monotonic())
@@ -318,27 +320,30 @@ class Api:
 
         shards, tenant, stream = await self._stream(request)
         if "shard" not in request.query:
-            raise ApiError(
-                400, "shard= is missing", "rows are read shard by shard: GET /v1/streams/NAME has the shards"
-            )
+            advice = "rows are read shard by shard: GET /v1/streams/NAME has the shards"
+            raise ApiError(400, "shard= is missing", advice)
         (shard,) = self._wanted(request, shards)
         offset, chunk = (
             integer(request, name, 0, 0, NUMBER_MAX) if name in request.query else None for name in ("offset", "chunk")
         )
         limit = integer(request, "limit", LIMIT_MAX, 0, LIMIT_MAX)
         wanted = RowsWanted((tenant, stream), await self._payload(shards, tenant, stream), offset, chunk, limit)
-        return await rows_answer(shards.readers[shard].log, shards.states, wanted, self._response_bytes_max)
+        answer = await rows_answer(shards.readers[shard].log, shards.states, wanted, self._response_bytes_max)
+        # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
+        if lost := missing_halves(shards.states, shard):
+            raise ApiError(503, f"shard {lost[0]}, which has edges of shard {shard}, is not loaded", SOON)
+        return answer
 
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
         """Return the numbers of the requested shards, which must be readable."""
         if "shard" in request.query:
-            shard = integer(request, "shard", 0, 0, self._shards.count - 1)
+            shard = shards.number(request, "shard")
             if shard in shards.missing:
                 raise _unavailable(f"shard {shard} cannot be read: {shards.missing[shard]}")
             return [shard]
         if "offset" in request.query or "chunk" in request.query:
             raise ApiError(400, "offsets and chunks count per shard", "give shard= too, or since= for all shards")
-        first = integer(request, "from_shard", 0, 0, self._shards.count - 1)
+        first = shards.number(request, "from_shard")
         return [state.shard for state in shards.states if state.shard >= first]
 
     async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
@@ -366,6 +371,17 @@ class _ShardsView(NamedTuple):
     """States of the readable shards."""
     missing: dict[int, str]
     """Numbers of the unreadable shards, with the reasons."""
+
+    def number(self, request: web.Request, name: str) -> int:
+        """Return the number of a shard from the query; 0 without one.
+
+        Raises:
+            ApiError: 400; 503 if this process knows no such shard, which a split may have made a moment ago.
+        """
+        shard = integer(request, name, 0, 0, SHARDS_MAX - 1)
+        if shard not in self.readers and shard not in self.missing:
+            raise ApiError(503, f"shard {shard} is not known here", f"{SOON}; GET /v1/streams/NAME has the shards")
+        return shard
 
     def missing_view(self) -> View:
         """Return the part of a response that names the missing shards; nothing if all are there."""

@@ -6,6 +6,7 @@ A reader of them needs a token of its tenant, and no key of the store, which wou
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
     """Return rows of one shard from the log, at least one if it has some, unless the search for it reached its bound.
 
     Args:
-        states: those of all shards, of which the columns are made; with that of ``log``.
+        states: those of all shards, of which the columns are made, and the topic levels of lanes that moved; with that
+            of ``log``.
         bytes_max: bytes of the rows; one row may go beyond.
 
     Raises:
@@ -68,7 +70,7 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
         first = await RecordReader(log, bytes_max).first(state, wanted.stream, Search(), chunk=wanted.chunk or 0)
         wanted = wanted._replace(offset=first.offset, chunk=first.chunk)
     offset, next_chunk = wanted.offset, wanted.chunk
-    reading = _Reading(log, state, wanted, fields, bytes_max)
+    reading = _Reading(log, [state, *states], wanted, fields, bytes_max)
     if offset is not None and offset < end and wanted.limit:
         next_chunk = await reading.read(offset, end)
         offset = reading.next_offset
@@ -81,13 +83,17 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
 
 
 class _Reading:
-    """One request's reading of a shard."""
+    """One request's reading of a shard.
+
+    Args:
+        states: that of the shard first, then all.
+    """
 
     def __init__(
-        self, log: ShardLog, state: ShardState, wanted: RowsWanted, fields: Sequence[str], bytes_max: int
+        self, log: ShardLog, states: Sequence[ShardState], wanted: RowsWanted, fields: Sequence[str], bytes_max: int
     ) -> None:
         self._log, self._wanted, self._fields = log, wanted, fields
-        self._lanes = state.lanes
+        self._states = states
         self._rows_left, self._bytes_left = wanted.limit, bytes_max
         self._search = Search()
         self.batches: list[pa.RecordBatch] = []
@@ -122,7 +128,7 @@ class _Reading:
             self._rows_left -= sum(batch.num_rows for batch in made.batches)
             self._bytes_left -= made.size
             offset = self.next_offset = made.next_offset
-            # A cut section ends the answer also where rounding leaves some bytes: what is next is the rest of it.
+            # A cut section ends the answer also if some bytes are left: its next row does not fit into them.
             if offset < section.base_offset + section.count:
                 return at
             if offset >= end or self._rows_left <= 0 or self._bytes_left <= 0 or self._search.is_spent:
@@ -142,22 +148,31 @@ class _Reading:
             [rows], self._log.shard, self._fields, self._topics, offset, section_end,
             payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX,
         ):  # fmt: skip
-            room = min(rows_left, max(1, batch.num_rows * bytes_left // max(1, batch.nbytes)))
-            taken = batch if batch.num_rows <= room else batch.slice(0, room)
+            taken = batch.slice(0, min(rows_left, _rows_within(batch, bytes_left)))
             made.append(taken)
             rows_left -= taken.num_rows
-            bytes_left -= batch.nbytes * taken.num_rows // batch.num_rows
+            bytes_left -= taken.nbytes
             if taken.num_rows < batch.num_rows or rows_left <= 0 or bytes_left <= 0:
                 last = taken.column("_offset")[taken.num_rows - 1].as_py()
                 return _Made(made, last + 1, self._bytes_left - bytes_left)
         return _Made(made, section_end, self._bytes_left - bytes_left)
 
     def _topics(self, lane: Lane) -> Sequence[str]:
-        return self._lanes.get(lane, NOTHING).topics
+        # A split may have moved the lane to another shard since the record was written.
+        held = next((state.lanes[lane] for state in self._states if lane in state.lanes), NOTHING)
+        return held.topics
 
 
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
+
+
+def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:
+    """Return the number of a batch's first rows that have at most so many bytes together; at least 1."""
+    if batch.nbytes <= bytes_max:
+        return int(batch.num_rows)
+    # Rows may differ in size by any factor, so the bytes of a slice cannot be estimated from those of the batch.
+    return max(1, bisect_right(range(1, batch.num_rows), bytes_max, key=lambda count: batch.slice(0, count).nbytes))
 
 
 def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview:

@@ -6,7 +6,7 @@ A decision sees the state that its entry will follow, so several facts may depen
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 
 import msgspec
 
@@ -33,7 +33,7 @@ from weft.cloud_hub.declared.documents import (
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.cluster_log.log import Change
-from weft.storage.cluster_log.state import ClusterState
+from weft.storage.cluster_log.state import ClusterState, Fact
 
 Decision = Callable[[ClusterState], Change | None]
 ALWAYS_THERE = "default"
@@ -44,18 +44,68 @@ class CannotDeclare(Exception):
     """A change that does not fit the facts. The message says what to do."""
 
 
-def add_token(identity: TokenIdentity, until: int | None) -> Decision:
+class KnownTokens:
+    """The tokens of a state, by their secrets and edges.
+
+    Decisions that follow each other share one: it then reads a document when it is declared, and not once for each
+    decision behind it.
+    """
+
+    def __init__(self) -> None:
+        self._state: ClusterState | None = None
+        self._n = 0
+        self._adds = ""
+        """Name of the token that the last decision adds."""
+        self._by_hash: dict[str, str] = {}
+        self._edges: dict[str, set[str | None]] = {}
+
+    def adding(self, name: str, state: ClusterState) -> None:
+        """Take over the tokens of the state on which a decision is made.
+
+        Args:
+            name: of the token that the decision adds.
+        """
+        added, facts = self._adds, state.facts(TOKEN)
+        is_next = state is self._state and state.n == self._n + 1
+        if is_next and added in facts and facts[added].version == state.n:
+            self._take(added, _readable(facts[added]))
+        elif state is not self._state or state.n != self._n:
+            self._by_hash, self._edges = {}, {}
+            for known, document in _tokens(state):
+                self._take(known, document)
+        self._state, self._n, self._adds = state, state.n, name
+
+    def owner(self, sha256: str) -> str | None:
+        """Return the name of the token with a secret; None if there is none."""
+        return self._by_hash.get(sha256)
+
+    def edges(self, tenant: str) -> Set[str | None]:
+        """Return the edges of a tenant that have tokens."""
+        return self._edges.get(tenant, frozenset())
+
+    def _take(self, name: str, document: TokenDocument | None) -> None:
+        if document is None:
+            return
+        self._by_hash.update((secret.sha256, name) for secret in document.secrets)
+        if document.scope is Scope.EDGE:
+            self._edges.setdefault(document.tenant, set()).add(document.edge)
+
+
+def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | None = None) -> Decision:
     """Declare a token.
 
     Args:
         identity: its name, access, and the hash of its secret.
         until: nanoseconds since 1970; None for no end.
+        known: of the decisions before and after this one, if there are some.
 
     Raises:
         TokensUnusable: a name is not valid, or scope and edge do not fit.
-        CannotDeclare: from the decision: the name is taken, the tenant is unknown, or its quota is used up.
+        CannotDeclare: from the decision: the name or the secret is taken, the tenant is unknown, or its quota is used
+            up.
     """
     check_identity(identity, "the cluster log")
+    tokens = KnownTokens() if known is None else known
 
     def decide(state: ClusterState) -> Change:
         if identity.name in state.facts(TOKEN):
@@ -64,27 +114,32 @@ def add_token(identity: TokenIdentity, until: int | None) -> Decision:
                 "hub token remove` withdraws it"
             )
         _check_tenant(state, identity.tenant)
-        _check_edges(state, identity)
+        tokens.adding(identity.name, state)
+        _check_secret(tokens, identity.name, identity.sha256)
+        _check_edges(state, identity, tokens.edges(identity.tenant))
         document = TokenDocument(identity.scope, (Secret(identity.sha256, until),), identity.tenant, identity.edge)
         return Change(TOKEN, identity.name, encode(document))
 
     return decide
 
 
-def import_token(identity: TokenIdentity) -> Decision:
+def import_token(identity: TokenIdentity, known: KnownTokens | None = None) -> Decision:
     """Declare a token of a file. One that is declared already with this secret and access is left as it is.
+
+    Args:
+        known: as of ``add_token``.
 
     Raises:
         TokensUnusable, CannotDeclare: as ``add_token``.
     """
-    adds = add_token(identity, None)
+    adds = add_token(identity, None, known)
 
     def decide(state: ClusterState) -> Change | None:
         if identity.name in state.facts(TOKEN):
-            known = _token(state, identity.name)
+            found = _token(state, identity.name)
             wanted = identity.scope, identity.tenant, identity.edge
-            has_secret = any(each.sha256 == identity.sha256 for each in known.secrets)
-            if has_secret and (known.scope, known.tenant, known.edge) == wanted:
+            has_secret = any(each.sha256 == identity.sha256 for each in found.secrets)
+            if has_secret and (found.scope, found.tenant, found.edge) == wanted:
                 return None
         return adds(state)
 
@@ -100,11 +155,14 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
         ends_oldest: if two secrets are in force, end the older one at once.
 
     Raises:
-        CannotDeclare: from the decision: there is no such token, or two secrets are in force.
+        CannotDeclare: from the decision: there is no such token, two secrets are in force, or another has this one.
     """
 
     def decide(state: ClusterState) -> Change:
         before = _token(state, name)
+        tokens = KnownTokens()
+        tokens.adding(name, state)
+        _check_secret(tokens, name, secret.sha256)
         valid = [each for each in before.secrets if each.until is None or each.until > now]
         if len(valid) >= SECRETS_MAX and old_until > now and not ends_oldest:
             raise CannotDeclare(
@@ -172,10 +230,10 @@ def remove_tenant(name: str) -> Decision:
         _known(state, TENANT, name)
         tokens = [token for token, document in _tokens(state) if document.tenant == name]
         if tokens:
-            raise CannotDeclare(f"tenant {name} has tokens: {_listed(tokens)}. Withdraw them first")
+            raise CannotDeclare(f"tenant {name} has tokens: {listed(tokens)}. Withdraw them first")
         streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
         if streams:
-            raise CannotDeclare(f"edges of streams are declared: {_listed(streams)}. Withdraw them first")
+            raise CannotDeclare(f"edges of streams are declared: {listed(streams)}. Withdraw them first")
         return Change(TENANT, name, None)
 
     return decide
@@ -219,7 +277,7 @@ def drain(name: str, is_drained: bool) -> Decision:
     def decide(state: ClusterState) -> Change | None:
         fact = state.facts(NODE).get(name)
         if fact is None and not is_drained:
-            raise CannotDeclare(f"{name} is not drained; drained are: {_listed(state.facts(NODE))}")
+            raise CannotDeclare(f"{name} is not drained; drained are: {listed(state.facts(NODE))}")
         document = encode(NodeDocument(drained=True), None if fact is None else fact.document) if is_drained else None
         return None if fact is not None and document == fact.document else Change(NODE, name, document)
 
@@ -232,10 +290,11 @@ def _ending(secret: Secret, until: int) -> Secret:
 
 def _known(state: ClusterState, kind: str, name: str) -> None:
     if name not in state.facts(kind):
-        raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {_listed(state.facts(kind))}")
+        raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {listed(state.facts(kind))}")
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, in their order; of many only the first."""
     shown = sorted(names)
     more = f" and {len(shown) - NAMES_SHOWN_MAX} more" if len(shown) > NAMES_SHOWN_MAX else ""
     return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
@@ -245,17 +304,26 @@ def _check_tenant(state: ClusterState, tenant: str) -> None:
     if tenant != ALWAYS_THERE and tenant not in state.facts(TENANT):
         raise CannotDeclare(
             f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
-            f"{_listed({ALWAYS_THERE, *state.facts(TENANT)})}"
+            f"{listed({ALWAYS_THERE, *state.facts(TENANT)})}"
         )
 
 
-def _check_edges(state: ClusterState, identity: TokenIdentity) -> None:
+def _check_secret(tokens: KnownTokens, name: str, sha256: str) -> None:
+    """Refuse the secret of another token: it would be open which of the two it opens."""
+    owner = tokens.owner(sha256)
+    if owner is not None and owner != name:
+        raise CannotDeclare(
+            f"the secret of {name!r} is that of token {owner!r}: give it one of its own, or withdraw {owner!r} first "
+            "(`weft hub token remove`)"
+        )
+
+
+def _check_edges(state: ClusterState, identity: TokenIdentity, edges: Set[str | None]) -> None:
     """Refuse the token of a further edge of a tenant that has as many as it may have."""
     fact = state.facts(TENANT).get(identity.tenant)
     quota = None if fact is None else _read(identity.tenant, TENANT, fact.document, TenantDocument).quotas.edges
     if quota is None or identity.scope is not Scope.EDGE:
         return
-    edges = {each.edge for _, each in _tokens(state) if each.tenant == identity.tenant and each.scope is Scope.EDGE}
     if identity.edge not in edges and len(edges) >= quota:
         raise CannotDeclare(
             f"tenant {identity.tenant} has tokens for {len(edges)} edges, its quota. Withdraw tokens of edges that are "
@@ -266,8 +334,14 @@ def _check_edges(state: ClusterState, identity: TokenIdentity) -> None:
 def _tokens(state: ClusterState) -> Iterator[tuple[str, TokenDocument]]:
     """Yield the tokens that this release can read; its hubs admit no bearer of the others."""
     for name, fact in state.facts(TOKEN).items():
-        with contextlib.suppress(UnreadableDocument):
-            yield name, decode(fact.document, TokenDocument)
+        if (document := _readable(fact)) is not None:
+            yield name, document
+
+
+def _readable(fact: Fact) -> TokenDocument | None:
+    with contextlib.suppress(UnreadableDocument):
+        return decode(fact.document, TokenDocument)
+    return None
 
 
 def _token(state: ClusterState, name: str) -> TokenDocument:

@@ -21,8 +21,9 @@ _Ends = dict[str, tuple[TokenIdentity, int | None]]
 
 
 class _Read(NamedTuple):
-    version: int
+    fact: Fact
     hashes: tuple[str, ...]
+    """Those that it has, or had until the document of an older fact named them too."""
 
 
 class Credentials:
@@ -37,16 +38,21 @@ class Credentials:
     def __init__(self, file: TokenFile | None, is_closed: bool, now: Callable[[], int]) -> None:
         self._file = file
         self._is_closed = is_closed
+        self._is_in_doubt = False
+        """True if an entry of the cluster log cannot be read: it may be that of the first token."""
         self._now = now
         self._read: dict[str, _Read] = {}
         self._by_hash: _Ends = {}
+        self._deprived: set[str] = set()
+        """Names of tokens with a hash that an older fact has."""
         self.unusable: dict[str, str] = {}
         """Names of tokens in the cluster log that open nothing, each with the reason."""
 
     @property
     def required(self) -> bool:
-        """Return whether every request needs a token: there is a tokens file, or the cluster log ever had a token."""
-        return self._is_closed or self._file is not None
+        """Return whether every request needs a token: there is a tokens file, the cluster log ever had a token, or it
+        has an entry that cannot be read."""
+        return self._is_closed or self._is_in_doubt or self._file is not None
 
     @property
     def declared(self) -> int:
@@ -58,12 +64,16 @@ class Credentials:
         facts = state.facts(TOKEN)
         # From the first token on, for good: to withdraw the last one must not open the hub to everyone.
         self._is_closed = self._is_closed or state.last(TOKEN) > 0
-        for name in [name for name in self._read if name not in facts]:
+        self._is_in_doubt = bool(state.skipped)
+        # By the whole fact: after a restore of the store, an entry of the same number may say something else.
+        stale = [
+            name for name, known in self._read.items()
+            if (fact := facts.get(name)) is not known.fact and fact != known.fact
+        ]  # fmt: skip
+        for name in {*stale, *self._deprived} if stale or len(facts) > len(self._read) else ():
             self._forget(name)
         for name, fact in facts.items():
-            known = self._read.get(name)
-            if known is None or known.version != fact.version:
-                self._forget(name)
+            if name not in self._read:
                 self._take(fact)
 
     def identify(self, token: str | None) -> TokenIdentity | None:
@@ -98,23 +108,31 @@ class Credentials:
 
     def _forget(self, name: str) -> None:
         self.unusable.pop(name, None)
+        self._deprived.discard(name)
         known = self._read.pop(name, None)
         for sha256 in known.hashes if known is not None else ():
-            identity, _ = self._by_hash[sha256]
-            if identity.name == name:
+            owner = self._by_hash.get(sha256)
+            if owner is not None and owner[0].name == name:
                 del self._by_hash[sha256]
 
     def _take(self, fact: Fact) -> None:
         hashes = []
+        self._read[fact.name] = _Read(fact, ())
         try:
-            for identity, until in identities_of(fact):
-                # A hash of another token stays that one's: an entry must not change what a known secret opens.
-                if identity.sha256 not in self._by_hash:
-                    self._by_hash[identity.sha256] = identity, until
-                    hashes.append(identity.sha256)
+            for identity, until in list(identities_of(fact)):
+                owner = self._by_hash.get(identity.sha256)
+                # The older fact has a hash that several name, in whatever order a process reads them: an entry must not
+                # change what a known secret opens.
+                if owner is not None and self._read[owner[0].name].fact.version <= fact.version:
+                    self._deprived.add(fact.name)
+                    continue
+                if owner is not None:
+                    self._deprived.add(owner[0].name)
+                self._by_hash[identity.sha256] = identity, until
+                hashes.append(identity.sha256)
         except (UnreadableDocument, TokensUnusable) as error:
             self.unusable[fact.name] = str(error)
-        self._read[fact.name] = _Read(fact.version, tuple(hashes))
+        self._read[fact.name] = _Read(fact, tuple(hashes))
 
 
 def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:

@@ -28,11 +28,18 @@ class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
         self._configured = configured
         self._edges = dict(configured)
         self._overruled: frozenset[str] = frozenset()
+        self._seen: tuple[ClusterState, int] | None = None
+        """The state as of the last ``refresh``, with its last entry about a stream."""
         self.unusable: dict[str, str] = {}
         """Names of streams whose declaration cannot be read, each with the reason."""
 
     def refresh(self, state: ClusterState) -> None:
-        """Take over the declarations of the cluster log."""
+        """Take over the declarations of the cluster log. They are read only after an entry about a stream: the log of a
+        fleet has many others."""
+        last = state.last(STREAM)
+        if self._seen is not None and self._seen[0] is state and self._seen[1] == last:
+            return
+        self._seen = state, last
         found: dict[StreamKey, tuple[str, ...]] = {}
         self.unusable = {}
         for name, fact in state.facts(STREAM).items():

@@ -7,6 +7,7 @@ still true when its entry is there. Entries are never deleted: they say who chan
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,6 +27,8 @@ SNAPSHOT_ENTRIES = 64
 SNAPSHOT_ANYWAY_ENTRIES = 1024
 """The same while an entry since the last snapshot is not usable: from a snapshot on, restoring it changes nothing."""
 SNAPSHOTS_KEPT = 3
+SNAPSHOTS_DELETED_MAX = 16
+"""Maximum number of old snapshots that a writer deletes after one of its own."""
 LISTED_MAX = 1000
 FAILURES_MAX = 8
 """Number of attempts of a writer that the store does not answer."""
@@ -82,7 +85,7 @@ class ClusterLog:
         self._cluster_id = cluster_id
         self._random_bits = random_bits
         self._snapshots: list[int] = []
-        """Numbers of the snapshots in the store as of the last ``load``, ascending."""
+        """Numbers of the snapshots in the store as of the last ``load`` and this writer's own, ascending."""
 
     async def load(self) -> ClusterState:
         """Return the state at the end of the log: one listing, a snapshot, and a read for each entry behind it.
@@ -271,8 +274,15 @@ class ClusterLog:
             )
 
     async def _from_snapshot(self) -> ClusterState:
-        listed = await self._store.list(hub_keys.CLUSTER_SNAPSHOTS, limit=LISTED_MAX)
-        sizes = {number: item.size for item in listed if (number := hub_keys.number_of(item.key)) is not None}
+        sizes: dict[int, int] = {}
+        after = None
+        while True:
+            # Keys ascend, so the newest snapshot is on the last page.
+            page = await self._store.list(hub_keys.CLUSTER_SNAPSHOTS, after=after, limit=LISTED_MAX)
+            sizes |= {number: item.size for item in page if (number := hub_keys.number_of(item.key)) is not None}
+            if len(page) < LISTED_MAX:
+                break
+            after = page[-1].key
         self._snapshots = sorted(sizes)
         for n in reversed(self._snapshots):
             if sizes[n] > SNAPSHOT_BYTES_MAX:
@@ -297,10 +307,13 @@ class ClusterLog:
         if state.n - last < (SNAPSHOT_ANYWAY_ENTRIES if unusable else SNAPSHOT_ENTRIES):
             return
         try:
-            await self._store.create(hub_keys.cluster_snapshot_key(state.n), states.encode(state))
-            for n in self._snapshots[: 1 - SNAPSHOTS_KEPT]:
+            with contextlib.suppress(AlreadyExists):  # of another writer, or of a retry of this one
+                await self._store.create(hub_keys.cluster_snapshot_key(state.n), states.encode(state))
+            self._snapshots.append(state.n)
+            for n in self._snapshots[:-SNAPSHOTS_KEPT][:SNAPSHOTS_DELETED_MAX]:
                 await self._store.delete(hub_keys.cluster_snapshot_key(n))
-        except (AlreadyExists, StoreError):
+                self._snapshots.remove(n)
+        except StoreError:
             return
 
     async def _wait(self, failures: int) -> None:

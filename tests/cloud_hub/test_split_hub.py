@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
+import pyarrow as pa
 import pytest
 
 from tests.cloud_hub.fabric import CLOCK
@@ -61,7 +63,7 @@ class Edge:
     async def send(self, count: int) -> None:
         """Append records, and wait until the hub has them."""
         times = struct.pack(f"<{count}q", *range(self.end, self.end + count))
-        columns = batch.columns_from_lists(times, [b"key"] * count, [b"x"] * count)
+        columns = batch.columns_from_lists(times, [b"plant/a/b/telemetry"] * count, [b"x"] * count)
         data = batch.encode(1, self.end, columns, CLOCK)
         self.log.append(batch.verify(data), data)
         self.end += count
@@ -188,6 +190,30 @@ async def _is_complete(hub: Hub) -> bool:
 async def _is_missing(hub: Hub, shard: int) -> bool:
     answer = (await get(hub, "/v1/streams/telemetry/completeness"))[1]
     return [each["shard"] for each in answer.get("missing_shards", ())] == [shard]
+
+
+async def rows_of(hub: Hub, shard: int) -> pa.Table | int:
+    """Return the rows of a shard, or the status of another answer."""
+    url = f"{hub.url}/v1/streams/telemetry/rows?shard={shard}"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return pa.ipc.open_stream(await answer.read()).read_all() if answer.status == 200 else answer.status
+
+
+async def test_rows_from_before_a_split_have_their_topic_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "READ_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(membership.Membership, "read_soon", lambda _: None)
+    store, edges = MemoryStore(), [Edge(lane) for lane in LANES]
+    async with running_hub(store, shards=1) as hub:
+        async with edges[0].linked(hub), edges[1].linked(hub):
+            for edge in edges:
+                await edge.send(10)
+        assert await split(store) == 1
+        await until(lambda: _is_missing(hub, 1))
+        assert [await rows_of(hub, shard) for shard in (0, 1, 2)] == [503] * 3, "none has null for what is not known"
+        await hub._grow(await read_cluster(store))
+        table = await rows_of(hub, 0)
+        assert isinstance(table, pa.Table)
+        assert table["line"].to_pylist() == ["a"] * 20
 
 
 async def test_a_lane_ends_only_when_the_table_has_what_it_left_in_the_halved_shard() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -87,7 +88,7 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     assert "there is no tenant 'acme'" in str(first.exception)
     weft("hub", "tenant", "add", config, "acme")
     done = weft("hub", "token", "import", config, "--file", tokens)
-    assert done.output == "declared 2 tokens; 1 were there already\n"
+    assert done.output == "declared 2 tokens: b, c; 1 were there already\n"
     assert (
         weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 were there already\n"
     )
@@ -97,6 +98,24 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
     found = [credentials.identify(token.strip()) for token in made]
     assert [(each.edge, each.tenant) for each in found if each] == [("a", "default"), ("b", "acme"), ("c", "default")]
+
+
+def test_a_secret_that_a_tokens_file_may_have_is_named_when_it_should_end(config: Path) -> None:
+    for name in ("a", "b"):
+        weft("hub", "token", "add", config, name, "--scope", "admin")
+    assert weft("hub", "token", "rotate", config, "a").stderr == ""
+    config.write_text(config.read_text() + "tokens_file: tokens\n")
+    for command in ("rotate", "remove"):
+        warning = weft("hub", "token", command, config, "b").stderr
+        assert "until `weft token revoke b --file ...` on every host" in warning
+
+
+def test_a_user_without_a_name_is_its_number(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert weft("hub", "tenant", "add", config, "acme").exit_code == 0
+    assert listed("tenant", config)[0]["by"].startswith("uid 54321@")
 
 
 def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import importlib
 import json
@@ -293,6 +294,14 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def user_name() -> str:
+    """Return the name of the user of this process; its number if the system has no name for it, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the latter from Python 3.13 on
+        return f"uid {os.getuid()}"
 
 
 def confirm(question: str, otherwise: str) -> None:

@@ -68,13 +68,11 @@ class HubClient:
         """Return the end of the log in each shard that has the stream.
 
         Raises:
-            ReadError: the hub does not answer, lacks the stream, or cannot read a shard; or the token does not open it.
+            ReadError: the hub does not answer, lacks the stream, or cannot read a shard for some time; or the token
+                does not open it.
         """
-        body, _ = self._get(f"/v1/streams/{self._stream}", {})
-        view = json.loads(body)
-        if missing := view.get("missing_shards"):
-            raise ReadError(f"the hub cannot read shard {missing[0]['shard']}: {missing[0]['trouble']}")
-        return {int(shard): int(offset) for shard, offset in view["next_offset"].items()}
+        body, _ = self._get(f"/v1/streams/{self._stream}", {}, lacks=_missing_shard)
+        return {int(shard): int(offset) for shard, offset in json.loads(body)["next_offset"].items()}
 
     def page(self, shard: int, offset: int | None, chunk: int | None, limit: int) -> RowsPage:
         """Return rows of a shard from an offset on.
@@ -127,7 +125,14 @@ class HubClient:
                 raise ReadError(f"the hub did not find the first row of shard {shard}; is a hub at that address?")
             chunk = page.next_chunk
 
-    def _get(self, path: str, given: dict[str, Any]) -> tuple[bytes, Any]:
+    def _get(
+        self, path: str, given: dict[str, Any], *, lacks: Callable[[bytes], str | None] = lambda _: None
+    ) -> tuple[bytes, Any]:
+        """Return the body and the headers of an answer.
+
+        Args:
+            lacks: returns what an answer lacks that another attempt may bring; None if it is whole.
+        """
         query = urlencode({**given, "tenant": self._tenant})
         why = ""
         for attempt in range(TRIES_MAX):
@@ -143,7 +148,9 @@ class HubClient:
                     body = answer.read(ANSWER_BYTES_MAX + 1)
                     if len(body) > ANSWER_BYTES_MAX:
                         raise ReadError(f"{url} answered with more than {ANSWER_BYTES_MAX >> 20} MiB; lower its limit")
-                    return body, answer.headers
+                    if (missing := lacks(body)) is None:
+                        return body, answer.headers
+                    why = f"{url} {missing}"
             except urllib.error.HTTPError as error:
                 why = f"{url} answered {error.code}: {_told(error)}"
                 if error.code in DENIED:
@@ -153,6 +160,15 @@ class HubClient:
             except (OSError, http.client.HTTPException) as error:
                 why = f"{url} does not answer: {getattr(error, 'reason', error)}"
         raise ReadError(f"hub: {why}")
+
+
+def _missing_shard(body: bytes) -> str | None:
+    # A shard is missing for some seconds after a split, a start or a take-over, which must not end a query.
+    try:
+        missing = json.loads(body).get("missing_shards")
+        return f"cannot read shard {missing[0]['shard']}: {missing[0]['trouble']}" if missing else None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise ReadError("the hub's answer is not about a stream; is a hub at that address?") from None
 
 
 def _told(error: urllib.error.HTTPError) -> str:

@@ -188,7 +188,7 @@ async def test_shards_beyond_the_bound_are_named_for_another_request(monkeypatch
         _, second = await get(hub, f"{path}?from_shard={first['next_shard']}")
         assert [record["shard"] for record in second["records"]] == [2, 2, 3, 3]
         assert "next_shard" not in second
-        assert (await get(hub, f"{path}?from_shard=4"))[0] == web.HTTPBadRequest.status_code
+        assert (await get(hub, f"{path}?from_shard=4"))[0] == web.HTTPServiceUnavailable.status_code
 
 
 @pytest.mark.parametrize("damage", [b"damaged", None], ids=["damaged", "gone"])

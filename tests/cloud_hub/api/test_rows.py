@@ -126,6 +126,23 @@ async def test_an_answer_has_a_bound_and_at_least_a_row() -> None:
             assert found == sent
 
 
+async def test_long_rows_before_many_short_ones_do_not_exceed_the_bound() -> None:
+    async with running_hub(MemoryStore(), response_bytes_max=16_000) as hub:
+        log, sent = EdgeLog(), [b"x" * 2000] * 40 + [b""] * 1000
+        async with running_link(hub, log, EDGE):
+            log.append(*records(0, sent))
+            await log.until_released(len(sent))
+        found, offset = [], 0
+        while offset < len(sent):
+            page = await rows(hub, f"&offset={offset}")
+            assert page.table.nbytes <= 16_000
+            assert page.size < 24_000, "the bound, and what Arrow adds"
+            found += page.table["payload"].to_pylist()
+            assert page.next_offset is not None
+            offset = page.next_offset
+        assert found == sent
+
+
 async def test_no_rows_are_an_answer_with_the_columns() -> None:
     async with running_hub(MemoryStore()) as hub:
         await filled(hub, count=20)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity, create_token, hash_token
-from weft.cloud_hub.declared import changes
+from weft.cloud_hub.declared import changes, documents, expected_edges
 from weft.cloud_hub.declared.changes import CannotDeclare, Decision
 from weft.cloud_hub.declared.credentials import Credentials
 from weft.cloud_hub.declared.documents import (
@@ -144,6 +144,17 @@ def test_links_without_a_token_end_once_every_request_needs_one() -> None:
     assert Cluster(is_closed=True).credentials.required
 
 
+def test_a_damaged_entry_that_may_be_the_only_token_opens_no_hub() -> None:
+    cluster = Cluster()
+    cluster.state.skip("cluster/entry/1 is damaged")
+    cluster.credentials.refresh(cluster.state)
+    assert cluster.credentials.required
+    assert cluster.credentials.revoked([None]) == [None]
+    cluster.state = ClusterState(bytes(16))
+    cluster.credentials.refresh(cluster.state)
+    assert not cluster.credentials.required, "the entry was restored, and is of something else"
+
+
 @pytest.mark.parametrize(
     "document",
     [b"", b"[]", b"\xff", b'{"scope":"region","secrets":[]}', b'{"scope":"admin"}', b"[" * 5000,
@@ -174,7 +185,66 @@ def test_an_entry_cannot_change_what_anothers_secret_opens() -> None:
     assert cluster.credentials.identify("secret") == found
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "remove", "rotate", "expire"])), max_size=30))
+def test_a_secret_of_two_tokens_is_refused_and_outlives_the_older_one() -> None:
+    cluster = Cluster()
+    cluster.add("press", "secret")
+    for decision in (
+        changes.add_token(identity("another", "secret"), None),
+        changes.import_token(identity("another", "secret")),
+    ):
+        with pytest.raises(CannotDeclare, match="the secret of 'another' is that of token 'press'"):
+            cluster.declare(decision)
+    cluster.add("another", "its own")
+    with pytest.raises(CannotDeclare, match="the secret of 'another' is that of token 'press'"):
+        cluster.declare(changes.rotate_token("another", Secret(hash_token("secret")), cluster.now, cluster.now))
+    cluster.write(TOKEN, "another", encode(TokenDocument(Scope.READER, (Secret(hash_token("secret")),))))
+    cluster.declare(changes.remove_token("press"))
+    found = cluster.credentials.identify("secret")
+    assert found is not None
+    assert found.name == "another", "as in a process that starts now"
+
+
+def test_an_entry_that_a_restored_store_has_anew_counts() -> None:
+    cluster = Cluster()
+    cluster.add("press", "old")
+    cluster.state = ClusterState(bytes(16))
+    cluster.add("press", "new")
+    assert cluster.credentials.identify("old") is None
+    assert cluster.credentials.identify("new") is not None
+
+
+def test_an_import_reads_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, known, count = Cluster(), changes.KnownTokens(), 40
+    cluster.declare(changes.set_tenant("acme", Quotas(edges=count), is_new=True))
+    decoded: list[bytes] = []
+    original = documents.decode
+
+    def counted(document: bytes, wanted: Any) -> Any:
+        decoded.append(document)
+        return original(document, wanted)
+
+    monkeypatch.setattr(changes, "decode", counted)
+
+    def imports(n: int) -> Decision:
+        each = identity(f"t{n}", f"secret {n}", scope=Scope.EDGE, tenant="acme", edge=f"press-{n}")
+        return changes.import_token(each, known)
+
+    for n in range(count):
+        cluster.declare(imports(n))
+    assert len(decoded) <= 2 * count, "a document of a token, and the tenant's, for each"
+    with pytest.raises(CannotDeclare, match="has tokens for 40 edges, its quota"):
+        cluster.declare(imports(count))
+    cluster.declare(changes.remove_token("t7"))
+    cluster.declare(imports(count))
+    with pytest.raises(CannotDeclare, match="has tokens for 40 edges, its quota"):
+        cluster.declare(imports(count + 1))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "remove", "rotate", "expire", "copy"])), max_size=30
+    )
+)
 def test_the_process_that_follows_admits_what_one_that_starts_admits(steps: list[tuple[str, str]]) -> None:
     cluster, secrets = Cluster(), dict[str, str]()
     rng = random.Random(1)
@@ -188,6 +258,10 @@ def test_the_process_that_follows_admits_what_one_that_starts_admits(steps: list
             elif step == "rotate":
                 made = Secret(hash_token(secret), cluster.now + 2 * DAY)
                 cluster.declare(changes.rotate_token(name, made, cluster.now, cluster.now + DAY))
+            elif step == "copy":  # which no command writes
+                named = rng.sample(sorted(secrets), min(2, len(secrets)))
+                made_of = tuple(Secret(hash_token(each)) for each in named)
+                cluster.write(TOKEN, name, encode(TokenDocument(Scope.READER, made_of)))
             else:
                 cluster.now += DAY
         except CannotDeclare:
@@ -260,6 +334,33 @@ def test_fields_of_a_later_release_stay_in_a_document() -> None:
     before = cluster.state.n
     cluster.declare(changes.set_tenant("acme", Quotas(streams=5), is_new=False))
     assert cluster.state.n == before, "nothing to change"
+
+
+def test_streams_are_read_again_after_an_entry_about_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, expected = Cluster(), ExpectedEdges({})
+    cluster.declare(changes.expect_edges(("default", "a"), ("oven",)))
+    expected.refresh(cluster.state)
+    read: list[bytes] = []
+    original = documents.decode
+
+    def counted(document: bytes, wanted: Any) -> Any:
+        read.append(document)
+        return original(document, wanted)
+
+    monkeypatch.setattr(expected_edges, "decode", counted)
+    cluster.add("press", "secret")
+    expected.refresh(cluster.state)
+    assert read == []
+    cluster.declare(changes.expect_edges(("default", "b"), ("press",)))
+    expected.refresh(cluster.state)
+    assert (len(read), dict(expected)) == (2, {("default", "a"): ("oven",), ("default", "b"): ("press",)})
+    cluster.state = ClusterState(bytes(16))
+    cluster.declare(changes.expect_edges(("default", "a"), ("kiln",)))
+    cluster.declare(changes.expect_edges(("default", "a"), ("oven",)))
+    cluster.declare(changes.expect_edges(("default", "c"), ("oven",)))
+    assert cluster.state.last("stream") == 3
+    expected.refresh(cluster.state)
+    assert set(expected) == {("default", "a"), ("default", "c")}, "of a restored store"
 
 
 def test_the_log_wins_over_the_configuration_until_it_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -251,15 +251,20 @@ def test_a_busy_hub_is_asked_again_and_a_refusal_is_not(answering: Callable[...,
         answering((404, {}, b"no"), GOOD).heads()
     with pytest.raises(ReadError, match="answered 302"):
         answering((302, {"Location": "http://127.0.0.1:1/steal"}, b""), GOOD).heads()
-    with pytest.raises(ReadError, match="cannot read shard 1: it is damaged"):
-        answering(
-            (200, {}, b'{"next_offset": {}, "missing_shards": [{"shard": 1, "trouble": "it is damaged"}]}')
-        ).heads()
+
+
+def test_a_shard_that_is_missing_for_a_while_ends_no_query(answering: Callable[..., HubClient]) -> None:
+    missing: Given = 200, {}, b'{"next_offset": {}, "missing_shards": [{"shard": 1, "trouble": "it is being loaded"}]}'
+    assert answering(missing, missing, GOOD).heads() == {0: 7}
+    with pytest.raises(ReadError, match="cannot read shard 1: it is being loaded"):
+        answering(*[missing] * clients.TRIES_MAX).heads()
 
 
 def test_answers_of_other_programs_and_a_hub_that_stands_still_are_errors(answering: Callable[..., HubClient]) -> None:
     with pytest.raises(ReadError, match="is not a stream of rows"):
         answering((200, {}, b"<html>")).page(0, 0, None, 5)
+    with pytest.raises(ReadError, match="is not about a stream"):
+        answering((200, {}, b"<html>")).heads()
     sink = pa.BufferOutputStream()
     pa.ipc.new_stream(sink, pa.schema([])).close()
     empty = sink.getvalue().to_pybytes()

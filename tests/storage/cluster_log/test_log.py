@@ -109,6 +109,55 @@ async def test_a_start_reads_a_snapshot_and_what_follows_it(
     assert states.encode(whole) == states.encode(state)
 
 
+class Counting(MemoryStore):
+    """A store that counts the snapshots written to it."""
+
+    snapshots = 0
+
+    async def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
+        self.snapshots += key.startswith(hub_keys.CLUSTER_SNAPSHOTS)
+        return await super().create(key, data)
+
+
+async def test_a_writer_of_many_entries_writes_few_snapshots_and_keeps_the_newest() -> None:
+    store = Counting()
+    log, state = log_of(store), ClusterState(CLUSTER)
+    for n in range(300):
+        state = await log.append(declares(str(n)), MARA, state)
+    assert store.snapshots == 300 // logs.SNAPSHOT_ENTRIES
+    numbers = [hub_keys.number_of(item.key) for item in await store.list(hub_keys.CLUSTER_SNAPSHOTS)]
+    assert numbers == [128, 192, 256]
+
+
+async def test_the_newest_of_many_snapshots_is_found_and_the_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    for name, value in (("SNAPSHOT_ENTRIES", 1), ("SNAPSHOTS_KEPT", 100), ("LISTED_MAX", 7)):
+        monkeypatch.setattr(logs, name, value)
+    await declare(store, *map(str, range(40)))
+    monkeypatch.setattr(logs, "SNAPSHOTS_KEPT", 3)
+
+    async def numbers() -> list[int | None]:
+        return [hub_keys.number_of(item.key) for item in await store.list(hub_keys.CLUSTER_SNAPSHOTS)]
+
+    assert await numbers() == [*range(1, 41)]
+    read: list[int] = []
+    log = log_of(store)
+    original = log._read
+
+    async def counted(n: int) -> bytes | None:
+        read.append(n)
+        return await original(n)
+
+    monkeypatch.setattr(log, "_read", counted)
+    state = await log.load()
+    assert read == [40, 41]
+    await log.append(declares("a"), MARA, state)
+    assert await numbers() == [*range(1 + logs.SNAPSHOTS_DELETED_MAX, 42)], "a step is bounded"
+    for _ in range(3):
+        await log.append(declares("a"), MARA, state)
+    assert await numbers() == [42, 43, 44]
+
+
 async def test_a_writer_depends_on_what_it_read(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await declare(store, "a")
     seen: list[int] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import platform
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument, json_option
+from weft.commands.common import config_argument, json_option, user_name
 from weft.commands.on_store.cluster import on_store
 from weft.config.units import parse_duration_ns
 from weft.output import Failed, Refused, print_json, print_table
@@ -105,27 +104,24 @@ def declare(config_file: str, decision: Callable[[int], Decision], by: str | Non
     return _declaring(config_file, work, by, reason)
 
 
-def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> int:
+def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> list[bool]:
     """Change facts one after the other. Those before an error remain changed.
 
     Returns:
-        The number of changes; some decisions may find nothing to change.
+        For each decision, whether it changed something.
     """
-    changed = 0
+    changed = [False] * len(decisions)
 
     async def work(log: ClusterLog, author: Author) -> ClusterState:
-        nonlocal changed
         state = await log.load()
-        for decision in decisions:
-            change: Change | None = None
+        for at, decision in enumerate(decisions):
 
-            def decide(state: ClusterState, decision: Decision = decision) -> Change | None:
-                nonlocal change
+            def decide(state: ClusterState, at: int = at, decision: Decision = decision) -> Change | None:
                 change = decision(state)
+                changed[at] = change is not None
                 return change
 
             state = await log.append(decide, author, state)
-            changed += change is not None
         return state
 
     _declaring(config_file, work, by, reason)
@@ -144,7 +140,7 @@ def _declaring(
     async def on(store: ObjectStore) -> ClusterState:
         log = await _open(store)
         now = (await sound_clock(store))()
-        return await work(log, Author(now, by or f"{getpass.getuser()}@{platform.node()}", reason))
+        return await work(log, Author(now, by or f"{user_name()}@{platform.node()}", reason))
 
     try:
         state = on_store(config_file, on)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument, confirm, yes_option
+from weft.commands.common import config_argument, confirm, user_name, yes_option
 from weft.commands.on_store.cluster import on_store
 from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
@@ -70,7 +69,7 @@ def declare_deletion(  # noqa: PLR0917
         raise Refused("name the rows: --key, --edge, --log, --since or --until")
     if edge is None and (first is not None or end is not None):
         raise Refused("--from and --to are numbers of one edge's lane: give --edge too")
-    deletion = _found(config_file, (tenant, stream), rows, version, by or getpass.getuser(), reason)
+    deletion = _found(config_file, (tenant, stream), rows, version, by or user_name(), reason)
     if not deletion.count:
         raise Failed(f"version {deletion.version} of the table of {tenant}/{stream} has no such rows: {rows.text}")
     what = f"{counted(deletion.count, 'row')} of {tenant}/{stream} ({rows.text})"

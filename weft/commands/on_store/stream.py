@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import random
 from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument, confirm, load_hub, yes_option
+from weft.commands.common import config_argument, confirm, load_hub, user_name, yes_option
 from weft.commands.on_store.cluster import on_store
 from weft.commands.on_store.declaring import by_option, declare, read_facts, reason_option
 from weft.output import Failed, Refused, counted
@@ -58,7 +57,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     from weft.storage.chunk_log import open_cluster
 
     key = key_of(stream)
-    by = by or getpass.getuser()
+    by = by or user_name()
     for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
         if len(text) > most:
             raise Failed(f"{option}: {len(text)} characters are too many, at most {most}")

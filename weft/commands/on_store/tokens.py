@@ -87,7 +87,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
 
     The file is not changed. Tokens that are declared already are passed over, so that the command can be repeated.
-    Their tenants must be declared before.
+    Their tenants must be declared before. A hub admits the tokens of its `tokens_file` as long as that is set.
 
     \b
     weft hub token import hub.yaml --file tokens
@@ -97,8 +97,11 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 
     identities = read_file(path)
     _confirm_first(config_file, yes)
-    declared = declare_all(config_file, [changes.import_token(each) for each in identities], by, reason)
-    click.echo(f"declared {counted(declared, 'token')}; {len(identities) - declared} were there already")
+    known = changes.KnownTokens()
+    changed = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
+    names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
+    shown = f": {changes.listed(names)}" if names else ""
+    click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
 
 
 @command.command()
@@ -124,7 +127,8 @@ def rotate(
 ) -> None:
     """Give token NAME at the hubs of CONFIG another secret and print it. The one before stays in force for a while.
 
-    Its owner takes the new one meanwhile; then links with the old one end. Access and name remain the same.
+    Its owner takes the new one meanwhile; then links with the old one end. Access and name remain the same. A secret
+    that a tokens file of a host has, too, stays in force there: see `weft token revoke`.
 
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d
@@ -145,6 +149,7 @@ def rotate(
 
     declare(config_file, decision, by, reason)
     _print_secret(name, token, until, as_json=as_json)
+    _warn_of_file(config_file, name)
 
 
 @command.command()
@@ -154,12 +159,16 @@ def rotate(
 @by_option
 @json_option
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
-    """Withdraw token NAME at the hubs of CONFIG. Its links end two seconds later, and it opens nothing any more."""
+    """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later.
+
+    A token that a tokens file of a host has, too, stays in force there: see `weft token revoke`.
+    """
     from weft.cloud_hub.declared import changes
     from weft.cloud_hub.declared.documents import TOKEN
 
     state = declare(config_file, lambda _: changes.remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
+    _warn_of_file(config_file, name)
     if as_json:
         print_json({"removed": name, "left": left})
         return
@@ -202,6 +211,16 @@ def _confirm_first(config_file: str, yes: bool) -> None:
             "this is the first token of the store: from now on, all of its hubs demand a token, for good, and links "
             "without one end. Add it?",
             "nothing was declared",
+        )
+
+
+def _warn_of_file(config_file: str, name: str) -> None:
+    # The file may be another one on each host, so this one's cannot tell.
+    if load_hub(config_file).tokens_file is not None:
+        click.echo(
+            f"warning: the tokens file of a hub may have {name}, too, for instance after `weft hub token import`. Its "
+            f"secret is then in force there until `weft token revoke {name} --file ...` on every host",
+            err=True,
         )
 
 
