@@ -9,7 +9,7 @@ from aiohttp import web
 
 from weft.bounds import Owner, OwnerKind
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.cloud_hub.api.certificates import Certificates, NoEdge
+from weft.cloud_hub.api.certificates import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, Tokens
 
 NO_CERTIFICATE = "this hub takes links with a client certificate only"
@@ -66,6 +66,9 @@ class Access:
         """Return the edge that a link's certificate names. A token goes before it, and proxies show one for all."""
         if self._certificates is None:
             return None
+        if self._certificates.is_revoked(request):
+            # A handshake checks the lists once, and a connection that stays open may ask for one link after another.
+            raise ApiError(403, CERTIFICATE_REVOKED, NEW_CERTIFICATE)
         if self._certificates.required and not self._certificates.is_shown(request):
             raise ApiError(403, NO_CERTIFICATE, "set certificate and key of the link at the edge")
         if "Authorization" in request.headers:
