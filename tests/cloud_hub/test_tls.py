@@ -157,6 +157,10 @@ async def test_a_certificate_names_the_edge_and_no_other(authority: Authority) -
             await until(lambda: "certificate" in link.last_error)
             assert EDGE.edge in link.last_error
             assert link.connections == 0
+        files = ClientTlsFiles(ca_file=authority.path, certificate=own.certificate, key=own.key)
+        async with running_link(hub, EdgeLog(), EDGE._replace(edge="another"), "x", tls=files) as link:
+            await until(lambda: "certificate" in link.last_error)  # this hub has no tokens, so words set none aside
+            assert link.connections == 0
         async with linked(hub, authority) as (link, _):
             await until(lambda: link.last_error)
             assert "client certificate" in link.last_error
