@@ -117,6 +117,12 @@ class Owners:
             return LEAVING
         return READY if self._joined_at is not None and self._monotonic() >= self._joined_at else JOINING
 
+    @property
+    def is_leaving(self) -> bool:
+        """Return whether this process gives its shards to others, because it ends or is drained. A drained one keeps
+        all shards, and serves all edges, while no other process is there that owns some."""
+        return self._leaves or (self.state == LEAVING and self.is_relieved)
+
     def owner(self, shard: int) -> str:
         """Return the name of the process that owns a shard."""
         owners = self._owners

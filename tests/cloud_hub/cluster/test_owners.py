@@ -51,6 +51,7 @@ class Process:
         self.store = Broken(store)
         self.site = Site(host, 8090 + process, process, processes, urls, weight)
         self.moves = 0
+        self.is_drained = False
         self.links: set[int] = set()
         """Shards of the edges that are linked."""
 
@@ -67,8 +68,9 @@ class Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
         loop = asyncio.get_running_loop()
         self.owners = Owners(
-            lambda: SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns
-        )
+            lambda: SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns,
+            is_drained=lambda host, name: self.is_drained,
+        )  # fmt: skip
         self.membership = Membership(
             self.store, node_id, software="weft", level=1, release_level=1, clock=HubClock(now_ns, now_ns),
             owners=self.owners, work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),
@@ -136,6 +138,22 @@ def test_a_host_whose_shards_nobody_loads_leaves_in_the_end() -> None:
         second.links = set(second.own)
         assert await second.drain() <= (DRAIN_BEATS + 1) * BEAT_S
         assert second.links
+
+    virtual_time.run(main())
+
+
+def test_a_drained_host_takes_links_again_when_no_other_is_left_that_owns_shards() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first, second = await Process(store, "a").start(), await Process(store, "b").start()
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        first.is_drained = True
+        await asyncio.sleep(3 * BEAT_S)
+        assert (first.own, first.membership.is_leaving) == (set(), True)
+        second.kill()
+        await asyncio.sleep(GONE_S)
+        assert (len(first.own), first.owners.state, first.membership.is_leaving) == (SHARDS, LEAVING, False)
+        await first.membership.close()
 
     virtual_time.run(main())
 
