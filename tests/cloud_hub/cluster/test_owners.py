@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 import pytest
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.virtual_time import now_ns
+from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.division import divide
 from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, DRAIN_BEATS, Membership, Work
 from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
+from weft.protocols.shard.placement import SHARDS_MAX
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.presence.nodes import NodeEntry
-from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
+from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX, Seen
 
 SHARDS = 16
 ANSWER_S = 0.05
@@ -277,6 +282,47 @@ def test_entries_that_are_old_forged_or_damaged_harm_nobody() -> None:
         assert len(left) == 2, "those that nobody writes leave; one is too large to be read"
 
     virtual_time.run(main())
+
+
+async def test_while_many_shards_are_divided_edges_stay_and_the_newest_division_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More of them than a step may take are divided in threads, and two calls may end in another order."""
+    gates, begun = [threading.Event() for _ in range(3)], list[int]()
+
+    def divide_late(shards: int, weights: Mapping[str, float]) -> list[str]:
+        gate = gates[len(begun)]
+        begun.append(shards)
+        assert gate.wait(PATIENCE_S)
+        return divide(shards, weights)
+
+    async def unchanged() -> None:
+        pass
+
+    def seen(names: str) -> dict[str, Seen]:
+        entries = (NodeEntry(name, "", "weft", 1, 0, name=f"http://{name}:1", host=name) for name in names)
+        return {entry.id: Seen(msgspec.json.encode(entry), 0.0) for entry in entries}
+
+    owners = Owners(
+        lambda: SHARDS_MAX, Site("a", 8090), "a", changed=unchanged, monotonic=lambda: 0.0, wall_clock=lambda: 0
+    )
+    monkeypatch.setattr("weft.cloud_hub.cluster.owners.divide", divide_late)
+    gates[0].set()
+    await owners.look(seen("bcdefgh"))
+    try:
+        first = asyncio.create_task(owners.look(seen("cdefgh")))
+        await until(lambda: len(begun) == 2)
+        assert any(owners.owner(shard) == "http://b:1" for shard in range(SHARDS_MAX))
+        assert {owners.elsewhere("any")(shard) for shard in range(SHARDS_MAX)} == {None}, "b is gone"
+        second = asyncio.create_task(owners.look(seen("defgh")))
+        await until(lambda: len(begun) == 3)
+        gates[2].set()
+        await second
+    finally:
+        for gate in gates:
+            gate.set()
+        await first
+    assert {owners.owner(shard) for shard in range(SHARDS_MAX)} == {f"http://{name}:1" for name in "defgh"}
 
 
 def test_two_machines_with_one_name_are_told_apart_and_someone_owns_every_shard() -> None:
