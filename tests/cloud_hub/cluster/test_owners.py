@@ -270,6 +270,7 @@ def test_entries_that_are_old_forged_or_damaged_harm_nobody() -> None:
             b'{"id":"v","url":"","software":"","level":1,"seen":%d,"name":"v","weight":-1}' % now_ns(),
             b'{"id":"u","url":"","software":"","level":1,"seen":%d,"name":"u","advertise":"%s"}'
             % (now_ns(), b"u" * 9999),
+            b'{"x":' + b"[" * 40_000,
             b"{" * (1 << 20),
         ]
         for number, data in enumerate(forged):
