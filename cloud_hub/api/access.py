@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from aiohttp import web
 
-from weft.bounds import Owner, OwnerKind
+from weft.bounds import Owner, OwnerKind, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
 from weft.cloud_hub.api.certificates import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, Tokens
@@ -106,14 +106,15 @@ class Access:
         return self.tenant(request)
 
     def owner(self, request: web.Request) -> Owner:
-        """Return the owner that is charged for a reader's request: its token, or without tokens its address.
+        """Return the owner that is charged for a reader's request: its token, or without tokens its address (for IPv6
+        its /64).
 
         Raises:
             ApiError: 401, 403, 421.
         """
         identity = self._reader(request)
         if identity is None:
-            return Owner(OwnerKind.ADDRESS, request.remote or "")
+            return address_owner(request.remote or "")
         return Owner(OwnerKind.TOKEN, identity.name)
 
     def operate(self, request: web.Request) -> None:
