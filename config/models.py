@@ -223,8 +223,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Count | None,
         Meta(
             description="Number of processes that share the shards, each with shards and a port of its own: the port "
-            "of `listen` and those after it. Without it, one per core that the hub may run on; never more than "
-            "`shards`. With 1, or port 0, there is one process."
+            "of `listen` and those after it. Without it, one per core that the hub may run on, but not more than "
+            "URLs in `advertise`; never more than `shards`. With 1, or port 0, there is one process."
         ),
     ] = None
     advertise: Annotated[

@@ -236,6 +236,6 @@ def decode(data: bytes) -> Cluster:
         ):
             raise ValueError("a field is out of bounds")
         ShardTree(file.shards, file.splits)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ClusterUnusable(f"{hub_keys.CLUSTER} is damaged: {error}; restore it from a backup") from error
     return cluster

@@ -55,7 +55,7 @@ def decode(data: bytes) -> Manifest:
         needed = msgspec.json.decode(found.get("must_understand", msgspec.Raw(b"0")), type=int)
         check_understood(needed, UNDERSTOOD, "the manifest")
         known = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"the manifest does not decode: {error}") from error
     others = tuple((name, bytes(value)) for name, value in found.items() if name not in _KNOWN)
     return msgspec.structs.replace(known, others=others)

@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from aiohttp import web
 
-from weft.bounds import Owner, OwnerKind
+from weft.bounds import Owner, OwnerKind, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.cloud_hub.api.certificates import Certificates, NoEdge
+from weft.cloud_hub.api.certificates import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, Tokens
 
 NO_CERTIFICATE = "this hub takes links with a client certificate only"
@@ -66,10 +66,13 @@ class Access:
         """Return the edge that a link's certificate names. A token goes before it, and proxies show one for all."""
         if self._certificates is None:
             return None
+        if self._certificates.is_revoked(request):
+            # A handshake checks the lists once, and a connection that stays open may ask for one link after another.
+            raise ApiError(403, CERTIFICATE_REVOKED, NEW_CERTIFICATE)
         if self._certificates.required and not self._certificates.is_shown(request):
             raise ApiError(403, NO_CERTIFICATE, "set certificate and key of the link at the edge")
-        if "Authorization" in request.headers:
-            return None
+        if "Authorization" in request.headers and self._tokens.required:
+            return None  # without tokens, any words would set the certificate aside, and HELLO name any edge
         try:
             return self._certificates.identity(request)
         except NoEdge as error:
@@ -103,14 +106,15 @@ class Access:
         return self.tenant(request)
 
     def owner(self, request: web.Request) -> Owner:
-        """Return the owner that is charged for a reader's request: its token, or without tokens its address.
+        """Return the owner that is charged for a reader's request: its token, or without tokens its address (for IPv6
+        its /64).
 
         Raises:
             ApiError: 401, 403, 421.
         """
         identity = self._reader(request)
         if identity is None:
-            return Owner(OwnerKind.ADDRESS, request.remote or "")
+            return address_owner(request.remote or "")
         return Owner(OwnerKind.TOKEN, identity.name)
 
     def operate(self, request: web.Request) -> None:

@@ -18,6 +18,9 @@ from weft.protocols.link import RefuseCode
 End = Callable[[RefuseCode, str, str], object]
 """Function that ends a link, with a reason and advice for the edge."""
 
+CERTIFICATE_REVOKED = "the certificate of the link was revoked"
+NEW_CERTIFICATE = "give the edge a new one if it still belongs here"
+
 
 class CertificateIdentity(TokenIdentity, frozen=True):
     """An edge that comes by its certificate: ``name`` is the common name, ``sha256`` that of the certificate."""
@@ -69,6 +72,11 @@ class Certificates:
         """Return whether a request came with a certificate."""
         return _certificate(request) is not None
 
+    def is_revoked(self, request: web.Request) -> bool:
+        """Return whether a request's certificate was revoked, if only after the handshake of its connection."""
+        certificate = _certificate(request)
+        return certificate is not None and certificate_name(certificate) in self._revoked
+
     @contextlib.contextmanager
     def opened(self, request: web.Request, end: End) -> Iterator[None]:
         """Register a link while it is open.
@@ -89,10 +97,7 @@ class Certificates:
         added, self._revoked = revoked - self._revoked, revoked
         for end, name in list(self._open.items()):
             if name in added:
-                end(
-                    RefuseCode.UNAUTHORISED, "the certificate of the link was revoked",
-                    "give the edge a new one if it still belongs here",
-                )  # fmt: skip
+                end(RefuseCode.UNAUTHORISED, CERTIFICATE_REVOKED, NEW_CERTIFICATE)
 
 
 def _certificate(request: web.Request) -> bytes | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.owners import LEAVING, Owners
+from weft.cloud_hub.cluster.owners import Owners
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.storage import hub_keys
 from weft.storage.cluster import Cluster, ClusterUnusable, raise_level, read_cluster, read_level
@@ -119,7 +119,7 @@ class Membership:
     @property
     def is_leaving(self) -> bool:
         """Return whether the node gives its shards to others."""
-        return self._owners is not None and self._owners.state == LEAVING
+        return self._owners is not None and self._owners.is_leaving
 
     async def look(self) -> None:
         """See who is there, before the node serves anyone.

@@ -108,6 +108,8 @@ class Owners:
         self._members: dict[str, NodeEntry | None] = {}
         """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
         self._owners = divide(shards(), dict.fromkeys(self._site_names(), 1.0))
+        self._divisions = 0
+        """Number of divisions that have begun."""
         self._has_warned = False
 
     @property
@@ -116,6 +118,12 @@ class Owners:
         if self._leaves or self._is_drained(self._site.host, self.own):
             return LEAVING
         return READY if self._joined_at is not None and self._monotonic() >= self._joined_at else JOINING
+
+    @property
+    def is_leaving(self) -> bool:
+        """Return whether this process gives its shards to others, because it ends or is drained. A drained one keeps
+        all shards, and serves all edges, while no other process is there that owns some."""
+        return self._leaves or (self.state == LEAVING and self.is_relieved)
 
     def owner(self, shard: int) -> str:
         """Return the name of the process that owns a shard."""
@@ -219,8 +227,11 @@ class Owners:
             if name == self.own:
                 return None
             entry = self._members.get(name)
-            if entry is None:  # a process of this machine that starts
-                process = self._site_names().index(name)
+            if entry is None:  # a process of this machine that starts, or one that is gone: shards are being divided
+                names = self._site_names()
+                if name not in names:
+                    return None
+                process = names.index(name)
                 if self._site.advertise:
                     return self._site.advertise[process]
                 return host and f"{self._site.scheme}://{host}:{self._site.port_of(process)}"
@@ -276,8 +287,12 @@ class Owners:
         weights[self.state][self.own] = self._site.weight
         among = weights[READY] or weights[JOINING] or {self.own: 1.0}
         count = self._shards()
+        self._divisions += 1
+        division = self._divisions
         small = count * len(among) <= 4096
         owners = divide(count, among) if small else await asyncio.to_thread(divide, count, among)
+        if division != self._divisions:
+            return  # a later call knows more, and may have ended before
         if owners != self._owners:
             before, self._owners = self._owners, owners
             moved = sum(old != new for old, new in zip(before, owners, strict=False))

@@ -18,7 +18,8 @@ def cores() -> int:
 
 
 def process_count(config: HubConfig, asked: int | None, cores: int, shards: int) -> int:
-    """Return the number of processes: the requested one, else the setting, else one per core. Never more than shards.
+    """Return the number of processes: the requested one, else the setting, else one per core, and not more than there
+    are URLs for edges, as a split adds shards and no URL. Never more than shards.
 
     With port 0, each process would get any free port, which the others could not know: then there is one process.
 
@@ -27,7 +28,7 @@ def process_count(config: HubConfig, asked: int | None, cores: int, shards: int)
     """
     if parse_bind(config.listen).port == 0:
         return 1
-    return min(asked or config.processes or cores, shards)
+    return min(asked or config.processes or min(cores, len(config.advertise or ()) or cores), shards)
 
 
 def addresses(config: HubConfig, processes: int) -> list[Address]:

@@ -6,7 +6,7 @@ A decision sees the state that its entry will follow, so several facts may depen
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 
 import msgspec
 
@@ -267,21 +267,50 @@ def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
     return decide
 
 
-def drain(name: str, is_drained: bool) -> Decision:
-    """Declare that a process, or all of a machine, gives its shards and edges to others, or takes some again.
+def drain(name: str, others: Collection[tuple[str, str]]) -> Decision:
+    """Declare that a process, or all of a machine, gives its shards and edges to others.
+
+    Args:
+        others: machine and name of each of the other processes that run.
 
     Raises:
-        CannotDeclare: from the decision: the word to take back was not given.
+        CannotDeclare: from the decision: no other process takes them, as all are drained or none runs.
     """
 
     def decide(state: ClusterState) -> Change | None:
+        if not any(_takes_shards(state, host) and _takes_shards(state, process) for host, process in others):
+            raise CannotDeclare(
+                f"no other process that runs takes the shards of {name}. Start one, or let a drained node take shards "
+                f"again (--undo). Drained are: {listed(state.facts(NODE))}"
+            )
         fact = state.facts(NODE).get(name)
-        if fact is None and not is_drained:
-            raise CannotDeclare(f"{name} is not drained; drained are: {listed(state.facts(NODE))}")
-        document = encode(NodeDocument(drained=True), None if fact is None else fact.document) if is_drained else None
+        document = encode(NodeDocument(drained=True), None if fact is None else fact.document)
         return None if fact is not None and document == fact.document else Change(NODE, name, document)
 
     return decide
+
+
+def undo_drain(name: str) -> Decision:
+    """Declare that a drained process or machine takes shards and edges again.
+
+    Raises:
+        CannotDeclare: from the decision: it is not drained.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        if name not in state.facts(NODE):
+            raise CannotDeclare(f"{name} is not drained; drained are: {listed(state.facts(NODE))}")
+        return Change(NODE, name, None)
+
+    return decide
+
+
+def _takes_shards(state: ClusterState, node: str) -> bool:
+    fact = state.facts(NODE).get(node)
+    try:
+        return fact is None or not decode(fact.document, NodeDocument).drained
+    except UnreadableDocument:
+        return True  # as its processes do
 
 
 def _ending(secret: Secret, until: int) -> Secret:

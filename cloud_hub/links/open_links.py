@@ -143,12 +143,18 @@ class OpenLinks:
     async def _send_on(self) -> None:
         while True:
             await asyncio.sleep(SEND_ON_INTERVAL_S)
-            await self.send_on()
+            try:
+                await self.send_on()
+            except Exception:  # without this task, edges would stay where they are
+                _logger.exception("edges could not be sent on")
 
     async def _look(self, tokens: Credentials) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            self.end_revoked(tokens)
+            try:
+                self.end_revoked(tokens)
+            except Exception:  # without this task, links of revoked tokens would stay open
+                _logger.exception("links of revoked tokens could not be ended")
 
     async def send_on(self, within_s: float | None = None) -> None:
         """Send the edges of shards that others own by now to these, some at a time.

@@ -105,6 +105,8 @@ async def _split(store: ObjectStore, shards: Shards, shard: int, shards_max: int
                        "edges that stay together", shard)  # fmt: skip
         return False
     declared = await declare_split(store, shard, cluster)
+    if declared.splits != (*cluster.splits, shard):
+        return True  # another process was faster, with a shard of its own
     logger.info("shard %d keeps this process busy: it is split, and %d of %d edges move to shard %d", shard,
                 len(parts.moving), len(parts.moving) + len(parts.staying), declared.tree.count - 1)  # fmt: skip
     return True

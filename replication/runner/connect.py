@@ -65,11 +65,8 @@ async def run_link(
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
     attempt, own = 0, settings
-    timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
     try:
-        # Without a cache of names, each attempt asks for the addresses of the hub's name, and tries all of them.
-        connector = aiohttp.TCPConnector(use_dns_cache=False)
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=True, connector=connector) as session:
+        async with _session(settings) as session:
             while True:
                 if target is None:
                     urls = [settings.urls[(attempt + at) % len(settings.urls)] for at in range(len(settings.urls))]
@@ -125,6 +122,8 @@ async def _attempt(
         async with asyncio.timeout(settings.connect_timeout_s):
             socket = await opening
         keep_queue_short(socket)
+    except connect_errors.Redirected as error:
+        return connect_errors.redirected(url, error)
     except aiohttp.WSServerHandshakeError as error:
         has_certificate = settings.tls.certificate is not None
         return connect_errors.refused(url, error.status, has_token=token is not None, has_certificate=has_certificate)
@@ -144,6 +143,26 @@ async def _attempt(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await socket.close()
+
+
+def _session(settings: LinkSettings) -> aiohttp.ClientSession:
+    """Return a client for all attempts of a link."""
+    timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
+    # Without a cache of names, each attempt asks for the addresses of the hub's name, and tries all of them.
+    connector = aiohttp.TCPConnector(use_dns_cache=False)
+    return aiohttp.ClientSession(timeout=timeout, trust_env=True, connector=connector, trace_configs=[_no_redirects()])
+
+
+def _no_redirects() -> aiohttp.TraceConfig:
+    """Return hooks that refuse HTTP redirects, which ``ws_connect`` follows, from TLS to plain HTTP as well."""
+
+    async def refuse(_session: object, _context: object, params: aiohttp.TraceRequestRedirectParams) -> None:
+        params.response.close()
+        raise connect_errors.Redirected(params.response.status, params.response.headers.get("Location", ""))
+
+    hooks = aiohttp.TraceConfig()
+    hooks.on_request_redirect.append(refuse)
+    return hooks
 
 
 def _wait_s(outcome: ConnectionEnd, backoff: Backoff, settings: LinkSettings) -> float:

@@ -15,6 +15,9 @@ from weft.replication.status import LinkState
 _REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$")
 """Reasons of OpenSSL for alerts about a client's certificate."""
 
+LOCATION_CHARACTERS_MAX = 256
+"""Characters of a redirect's target that a message repeats."""
+
 
 def no_token(error: OSError | ValueError) -> ConnectionEnd:
     """Return the outcome when the link's token cannot be read."""
@@ -26,6 +29,22 @@ def no_token(error: OSError | ValueError) -> ConnectionEnd:
 def no_connection(url: str, error: Exception) -> ConnectionEnd:
     """Return the outcome when no HTTP connection was made."""
     return ConnectionEnd(LinkState.WAITING, f"{url}: {_why(error)}")
+
+
+class Redirected(Exception):
+    """An HTTP redirect, which a link does not follow: it may lead from TLS to plain HTTP, or to another machine."""
+
+    def __init__(self, status: int, location: str) -> None:
+        super().__init__(f"redirect {status} to {location}")
+        self.status = status
+        self.location = location
+
+
+def redirected(url: str, error: Redirected) -> ConnectionEnd:
+    """Return the outcome when the server answered with an HTTP redirect."""
+    there = error.location[:LOCATION_CHARACTERS_MAX].removesuffix(LINK_PATH)
+    why = f"the server redirects to {there!r} ({error.status}), and links follow no redirects of HTTP"
+    return ConnectionEnd(LinkState.REFUSED, f"{url}: {why}. If the hub is there, write that URL in `to`")
 
 
 def refused(url: str, status: int, *, has_token: bool, has_certificate: bool = False) -> ConnectionEnd:

@@ -210,5 +210,5 @@ class Keepers:
 def _claim_in(content: bytes) -> Claim | None:
     try:
         return msgspec.json.decode(content, type=_Beat).claim
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

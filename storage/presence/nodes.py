@@ -59,7 +59,7 @@ def decode_entry(data: bytes) -> NodeEntry | None:
     """Return an entry, or None if it is damaged, out of bounds, or of an unknown format."""
     try:
         entry = msgspec.json.decode(data, type=NodeEntry)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     sound = (
         len(entry.advertise) <= URL_CHARACTERS_MAX

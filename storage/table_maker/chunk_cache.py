@@ -68,7 +68,8 @@ class ChunkCache:
     def __init__(self, log: ShardLog, bytes_max: int, *, whole: bool = True) -> None:
         self._log = log
         self._whole = whole
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
+        """Bound of the kept chunks."""
         self._chunks: OrderedDict[int, HeldChunk] = OrderedDict()
         self._bytes = 0
         self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
@@ -130,11 +131,16 @@ class ChunkCache:
             async for chunk in self.indexes(state.n + 1):
                 await apply_in_steps(state, chunk)
                 self.seen(chunk)
-                taken += self._chunks[state.n].cost if state.n in self._chunks else self._bytes_max
+                taken += self._chunks[state.n].cost if state.n in self._chunks else self.bytes_max
                 # Half of the room is left for chunks that are read ahead.
-                if 2 * taken >= self._bytes_max:
+                if 2 * taken >= self.bytes_max:
                     return True
         return False
+
+    def resize(self, bytes_max: int) -> None:
+        """Change the bound, and drop chunks beyond it."""
+        self.bytes_max = bytes_max
+        self._evict()
 
     def clear(self) -> None:
         """Drop every chunk."""
@@ -162,9 +168,12 @@ class ChunkCache:
             return None
         held = self._chunks[n] = HeldChunk.of(*found)
         self._bytes += held.cost
-        while self._bytes > self._bytes_max and len(self._chunks) > 1:
-            self._bytes -= self._chunks.popitem(last=False)[1].cost
+        self._evict()
         return held.chunk
+
+    def _evict(self) -> None:
+        while self._bytes > self.bytes_max and len(self._chunks) > 1:
+            self._bytes -= self._chunks.popitem(last=False)[1].cost
 
     async def _index(self, n: int) -> tuple[Chunk, memoryview] | None:
         chunk = await self._log.index(n)

@@ -20,7 +20,7 @@ from weft.storage.presence.keepers import Claim, Keepers
 from weft.storage.table_maker.errors import TableError
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.settings import DEFAULTS, TableSettings
-from weft.storage.table_maker.shards import ShardView, load_shard
+from weft.storage.table_maker.shards import ShardView, load_shard, share_memory
 from weft.storage.table_maker.status import StreamWork, TableStatus
 from weft.storage.table_maker.tabled import TablePositions, first_untabled, tabled_streams
 from weft.storage.table_maker.tierer import Tierer
@@ -301,6 +301,7 @@ class TableService:
             view = await load_shard(log, whole=self._writer is None)
             view.chunks.seen = self._due.arrived
             self._views.append(view)
+            share_memory(self._views)
             return False
         view = self._views[at]
         try:

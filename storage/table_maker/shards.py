@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.protocols.shard.shard_state import ShardState
@@ -28,7 +29,7 @@ class ShardView(NamedTuple):
 
 
 async def load_shard(log: ShardLog, *, whole: bool = True) -> ShardView:
-    """Return a shard with its log read to the head.
+    """Return a shard with its log read to the head, and its share of the memory for chunks.
 
     Args:
         whole: keep whole chunks in memory; otherwise their indexes.
@@ -38,6 +39,12 @@ async def load_shard(log: ShardLog, *, whole: bool = True) -> ShardView:
         Corrupt: the log is damaged.
     """
     return ShardView(log, await log.load(), ChunkCache(log, CHUNK_BYTES_MAX // log.cluster.tree.count, whole=whole))
+
+
+def share_memory(views: Sequence[ShardView]) -> None:
+    """Divide the memory for chunks equally among shards: a split has made one more, or one was loaded."""
+    for view in views:
+        view.chunks.resize(CHUNK_BYTES_MAX // len(views))
 
 
 async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:

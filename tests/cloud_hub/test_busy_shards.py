@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -22,7 +23,7 @@ from weft.cloud_hub.splits import busy
 from weft.cloud_hub.splits.busy import BUSY, SAMPLE_S, SUSTAINED_S, ProcessLoad
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import digest_of
-from weft.storage.cluster import read_cluster
+from weft.storage.cluster import Cluster, declare_split, read_cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
 
@@ -114,6 +115,29 @@ async def test_a_busy_shard_is_split_up_to_the_maximum() -> None:
     assert sorted(len(state.lanes) for state in states.values()) == [1, 1, 2]
     held = {lane: list(each.records) for state in states.values() for lane, each in state.lanes.items()}
     assert held == {lane: [(0, 120)] for lane in LANES}
+
+
+async def test_of_two_processes_that_split_at_once_the_slower_one_names_no_split(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, busy.__name__)
+    store, edges = MemoryStore(), [Edge(lane) for lane in LANES]
+    async with running_hub(store, shards=2, processes=2, advertise=URLS) as hub, AsyncExitStack() as stack:
+        for edge in edges:
+            await stack.enter_async_context(edge.linked(hub))
+            await edge.send(3)
+        assert hub._shards is not None
+        (own,) = (each.log.shard for each in hub._shards.own)
+
+        async def read_and_lose(store: ObjectStore) -> Cluster:
+            found = await read_cluster(store)
+            await declare_split(store, 1 - own, found)
+            return found
+
+        monkeypatch.setattr(busy, "read_cluster", read_and_lose)
+        assert await busy._split(store, hub._shards, own, 8), "the cluster has to be read again"
+    assert (await read_cluster(store)).splits == (1 - own,)
+    assert [each for each in caplog.records if each.name == busy.__name__] == []
 
 
 @pytest.mark.usefixtures("hasty")

@@ -289,7 +289,7 @@ async def test_of_two_splits_at_once_one_is_declared() -> None:
         await declare_split(store, 7, await read_cluster(store))
 
 
-@pytest.mark.parametrize("splits", ["[7]", "[-1]", '["0"]', '{"a": 1}'])
+@pytest.mark.parametrize("splits", ["[7]", "[-1]", '["0"]', '{"a": 1}', "[" * 40_000])
 async def test_a_list_of_splits_that_names_no_shards_is_damage(splits: str) -> None:
     store = MemoryStore()
     await open_cluster(store, 1, release_level=3)

@@ -157,6 +157,10 @@ async def test_a_certificate_names_the_edge_and_no_other(authority: Authority) -
             await until(lambda: "certificate" in link.last_error)
             assert EDGE.edge in link.last_error
             assert link.connections == 0
+        files = ClientTlsFiles(ca_file=authority.path, certificate=own.certificate, key=own.key)
+        async with running_link(hub, EdgeLog(), EDGE._replace(edge="another"), "x", tls=files) as link:
+            await until(lambda: "certificate" in link.last_error)  # this hub has no tokens, so words set none aside
+            assert link.connections == 0
         async with linked(hub, authority) as (link, _):
             await until(lambda: link.last_error)
             assert "client certificate" in link.last_error
@@ -202,6 +206,30 @@ async def test_a_revoked_edge_loses_its_link_and_is_told_why(authority: Authorit
             assert kept.connections == 1
             kept_log.append(*records(1, [b"b"]))
             await kept_log.until_released(2)
+
+
+async def test_a_connection_that_stays_open_gives_a_revoked_edge_no_further_link(authority: Authority) -> None:
+    own, connections = authority.sign(EDGE.edge), list[object]()
+
+    async def note(*created: object) -> None:
+        connections.append(created)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(note)
+    trust = client_context(ClientTlsFiles(ca_file=authority.path, certificate=own.certificate, key=own.key))
+    async with (
+        secure_hub(authority, client_ca=authority.path, crl_file=authority.revoke()) as hub,
+        aiohttp.ClientSession(trace_configs=[trace]) as session,
+    ):
+        async with session.get(f"{hub.url}/v1/link", ssl=trust) as answer:
+            assert answer.status == 400  # admitted, and no WebSocket
+        reloads = hub._listener.counters.reloads
+        authority.revoke(own)
+        await until(lambda: hub._listener.counters.reloads > reloads)
+        for headers in {}, {"Authorization": "Bearer x"}:
+            async with session.get(f"{hub.url}/v1/link", ssl=trust, headers=headers) as answer:
+                assert (answer.status, "the certificate of the link was revoked" in await answer.text()) == (403, True)
+        assert len(connections) == 1
 
 
 async def test_an_edge_of_an_unknown_authority_is_told_so(authority: Authority, tmp_path: Path) -> None:

@@ -117,6 +117,34 @@ async def test_it_trusts_the_systems_authorities_and_no_others(
     assert sum(hub.stored.values()) == 5
 
 
+@contextlib.asynccontextmanager
+async def redirecting(to: str) -> AsyncIterator[str]:
+    """The URL of a server that redirects links."""
+
+    async def redirect(_request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(to + LINK_PATH)
+
+    application = web.Application()
+    application.router.add_get(LINK_PATH, redirect)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_a_redirect_of_http_is_told_and_not_followed(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 5)
+    async with redirecting(hub.url) as url, Link(log, url) as link:
+        await until(lambda: link.status.state is LinkState.REFUSED)
+        assert f"the server redirects to '{hub.url}' (307)" in link.status.last_error
+        assert "write that URL in `to`" in link.status.last_error
+        await until(lambda: link.status.attempts_failed >= 3)
+    assert not hub.hellos
+    assert not drained(log)
+
+
 async def test_it_comes_back_when_the_hub_was_restarted(hub: Hub) -> None:
     log = ModelLog({1: "telemetry"})
     async with Link(log, hub.url) as link:

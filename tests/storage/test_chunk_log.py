@@ -232,8 +232,9 @@ async def test_the_manifest_is_swapped_by_one_node_at_a_time(log: ShardLog) -> N
     assert (await log.manifest())[0] == Manifest(5, "c", 2)
 
 
-async def test_a_damaged_manifest_is_refused(store: MemoryStore, log: ShardLog) -> None:
-    await store.create(hub_keys.manifest_key(2), b"[]")
+@pytest.mark.parametrize("data", [b"[]", b'{"x":' + b"[" * 40_000], ids=["a list", "nested without end"])
+async def test_a_damaged_manifest_is_refused(store: MemoryStore, log: ShardLog, data: bytes) -> None:
+    await store.create(hub_keys.manifest_key(2), data)
     with pytest.raises(Corrupt, match="manifest"):
         await log.manifest()
 

@@ -37,9 +37,22 @@ def drained(config: Path) -> list[tuple[str, str]]:
 
 def test_a_machine_is_drained_and_takes_shards_again(config: Path) -> None:
     assert "has no links; stop it now" in weft("hub", "drain", config, "hub-1", "--by", "mara").output
-    assert "1 links are still there" in weft("hub", "drain", config, "hub-2:8090", "--wait", "0s").output
+    refused = weft("hub", "drain", config, "hub-2:8090").exception
+    assert "no other process that runs takes the shards of hub-2:8090" in str(refused)
+    assert "Drained are: hub-1" in str(refused)
     assert "takes shards again" in weft("hub", "drain", config, "hub-1", "--undo").output
+    assert "1 links are still there" in weft("hub", "drain", config, "hub-2:8090", "--wait", "0s").output
     assert sorted(drained(config)) == [("declared", "hub-1"), ("declared", "hub-2:8090"), ("withdrew", "hub-1")]
+
+
+def test_a_machine_stays_when_all_others_leave(config: Path) -> None:
+    store = open_store(str(config.parent / "store"))
+    leaving = NodeEntry("hub-2", "", "weft", 2, time.time_ns(), name="hub-2:8090", host="hub-2", state="leaving")
+    etag = asyncio.run(store.get(hub_keys.node_key("hub-2"))).etag
+    asyncio.run(store.swap(hub_keys.node_key("hub-2"), msgspec.json.encode(leaving), etag))
+    refused = weft("hub", "drain", config, "hub-1").exception
+    assert "no other process that runs takes the shards of hub-1" in str(refused)
+    assert drained(config) == []
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,17 @@ def test_each_process_has_a_port_of_its_own() -> None:
     assert (second.port, second.process, second.processes) == (7001, 1, 3)
 
 
+URLS = ("https://a.example", "https://b.example")
+
+
 @pytest.mark.parametrize(
     ("settings", "asked", "cores", "count"),
     [
         ({}, None, 3, 3),
+        ({"advertise": URLS}, None, 3, 2),
+        ({"advertise": URLS}, None, 1, 1),
+        ({"advertise": URLS}, 3, 3, 3),
+        ({"advertise": URLS, "processes": 4}, None, 3, 4),
         ({}, None, 64, 16),
         ({"processes": 2}, None, 8, 2),
         ({"processes": 2}, 1, 8, 1),

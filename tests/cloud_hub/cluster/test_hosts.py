@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
-from weft.cloud_hub.declared.changes import drain
+from weft.cloud_hub.declared.changes import drain, undo_drain
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
@@ -65,10 +65,10 @@ async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path
             await until(lambda: linked(second) == [edge] and status.records_acked == 1, SLOWLY_S)
             cluster_log = ClusterLog(store, first.cluster.cluster_id)
             name = second.status()["name"]
-            await cluster_log.append(drain(name, True), Author(time.time_ns(), "mara", ""))
+            await cluster_log.append(drain(name, [("another", "another")]), Author(time.time_ns(), "mara", ""))
             await until(lambda: linked(first) == [edge] and own(first) == {0, 1}, SLOWLY_S)
             assert second.status()["state"] == "leaving"
             log.append(*records(1, [b"2"]))
             await until(lambda: status.records_acked == 2)
-            await cluster_log.append(drain(name, False), Author(time.time_ns(), "mara", ""))
+            await cluster_log.append(undo_drain(name), Author(time.time_ns(), "mara", ""))
             await until(lambda: linked(second) == [edge], SLOWLY_S)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 import pytest
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.virtual_time import now_ns
+from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.division import divide
 from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, DRAIN_BEATS, Membership, Work
 from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
+from weft.protocols.shard.placement import SHARDS_MAX
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.presence.nodes import NodeEntry
-from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
+from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX, Seen
 
 SHARDS = 16
 ANSWER_S = 0.05
@@ -51,6 +56,7 @@ class Process:
         self.store = Broken(store)
         self.site = Site(host, 8090 + process, process, processes, urls, weight)
         self.moves = 0
+        self.is_drained = False
         self.links: set[int] = set()
         """Shards of the edges that are linked."""
 
@@ -67,8 +73,9 @@ class Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
         loop = asyncio.get_running_loop()
         self.owners = Owners(
-            lambda: SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns
-        )
+            lambda: SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns,
+            is_drained=lambda host, name: self.is_drained,
+        )  # fmt: skip
         self.membership = Membership(
             self.store, node_id, software="weft", level=1, release_level=1, clock=HubClock(now_ns, now_ns),
             owners=self.owners, work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),
@@ -136,6 +143,22 @@ def test_a_host_whose_shards_nobody_loads_leaves_in_the_end() -> None:
         second.links = set(second.own)
         assert await second.drain() <= (DRAIN_BEATS + 1) * BEAT_S
         assert second.links
+
+    virtual_time.run(main())
+
+
+def test_a_drained_host_takes_links_again_when_no_other_is_left_that_owns_shards() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first, second = await Process(store, "a").start(), await Process(store, "b").start()
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        first.is_drained = True
+        await asyncio.sleep(3 * BEAT_S)
+        assert (first.own, first.membership.is_leaving) == (set(), True)
+        second.kill()
+        await asyncio.sleep(GONE_S)
+        assert (len(first.own), first.owners.state, first.membership.is_leaving) == (SHARDS, LEAVING, False)
+        await first.membership.close()
 
     virtual_time.run(main())
 
@@ -247,6 +270,7 @@ def test_entries_that_are_old_forged_or_damaged_harm_nobody() -> None:
             b'{"id":"v","url":"","software":"","level":1,"seen":%d,"name":"v","weight":-1}' % now_ns(),
             b'{"id":"u","url":"","software":"","level":1,"seen":%d,"name":"u","advertise":"%s"}'
             % (now_ns(), b"u" * 9999),
+            b'{"x":' + b"[" * 40_000,
             b"{" * (1 << 20),
         ]
         for number, data in enumerate(forged):
@@ -259,6 +283,47 @@ def test_entries_that_are_old_forged_or_damaged_harm_nobody() -> None:
         assert len(left) == 2, "those that nobody writes leave; one is too large to be read"
 
     virtual_time.run(main())
+
+
+async def test_while_many_shards_are_divided_edges_stay_and_the_newest_division_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More of them than a step may take are divided in threads, and two calls may end in another order."""
+    gates, begun = [threading.Event() for _ in range(3)], list[int]()
+
+    def divide_late(shards: int, weights: Mapping[str, float]) -> list[str]:
+        gate = gates[len(begun)]
+        begun.append(shards)
+        assert gate.wait(PATIENCE_S)
+        return divide(shards, weights)
+
+    async def unchanged() -> None:
+        pass
+
+    def seen(names: str) -> dict[str, Seen]:
+        entries = (NodeEntry(name, "", "weft", 1, 0, name=f"http://{name}:1", host=name) for name in names)
+        return {entry.id: Seen(msgspec.json.encode(entry), 0.0) for entry in entries}
+
+    owners = Owners(
+        lambda: SHARDS_MAX, Site("a", 8090), "a", changed=unchanged, monotonic=lambda: 0.0, wall_clock=lambda: 0
+    )
+    monkeypatch.setattr("weft.cloud_hub.cluster.owners.divide", divide_late)
+    gates[0].set()
+    await owners.look(seen("bcdefgh"))
+    try:
+        first = asyncio.create_task(owners.look(seen("cdefgh")))
+        await until(lambda: len(begun) == 2)
+        assert any(owners.owner(shard) == "http://b:1" for shard in range(SHARDS_MAX))
+        assert {owners.elsewhere("any")(shard) for shard in range(SHARDS_MAX)} == {None}, "b is gone"
+        second = asyncio.create_task(owners.look(seen("defgh")))
+        await until(lambda: len(begun) == 3)
+        gates[2].set()
+        await second
+    finally:
+        for gate in gates:
+            gate.set()
+        await first
+    assert {owners.owner(shard) for shard in range(SHARDS_MAX)} == {f"http://{name}:1" for name in "defgh"}
 
 
 def test_two_machines_with_one_name_are_told_apart_and_someone_owns_every_shard() -> None:

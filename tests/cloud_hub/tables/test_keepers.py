@@ -114,6 +114,17 @@ async def test_who_joins_waits_until_the_others_know() -> None:
     assert await store.list(hub_keys.KEEPERS) == []
 
 
+async def test_an_entry_that_is_nested_without_end_claims_nothing_and_stops_no_look() -> None:
+    store = MemoryStore()
+    first, second = (Keepers(store, name, 120.0, lambda: 100.0) for name in "ab")
+    await store.create(hub_keys.keeper_key("forged"), b'{"x":' + b"[" * 40_000)
+    await first.look()
+    await second.look()
+    await first.look()
+    stream = ("default", "telemetry")
+    assert (first.alive, first.claimed_by(stream)) == (3, None)
+
+
 async def test_one_that_is_gone_is_forgotten_and_one_that_was_paused_comes_back() -> None:
     now = 100.0
     store = MemoryStore()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
+from weft.cloud_hub.splits.declaring import split
+from weft.storage.cluster import read_cluster
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table_maker import shards
 from weft.storage.table_maker.service import TableService
@@ -86,6 +90,22 @@ async def test_more_than_fits_in_memory_is_taken_in_several_passes_and_each_chun
     assert store.chunk_gets <= CHUNKS * 1.3
     for stream in range(5):
         assert contents(store, f"s{stream:02d}") == expected({0: [runs(5, n)[stream] for n in range(CHUNKS + 1)]})
+
+
+async def test_shards_that_splits_make_share_the_memory_for_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "CHUNK_BYTES_MAX", 4_000_000)
+    store = open_store(str(tmp_path))
+    log = await LogWriter.open(store, 1)
+    await log.append(0, Run(LANE, 0, 5))
+    service = TableService(store, log.cluster)
+    await service.run_once()
+    for shard in (0, 0, 1):
+        cluster = await read_cluster(store)
+        await split(store, cluster, shard, wall_clock=time.time_ns, random_bits=random.getrandbits)
+    await service.run_once()
+    assert [view.chunks.bytes_max for view in service._views] == [1_000_000] * 4
 
 
 async def test_a_table_that_is_moved_away_while_the_hub_runs_is_made_again(tmp_path: Path) -> None:

@@ -33,24 +33,24 @@ def drain(config_file: str, node: str, *, undo: bool, wait: str, reason: str, by
     The others load its shards, and its edges are sent on to them; each is without a hub for a moment. NODE goes on
     running and serves those that connect to it, until you stop it. The word holds after its restart, until `--undo`.
     """
+    from weft.cloud_hub.cluster.owners import LEAVING
     from weft.cloud_hub.declared import changes
 
     try:
         wait_s = parse_duration_ns(wait) / 1e9
     except ValueError as error:
         raise Refused(f"--wait: {error}") from None
-    found = _entries(config_file)
-    own = _of(found, node)
-    if not undo:
-        if not own:
-            names = sorted({each.host for each in found} | {each.name for each in found})
-            raise Failed(f"no hub process {node} runs on this store; there are: {', '.join(names) or 'none'}")
-        if len(own) == len(found):
-            raise Failed(f"{node} is all that runs on this store: start another process, which takes its shards")
-    declare(config_file, lambda _now: changes.drain(node, not undo), by, reason)
     if undo:
+        declare(config_file, lambda _now: changes.undo_drain(node), by, reason)
         click.echo(f"{node} takes shards again within some seconds")
         return
+    found = _entries(config_file)
+    own = _of(found, node)
+    if not own:
+        names = sorted({each.host for each in found} | {each.name for each in found})
+        raise Failed(f"no hub process {node} runs on this store; there are: {', '.join(names) or 'none'}")
+    others = [(each.host, each.name) for each in found if each not in own and each.state != LEAVING]
+    declare(config_file, lambda _now: changes.drain(node, others), by, reason)
     deadline = time.monotonic() + wait_s
     while own and sum(each.links for each in own) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
