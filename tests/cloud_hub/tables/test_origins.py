@@ -90,7 +90,8 @@ async def test_two_versions_of_a_function_and_a_device_share_a_table(
         append(log, b"4", b"5", origin=second)
         append(log, b"6", origin=first)
         await deliver(log, hub, tmp_path / "data", 3)
-        await until(lambda: (tmp_path / "store/tables/default/telemetry").exists() and rows(store).num_rows == 6)
+        made = tmp_path / "store/tables/default/telemetry/_delta_log/00000000000000000000.json"
+        await until(lambda: made.exists() and rows(store).num_rows == 6)
     telemetry = table(store).to_pyarrow_dataset()
     assert telemetry.count_rows() == 6
     found = duckdb.sql("SELECT payload::VARCHAR, _origin FROM telemetry ORDER BY _seq").fetchall()
