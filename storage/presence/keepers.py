@@ -19,6 +19,7 @@ from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
+from weft.storage.presence.presence import ENTRIES_MAX, ENTRY_BYTES_MAX
 
 _logger = logging.getLogger(__name__)
 BEAT_S, ALONE_S = 5.0, 20.0
@@ -147,7 +148,8 @@ class Keepers:
             StoreError: the store did not answer.
         """
         prefix = f"{hub_keys.KEEPERS}/"
-        listed = {item.key.removeprefix(prefix): item.key for item in await self._store.list(hub_keys.KEEPERS)}
+        sound = [item for item in await self._store.list(hub_keys.KEEPERS) if item.size <= ENTRY_BYTES_MAX]
+        listed = {item.key.removeprefix(prefix): item.key for item in sound[:ENTRIES_MAX]}
         others = {name: key for name, key in listed.items() if name != self._own}
         if others or self._etag is None or self._own not in listed:
             await self._beat()

@@ -12,6 +12,7 @@ from weft.storage import hub_keys
 from weft.storage.object_store import open_store
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.presence.keepers import Keepers
+from weft.storage.presence.presence import ENTRY_BYTES_MAX
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 
@@ -118,11 +119,12 @@ async def test_an_entry_that_is_nested_without_end_claims_nothing_and_stops_no_l
     store = MemoryStore()
     first, second = (Keepers(store, name, 120.0, lambda: 100.0) for name in "ab")
     await store.create(hub_keys.keeper_key("forged"), b'{"x":' + b"[" * 40_000)
+    await store.create(hub_keys.keeper_key("long"), bytes(ENTRY_BYTES_MAX + 1))
     await first.look()
     await second.look()
     await first.look()
     stream = ("default", "telemetry")
-    assert (first.alive, first.claimed_by(stream)) == (3, None)
+    assert (first.alive, first.claimed_by(stream)) == (3, None), "one is too long to be read"
 
 
 async def test_one_that_is_gone_is_forgotten_and_one_that_was_paused_comes_back() -> None:
