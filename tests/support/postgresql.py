@@ -85,6 +85,12 @@ class PostgreSql:
         )
 
     def start(self) -> None:
+        self._spawn()
+        # It listens before it lets clients in.
+        self._starts += 1
+        wait_until(self._is_ready, START_S_MAX, lambda: f"PostgreSQL's start: {self._log()[-500:]}", interval_s=0.1)
+
+    def _spawn(self) -> None:
         assert POSTGRES is not None
         settings = {
             "port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
@@ -95,12 +101,15 @@ class PostgreSql:
             command += ["-c", f"{name}={value}"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd="/", stdout=log, stderr=log)
-        # It listens before it lets clients in.
-        self._starts += 1
-        wait_until(self._is_ready, START_S_MAX, "PostgreSQL's start")
+
+    def _log(self) -> str:
+        return (self.folder / "log").read_text()
 
     def _is_ready(self) -> bool:
-        return (self.folder / "log").read_text().count("ready to accept connections") >= self._starts
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self._spawn()  # it refuses to start while a process of a killed one has the shared memory
+        return self._log().count("ready to accept connections") >= self._starts
 
     def kill(self) -> None:
         """Send SIGKILL; the server's other processes end when they see it."""
