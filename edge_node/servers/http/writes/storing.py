@@ -216,8 +216,14 @@ class Storing:
         turn = self.ingest.turn
         if not turn.begun:
             turn.begin()
-        stream, pieces = _stream_of(target, routed), _gather(turn, exchange, records, routed)
-        exchange.stored = lambda: answer(exchange, pieces.seqs(stream), len(records))
+        # What waits for the disk here is little, since the garbage collector looks at all of it.
+        stream = _stream_of(target, routed)
+        if len(records) == 1:  # as most requests have
+            run, at = _gather_one(turn, exchange, records[0], routed[0])
+            exchange.stored = partial(_answer_one, exchange, answer, run, at, stream)
+        else:
+            pieces = _gather(turn, exchange, records, routed)
+            exchange.stored = partial(_answer_all, exchange, answer, pieces, stream, len(records))
         turn.answer(exchange, b"")
         turn.more_acks += len(records) - 1
 
@@ -337,11 +343,6 @@ class Storing:
 
 
 def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord], routed: Sequence[Route]) -> Pieces:
-    if len(records) == 1:  # as most requests have
-        (route,), (record,) = routed, records
-        run = gathered.groups[route.destination]
-        gathered.add(route, record.key, record.payload, exchange, 0, record.headers)
-        return Pieces({run: (len(run.keys) - 1, 1)})
     stretches: dict[Records, tuple[int, int]] = {}
     for route, stretch in groupby(zip(records, routed, strict=True), itemgetter(1)):
         run = gathered.groups[route.destination]
@@ -353,6 +354,22 @@ def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord
         first, count = stretches.get(run) or (at, 0)
         stretches[run] = (first, count + len(run.keys) - at)
     return Pieces(stretches)
+
+
+def _gather_one(gathered: Gathering, exchange: Exchange, record: NewRecord, route: Route) -> tuple[Records, int]:
+    run = gathered.groups[route.destination]
+    gathered.add(route, record.key, record.payload, exchange, 0, record.headers)
+    return run, len(run.keys) - 1
+
+
+def _answer_one(exchange: Exchange, answer: Answer, run: Records, at: int, stream: int) -> None:
+    seqs = run.by_stream.get(stream)
+    seq = seqs[at] if seqs else None
+    answer(exchange, [] if seq is None else [(seq, 1)], 1)
+
+
+def _answer_all(exchange: Exchange, answer: Answer, pieces: Pieces, stream: int, count: int) -> None:
+    answer(exchange, pieces.seqs(stream), count)
 
 
 def _stream_of(target: PostTarget | None, routed: Sequence[Route]) -> int:
