@@ -18,6 +18,7 @@ from weft.edge_node.servers.http.browsers import Browsers
 from weft.edge_node.servers.http.connection import longest_body_by
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange, Taker
+from weft.edge_node.servers.http.idempotency import Once
 from weft.edge_node.servers.http.out.websocket import WebSocketWrapping, upgrade
 from weft.edge_node.servers.http.problem import Problem
 from weft.edge_node.servers.http.request import PIECE_BYTES, Request, RequestParser, unquoted
@@ -25,7 +26,7 @@ from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
 from weft.edge_node.servers.http.writes.posts import Posts
-from weft.edge_node.servers.http.writes.storing import NewRecord, Once
+from weft.edge_node.servers.http.writes.storing import NewRecord
 from weft.edge_node.servers.http.writes.storing import PostTarget as Stream
 from weft.protocols.topics import InvalidTopic, check_topic
 

@@ -39,6 +39,14 @@ others' records between them."""
 logger = logging.getLogger(__name__)
 
 
+class Once(NamedTuple):
+    """An idempotency key of a request."""
+
+    key: str
+    fingerprint: bytes
+    """Digest of all data that the request stores."""
+
+
 class RememberedAnswer(NamedTuple):
     """Remembered answer to a request."""
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
-from weft.edge_node.servers.http.idempotency import KEY_CHARACTERS_MAX
+from weft.edge_node.servers.http.idempotency import KEY_CHARACTERS_MAX, Once
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.request import Request
 from weft.edge_node.servers.http.settings import HttpSettings
@@ -21,7 +21,7 @@ from weft.edge_node.servers.http.writes.fields import (
     sent,
     with_content_type,
 )
-from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, Once, PostTarget, Storing
+from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, PostTarget, Storing
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.fields import packed_headers
 

@@ -14,7 +14,7 @@ from weft.edge_node.ingest.record import Gathering, Records
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.servers.http.exchange import Exchange, problem_of
-from weft.edge_node.servers.http.idempotency import IdempotencyKeys, RememberedAnswer, joined
+from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Once, RememberedAnswer, joined
 from weft.edge_node.servers.http.problem import Problem, quoted, try_later
 from weft.edge_node.servers.http.writes.misfits import Misfits
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
@@ -58,14 +58,6 @@ class NewRecord(NamedTuple):
         """Return the record with headers encoded for the log, which appends all records of a request in one step."""
         headers = self.headers
         return self._replace(headers=packed_headers(headers)) if headers and type(headers) is tuple else self
-
-
-class Once(NamedTuple):
-    """An idempotency key of a request."""
-
-    key: str
-    fingerprint: bytes
-    """Digest of all data that the request stores."""
 
 
 class Pieces(NamedTuple):
