@@ -273,7 +273,7 @@ class Auth(Section, frozen=True, kw_only=True):
 
 
 class Http(Section, frozen=True, kw_only=True):
-    """The node's own pages: status at `/`, JSON at `/status`, metrics at `/metrics`, `/healthz` and `/readyz`."""
+    """The node's own pages: for people at `/`, JSON at `/status`, metrics at `/metrics`, `/healthz` and `/readyz`."""
 
     bind: Annotated[Bind, Meta(description="Address and port of the status page. Port 0 picks any free port.")] = (
         "127.0.0.1:8080"
@@ -281,8 +281,9 @@ class Http(Section, frozen=True, kw_only=True):
     anonymous: Annotated[
         Anonymous,
         Meta(
-            description="Who may read the pages, which show names and counts but no messages. `loopback`: clients "
-            "on this machine. `allowed_beyond_loopback`: every client that reaches the port."
+            description="Who may read the pages with names and counts. `loopback`: clients on this machine. "
+            "`allowed_beyond_loopback`: every client that reaches the port. Messages are shown to the users of "
+            "`auth.users_file` only, by their access rules; without that file, on this machine only."
         ),
     ] = "loopback"
     hosts: Annotated[
