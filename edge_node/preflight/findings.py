@@ -10,18 +10,24 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
-from weft.config.listeners import bind_of
+from weft.config.intake.listeners import bind_of
+from weft.config.links import Link
 from weft.config.machine import CREDENTIALS, folder, not_listening, too_readable, too_small, why_unreadable
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link
+from weft.config.signing.keys import read_public_keys
 from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import acl, users
 from weft.edge_node.check import is_derived
+from weft.edge_node.check.encryption import source_of
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.links.links import link_tls
 from weft.edge_node.servers.listeners.from_config import listener_settings
 from weft.network.tls.checks import Effect, TlsFinding, client_findings, server_findings, valid_until
-from weft.replication.runner import read_token
+from weft.network.token_file import read_token
+from weft.network.tracing import checks as tracing_checks
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log.sealed.errors import KeyUnavailable
+from weft.storage.segment_log.sealed.ring import KeyRing, has_ring, library
 
 _BUDGET: KeyPath = ("disk", "budget")
 
@@ -49,6 +55,7 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
     """
     found = EdgeFindings()
     _look_at_disk(config, written, found)
+    _look_at_key(config, found)
     _look_at_accounts(config, found)
     for listener in listener_settings(config):
         if listener.tls is not None:
@@ -64,6 +71,10 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
     )
     _look_at_sources(config, found)
     _look_at_functions(config, found)
+    traces = tracing_checks.look_at(config.tracing)
+    found.unfit += traces.unfit
+    found.doubtful += traces.doubtful
+    _look_at_signing_keys(config, found)
     if not config.streams:
         message = 'there are none, so no table gets a message. Add one, such as `telemetry: {from: "#"}`'
         found.doubtful.append(Finding(("streams",), message))
@@ -101,6 +112,18 @@ def _look_at_functions(config: EdgeConfig, found: EdgeFindings) -> None:
         found.doubtful += function_notes(config)
 
 
+def _look_at_signing_keys(config: EdgeConfig, found: EdgeFindings) -> None:
+    """Read the public keys of signatures. What only an unusable one has signed is refused; the node works."""
+    lists: list[tuple[KeyPath, tuple[str, ...]]] = [(("functions_signed_by",), config.functions_signed_by)]
+    for name, link in config.links.items():
+        path: KeyPath = ("links", name, "config_signed_by")
+        lists.append((path, link.config_signed_by))
+        if link.config_signed_by and link.config_from_hub == "never":
+            found.doubtful.append(Finding(path, "does nothing: config_from_hub lets the hub set nothing"))
+    for path, files in lists:
+        found.unfit += [Finding(path, problem) for problem in dict.fromkeys(read_public_keys(files).problems)]
+
+
 def _look_at_sources(config: EdgeConfig, found: EdgeFindings) -> None:
     if config.sources:
         # Imported here: a check of other nodes needs none of these modules.
@@ -124,6 +147,22 @@ def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFi
         (found.unfit if _BUDGET in written else found.doubtful).append(Finding(_BUDGET, beyond_disk))
     elif beyond_free:
         found.doubtful.append(Finding(_BUDGET, beyond_free))
+
+
+def _look_at_key(config: EdgeConfig, found: EdgeFindings) -> None:
+    """Read the key, and open the ring of a folder that has one."""
+    try:
+        source = source_of(config)
+        if source is not None:
+            masters, disk = source.masters(), OSFileSystem()
+            library()
+            if has_ring(disk, config.data_dir):
+                KeyRing(disk, config.data_dir, source, masters)
+        elif has_ring(OSFileSystem(), config.data_dir):
+            message = "is missing: the data_dir is encrypted. Name the source of its key"
+            found.needed.append(Finding(("encryption",), message))
+    except KeyUnavailable as error:
+        found.needed.append(Finding(("encryption",), str(error)))
 
 
 def _look_at_formats(directory: str, found: EdgeFindings) -> None:
