@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -13,16 +14,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import urlsplit
 
+import msgspec
+
 from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 from weft.cloud_hub.declared.documents import TOKEN
+from weft.cloud_hub.settings import JwtSettings
 from weft.config.errors import Finding
-from weft.config.listeners import HubTls
+from weft.config.intake.jwt import Jwt
+from weft.config.intake.listeners import HubTls
 from weft.config.machine import folder, not_listening, too_readable, why_unreadable
 from weft.config.models import HubConfig
 from weft.config.units import Address, is_bucket, parse_bind
 from weft.network.tls.checks import Effect, server_findings, valid_until
 from weft.network.tls.contexts import own_context
 from weft.network.tls.files import TlsFiles
+from weft.network.tracing import checks as tracing_checks
 from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
@@ -60,19 +66,43 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
     if config.tls is not None:
         _look_at_tls(config.tls, now, found)
         found.certificates = valid_until([config.tls.certificate])
-    if config.tokens_file is None:
+    if config.jwt is not None:
+        _look_at_issuer(config.jwt, found, offline=offline)
+    if config.tokens_file is None and config.jwt is None:
         has_certificates = config.tls is not None and config.tls.client_ca is not None
         if config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:
             message = (
                 "is missing: every program that reaches the port may link and read. `weft token create` creates one"
             )
             found.doubtful.append(Finding(("tokens_file",), message))
-    else:
+    elif config.tokens_file is not None:
         _look_at_tokens(config.tokens_file, found)
-    if config.tokens_file is not None or config.anonymous == "never":
+    if config.tokens_file is not None or config.jwt is not None or config.anonymous == "never":
         found.doubtful += _tokens_in_clear_text(config)
+    traces = tracing_checks.look_at(config.tracing)
+    found.doubtful += [*traces.unfit, *traces.doubtful]
+    if config.tracing is not None and config.tables is None:
+        message = "makes no span: they come with the tables, which another node keeps. Set it there"
+        found.doubtful.append(Finding(("tracing",), message))
     _look_at_store(config, found, offline=offline)
     return found
+
+
+def _look_at_issuer(jwt: Jwt, found: HubFindings, *, offline: bool) -> None:
+    """Read the key set, except from a URL when offline. A hub starts without it, and reads it later."""
+    from weft.cloud_hub.api.identity.jwt.issuer import Issuer  # imports cryptography, which few hubs need
+    from weft.cloud_hub.api.identity.jwt.keys import KeySetUnusable
+
+    if offline and jwt.jwks_url is not None:
+        return
+    settings = JwtSettings(**msgspec.structs.asdict(jwt))
+    try:
+        asyncio.run(Issuer(settings, time.monotonic, time.time_ns).read())
+    except KeySetUnusable as error:
+        name = "jwks_url" if jwt.jwks_url is not None else "jwks_file"
+        place = jwt.jwks_url or jwt.jwks_file
+        message = f"{place}: {error}. Until the hub has read it, tokens of the issuer open nothing"
+        found.doubtful.append(Finding(("jwt", name), message))
 
 
 def _look_at_tls(tls: HubTls, now: datetime, found: HubFindings) -> None:
@@ -145,7 +175,8 @@ def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> N
     probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
     try:
         found.shards = asyncio.run(_open_store(config, probed=probed)) or found.shards
-        has_tokens = config.anonymous != "never" or config.tokens_file is not None or asyncio.run(_has_tokens(config))
+        is_open = config.anonymous != "never" or config.tokens_file is not None or config.jwt is not None
+        has_tokens = is_open or asyncio.run(_has_tokens(config))
     except (ClusterUnusable, StoreError, StoreUnfit) as error:
         found.needed.append(Finding(("store",), str(error)))
     else:

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from weft.bounds import Shares
-from weft.cloud_hub.api.stream_summary import renamed_lanes
+from weft.bounds.background import BackgroundTask
+from weft.cloud_hub.api.streams.summary import renamed_lanes
 from weft.cloud_hub.shard.shards import KnownShards
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import moment_of
@@ -115,18 +116,16 @@ class StreamFigures:
         self._labels: dict[StreamKey, StreamKey] = {}
         """Streams in the order of their first appearance, so that a stream with series keeps them."""
         self._lags: dict[StreamKey, TableLag] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     def start(self) -> None:
         """Start noting the tables' positions."""
         if self._keeps_tables:
-            self._task = asyncio.create_task(self._note_lags(), name="table-lag")
+            self._task.start(self._note_lags(), name="table-lag")
 
     async def close(self) -> None:
         """Stop noting the tables' positions."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     async def refresh(self) -> None:
         """Update ``figures`` when they are older than ``REFRESH_S``. Concurrent callers wait for the update."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summarise
+from weft.cloud_hub.api.streams.summary import StreamSummary, renamed_lanes, summarise
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShard

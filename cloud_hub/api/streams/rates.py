@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
@@ -55,17 +56,15 @@ class StreamRates:
         self._monotonic = monotonic
         self._older: dict[int, ShardPositions] = {}
         self._newer: dict[int, ShardPositions] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     def start(self) -> None:
         """Start to note positions."""
-        self._task = asyncio.create_task(self._run(), name="stream-rates")
+        self._task.start(self._run(), name="stream-rates")
 
     async def close(self) -> None:
         """Stop to note positions."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     async def _run(self) -> None:
         while True:
