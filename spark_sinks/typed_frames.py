@@ -9,9 +9,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_sinks.payloads.decoder import decoder_of, typed_fields
 from weft.config.payload_schema.model import PayloadSchema
 from weft.config.pipelines.schema_text import schema_text
+from weft.storage.payloads.decoder import decoder_of, typed_fields
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 _TYPED = "_typed"
