@@ -8,6 +8,8 @@ from typing import BinaryIO
 
 import click
 
+from weft.commands.acts.authors import Decided
+from weft.commands.acts.file_acts import acting_on_file, by_option, reason_option
 from weft.commands.common import json_option, using
 from weft.output import Failed, Refused, print_json
 
@@ -40,14 +42,17 @@ def command() -> None:
 @click.argument("name")
 @file_option
 @password_option
-def add(name: str, path: str, password_file: BinaryIO | None) -> None:
+@reason_option
+@by_option
+def add(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
     """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
     from weft.edge_node.access import users
 
     try:
         users.check_name(name)
-        with using(path):
-            is_new = users.add(path, name, _password(password_file, confirm=True))
+        password = password_of(password_file, confirm=True)
+        with using(path), acting_on_file(path, f"user {name}", Decided(by, reason)):
+            is_new = users.add(path, name, password)
     except users.UsersUnusable as error:
         raise Refused(str(error)) from None
     click.echo(f"added {name}" if is_new else f"{name} has a new password")
@@ -56,12 +61,14 @@ def add(name: str, path: str, password_file: BinaryIO | None) -> None:
 @command.command()
 @click.argument("name")
 @file_option
-def remove(name: str, path: str) -> None:
+@reason_option
+@by_option
+def remove(name: str, path: str, *, reason: str, by: str | None) -> None:
     """Remove NAME from the file. A running node disconnects the clients that use this name."""
     from weft.edge_node.access import users
 
     try:
-        with using(path, makes="weft user add"):
+        with using(path, makes="weft user add"), acting_on_file(path, f"user {name}", Decided(by, reason)):
             users.remove(path, name)
     except users.UsersUnusable as error:
         raise Refused(str(error)) from None
@@ -92,7 +99,7 @@ def check(name: str, path: str, password_file: BinaryIO | None) -> None:
     hashed = _read(path).get(name)
     if hashed is None:
         raise Failed(f"{path}: there is no user {name!r}")
-    if not users.verify(hashed, _password(password_file, confirm=False)):
+    if not users.verify(hashed, password_of(password_file, confirm=False)):
         raise Failed(f"that is not the password of {name}")
     click.echo(f"that is the password of {name}")
 
@@ -107,7 +114,8 @@ def _read(path: str) -> dict[str, str]:
         raise Refused(str(error)) from None
 
 
-def _password(file: BinaryIO | None, *, confirm: bool) -> bytes:
+def password_of(file: BinaryIO | None, *, confirm: bool) -> bytes:
+    """Return the password on the first line of a file, or ask for it at the terminal."""
     if file is None:
         return _asked(confirm=confirm)
     line: bytes = file.readline(PASSWORD_FILE_BYTES_MAX)
