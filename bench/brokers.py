@@ -158,13 +158,14 @@ def build_slow_sync(directory: Path) -> Path:
     return library
 
 
-def _mosquitto_program() -> str | None:
+def mosquitto_program() -> str | None:
+    """Return where Mosquitto is; None when it is not installed."""
     return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:{MOSQUITTO_PLACES}")
 
 
 def mosquitto(directory: Path, port: int, tls: Certificate | None) -> list[str] | None:
     """Return the command that runs Mosquitto on its defaults, or None when it is not installed."""
-    found = _mosquitto_program()
+    found = mosquitto_program()
     # As the user who runs the benchmark: started by root it would become one who cannot read the key.
     lines = [f"user {getpass.getuser()}", f"listener {port} 127.0.0.1", "allow_anonymous true"]
     if tls:
@@ -176,7 +177,7 @@ def mosquitto(directory: Path, port: int, tls: Certificate | None) -> list[str] 
 
 def mosquitto_version() -> str:
     """Return such as ``mosquitto version 2.0.11``."""
-    found = _mosquitto_program()
+    found = mosquitto_program()
     if found is None:
         return "not installed"
     return subprocess.run([found, "-h"], capture_output=True, text=True, check=False).stdout.splitlines()[0]

@@ -6,13 +6,15 @@
 - A *turn budget* is the work that the server does for one owner before it serves others; the rest waits for its next
   turn.
 - A *refusal* answers a request beyond a share. Metrics name the refused owners.
+- An *event* is a structured log line about a refusal or a failed login.
 
-`browsers` distinguishes requests of foreign pages in a browser from others, and `cbor` bounds the cost of decoding a
-payload.
+`browsers` distinguishes requests of foreign pages in a browser from others, `cbor` bounds the cost of decoding a
+payload, and `background` ends a task with its owner.
 """
 
 from weft.bounds.bound import Bound
 from weft.bounds.crowd import CROWD, Crowd
+from weft.bounds.events import Events, SecurityEvent, Severity
 from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_address
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
@@ -25,11 +27,14 @@ __all__ = [
     "LOCAL",
     "Bound",
     "Crowd",
+    "Events",
     "Owner",
     "OwnerKind",
     "Rates",
     "Refusals",
     "Rounds",
+    "SecurityEvent",
+    "Severity",
     "Shares",
     "TurnBudget",
     "address_owner",

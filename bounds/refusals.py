@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from weft.bounds.events import Events, SecurityEvent, Severity
 from weft.bounds.owner import Owner
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
+        self.events = Events(clock)
+        """Structured lines about refusals, and about logins that failed."""
         self._counts: dict[str, dict[Owner | None, int]] = {}
         self._unsaid: dict[str, int] = {}
         self._next_line: dict[str, float] = {}
@@ -57,6 +60,7 @@ class Refusals:
         unsaid = self._unsaid.pop(bound, 0)
         more = f" ({unsaid:,} more refusals by {bound} since the last such line)" if unsaid else ""
         logger.warning("%s reached its share, %s: %s%s", owner, bound, advice, more)
+        self.events.note(SecurityEvent.SHARE_USED_UP, Severity.NOTICE, owner, advice, on=bound)
 
     def __iter__(self) -> Iterator[RefusalCount]:
         for bound, owners in self._counts.items():

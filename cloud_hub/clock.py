@@ -175,6 +175,14 @@ class HubClock:
         off = self.off_ns
         return self._sentence(off) if self._grade(off) else None
 
+    def agreed(self) -> int:
+        """Return the time as most of the recent looks have it: that of the wall clock, without what it is off by.
+
+        It is for moments that a wrong clock must not move, such as the end of a token.
+        """
+        now = self.now()
+        return now - self._off_at(now)
+
     def sound(self) -> int:
         """Return the time.
 

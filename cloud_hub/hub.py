@@ -10,7 +10,6 @@ import platform
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -19,21 +18,26 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
 from weft.cloud_hub.api.edges import EdgeViews
 from weft.cloud_hub.api.metrics import Metrics
-from weft.cloud_hub.api.stream_completeness import StreamCompleteness
-from weft.cloud_hub.api.stream_figures import StreamFigures
-from weft.cloud_hub.api.stream_rates import StreamRates, followed
-from weft.cloud_hub.api.views import (
-    View,
-    conflict_views,
-    lost_views,
-    open_gap_views,
-    table_status_view,
-    table_view,
-)
+from weft.cloud_hub.api.streams.completeness import StreamCompleteness
+from weft.cloud_hub.api.streams.figures import StreamFigures
+from weft.cloud_hub.api.streams.rates import StreamRates, followed
+from weft.cloud_hub.api.streams.shard_views import ShardViews
+from weft.cloud_hub.api.streams.tail import StreamTails
+from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster.membership import Membership, Work, software
 from weft.cloud_hub.cluster.owners import Owners, Site
+from weft.cloud_hub.console.assets import ConsolePages
+from weft.cloud_hub.console.changes import ChangeStreams
+from weft.cloud_hub.declared.acts.acting import OwnActs
+from weft.cloud_hub.declared.acts.requests import ActsRequests
 from weft.cloud_hub.declared.declarations import Declarations
+from weft.cloud_hub.declared.tenants.counts import TenantCounts
+from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
+from weft.cloud_hub.declared.tenants.requests import TenantRequests
+from weft.cloud_hub.declared.tenants.use import Tenants
+from weft.cloud_hub.down.acts_stream import ActsStream
+from weft.cloud_hub.down.requests import read_body
 from weft.cloud_hub.health import Health
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
@@ -41,29 +45,26 @@ from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
+from weft.cloud_hub.openapi.asked import Asked
+from weft.cloud_hub.openapi.served import SelfDescription
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard.collector import Collector
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper
+from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
 from weft.cloud_hub.splits.busy import Clocks
-from weft.cloud_hub.splits.making import EveryLog, ShardMaker
+from weft.cloud_hub.splits.making import ShardMaker
+from weft.cloud_hub.tables.hub_tables import HubTables
+from weft.cloud_hub.to_edges import ToEdges
 from weft.config.log_lines.throttle import Throttle
 from weft.config.units import is_bucket
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
+from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.cluster import NEW_SHARDS, Cluster, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
 from weft.storage.store_formats import check_store
 
-if TYPE_CHECKING:
-    from weft.storage.table_maker.service import TableService
-
 logger = logging.getLogger(__name__)
-
-TABLES_LISTED_MAX = 1000
-"""Maximum number of tables in the status; failing ones come first."""
 
 
 def boot_time_ns() -> int:
@@ -99,20 +100,31 @@ class Hub:
         self._rules = rules
         self._membership: Membership | None = None
         self._owners: Owners | None = None
-        self._keeper: LaneKeeper | None = None
-        self._collector: Collector | None = None
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
         self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
-        self._tables: TableService | None = None
-        self._declared = Declarations(settings, self._clock.now, self._links.end_revoked, self._drains)
+        self._declared = Declarations(
+            settings, self._clock.agreed, self._links.end_revoked, self._look_soon, self._clock.doubted
+        )
+        self._tenants = Tenants(
+            self._declared.quotas, TenantCounts(lambda: self._shards, time.monotonic), self._refusals,
+            time.monotonic_ns, others=lambda: self._owners.others() if self._owners is not None else [],
+            changed=self._look_soon,
+        )  # fmt: skip
+        self._declared.limited = self._tenants.limited
+        self._tables = HubTables(settings, self._clock, self._declared, self._own, self._random_bits)
         self._listener = HubListener(settings, self._refusals)
         self._figures: StreamFigures | None = None
         self._rates: StreamRates | None = None
         self._shards: Shards | None = None
+        self._to_edges: ToEdges | None = None
         self._maker: ShardMaker
+        self._acts: ActsRequests
+        self._changes: ChangeStreams | None = None
+        self._tails: StreamTails | None = None
+        self._acts_stream: ActsStream | None = None
         self.cluster: Cluster
 
     @property
@@ -135,7 +147,9 @@ class Hub:
         """
         settings = self._settings
         credentials = self._declared.credentials
-        self._access = Access(credentials, settings.open_to_network, settings.hosts, self._listener.certificates)
+        self._access = Access(
+            credentials, settings.open_to_network, settings.hosts, self._listener.certificates, self._refusals.events
+        )
         self._links.start(credentials)
         store = self._given_store or open_store(settings.store, settings.store_options)
         raced = self._given_store is None and is_bucket(settings.store)
@@ -147,33 +161,39 @@ class Hub:
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(
             lambda: self.cluster.tree.count, self._site(node_id), node_id, changed=self._owners_changed,
-            is_drained=self._declared.drained.covers,
-            wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
+            is_drained=self._declared.drained.covers, wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
-        self._membership = Membership(
-            store,
-            node_id,
-            software=software(),
-            level=self.cluster.level,
-            release_level=self._rules.level,
-            clock=self._clock,
-            owners=owners,
-            work=self._work,
-            grown=self._grow,
-        )
-        await self._membership.look()
-        membership = self._membership
+        self._membership = membership = Membership(
+            store, node_id, software=software(), level=self.cluster.level, release_level=self._rules.level,
+            clock=self._clock, owners=owners, work=self._work, grown=self._grow,
+        )  # fmt: skip
+        await membership.look()
         self._maker = ShardMaker(
             store, lambda: self.cluster, settings.sequencer, clock=self._clock, random_bits=self._random_bits,
-            level=lambda: membership.writes, rules=self._rules, split=lambda _: membership.read_soon(),
+            level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
+            pace=CommitPace(settings.sequencer, time.thread_time),
         )  # fmt: skip
         clocks = Clocks(time.monotonic, time.process_time)
-        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon)
+        own_acts = OwnActs(store, self.cluster.cluster_id, self._clock.now)
+        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon, own_acts)
         self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer, beside=beside)
+        self._to_edges = ToEdges(
+            store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
+            links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
+        )  # fmt: skip
+        self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
+        self._changes = ChangeStreams(
+            lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.by_edge,
+            lambda: self._declared.position, self._access, self._refusals,
+        )  # fmt: skip
+        self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()
-            self._start_tables(store)
+            self._to_edges.start()
+            self._tenants.start()
+            self._acts_stream.start()
+            self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count)
             await self._listen(self._shards)
             owners.port = self._listener.port
             await self._membership.start(self.url)
@@ -190,9 +210,9 @@ class Hub:
 
     def _work(self) -> Work:
         loaded = self._shards.loaded if self._shards is not None else ()
-        return Work(loaded, len(self._links), self._declared.position)
+        return Work(loaded, len(self._links), self._declared.position, self._tenants.entry())
 
-    def _drains(self) -> None:
+    def _look_soon(self) -> None:
         if self._membership is not None:
             self._membership.look_now()
 
@@ -201,87 +221,67 @@ class Hub:
             await self._shards.load_own()
 
     async def _grow(self, cluster: Cluster) -> None:
-        """Take up the shards of a split. Links whose edges moved are sent on, or end when they send."""
+        """Take up new shards. Links whose edges moved are sent on, or end when they send."""
         self.cluster = cluster
+        self._tables.grow(cluster)
         if self._owners is not None:
             await self._owners.grow()
-
-    def _start_tables(self, store: ObjectStore) -> None:
-        if self._settings.table_interval_s is not None and self._settings.process == 0:
-            from weft.storage.table_maker.service import (
-                TableService,  # imports pyarrow, which a node without tables does not need
-            )
-
-            settings = self._settings.tables()
-            self._tables = TableService(
-                store, self.cluster, settings=settings, clock=self._clock.now,
-                is_sound=lambda: self._clock.wrong() is None,
-            )  # fmt: skip
-            self._tables.start()
-            count = lambda: self.cluster.tree.count  # noqa: E731
-            self._keeper = LaneKeeper(
-                EveryLog(self._maker, count), self._held, self._tables.position, self._settings, clock=self._clock,
-                random_bits=self._random_bits,
-            )  # fmt: skip
-            self._keeper.start()
-            self._start_collector(EveryLog(self._maker, count), self._tables)
-
-    def _held(self, shard: int) -> ShardState | None:
-        """Return a shard's state as this process has it."""
-        found = next((each for each in self._own() if each.log.shard == shard and each.loaded), None)
-        if found is not None:
-            return found.state
-        return self._tables.state(shard) if self._tables is not None else None
-
-    def _start_collector(self, logs: EveryLog, tables: TableService) -> None:
-        if self._settings.retain_log_s is not None:
-            self._collector = Collector(
-                logs, tables.first_untabled, self._settings.retain_log_s, clock=self._clock, in_round=tables.opened_once
-            )
-            self._collector.start()
 
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges connect at once after a restart.
         link_log.logger.addFilter(self._throttle)
         peers, links = self._settings.peers, self._links
-        known = KnownShards(shards, self.cluster.cluster_id, self._tables)
+        known = KnownShards(shards, self.cluster.cluster_id, self._tables.service)
         moments = StreamCompleteness(
-            shards, self._declared.expected_edges, self._clock, known=known, peers=peers, table_error=self._table_error
-        )
-        of_tables = self.table_rows, self._tables is not None, time.monotonic, moments.expecting
+            shards,
+            self._declared.expected_edges,
+            self._clock,
+            known=known,
+            peers=peers,
+            table_error=self._tables.error_of,
+        )  # fmt: skip
+        of_tables = self.table_rows, self._tables.service is not None, time.monotonic, moments.expecting
         self._figures = StreamFigures(known, *of_tables, peers=peers)
         self._figures.start()
-        self._rates = StreamRates(lambda: followed(shards, self._tables, time.monotonic()), time.monotonic)
+        self._rates = StreamRates(lambda: followed(shards, self._tables.service, time.monotonic()), time.monotonic)
         self._rates.start()
-        collected = self._collector.shards if self._collector is not None else ()
         figures = self._figures if self._settings.process == 0 else None
         metrics = Metrics(
-            shards, figures, self._links, self._clock, collected, clocks_differ=self._links.clocks_differ,
-            tables=self._tables, refusals=self._refusals, declared=self._declared.samples,
-            of_listener=self._listener.samples,
+            shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
+            tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
+            declared=self._declared.samples, of_listener=self._listener.samples,
+            of_tables=self._tables.samples, tenants=self._tenants.samples,
         )  # fmt: skip
-        longest = self._settings.response_bytes_max
+        bytes_max = self._settings.response_bytes_max
         api = Api(
-            self,
-            shards,
-            self._access,
-            metrics,
-            longest,
-            moments=moments,
-            rates=self._rates,
+            self, ShardViews(shards, self._maker.log, bytes_max, time.monotonic), self._access, metrics, bytes_max,
+            moments=moments, rates=self._rates,
             edges=lambda states: EdgeViews(
-                states,
-                links.by_edge(),
-                links.last_release,
-                self._clock.now(),
-                peers=peers,
-                behind=moments.behind,
-                lost=moments.lost,
+                states, links.by_edge(), links.last_release, self._clock.now(), peers=peers, behind=moments.behind,
+                lost=moments.lost, groups=self._declared.groups.of_edge,
             ),
-            refusals=self._refusals,
-            monotonic=time.monotonic,
-        )
-        await self._listener.start(api.application(self._listener.middleware))
+            refusals=self._refusals, monotonic=time.monotonic,
+        )  # fmt: skip
+        checks = [self._access.middleware, Asked(self._access).middleware]
+        application = api.application(self._listener.middleware, inner=checks)
+        assert self._to_edges is not None, "it is made with the shards"
+        self._to_edges.add_to(application, self._access)
+        self._acts.add_to(application, self._access)
+        self._tenant_requests(shards).add_to(application)
+        assert self._changes is not None, "it is made before"
+        self._changes.add_to(application)
+        self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
+        self._tails.add_to(application)
+        ConsolePages(self._access).add_to(application)
+        SelfDescription(self._access).add_to(application)
+        await self._listener.start(application)
+
+    def _tenant_requests(self, shards: Shards) -> TenantRequests:
+        return TenantRequests(
+            self._acts.log, self._tenants, shards, self._access, quotas=self._declared.quotas.of,
+            table_bytes=self._tables.bytes_of,
+            now=self._clock.now, read_body=read_body,
+        )  # fmt: skip
 
     def reload(self) -> None:
         """Read tokens and certificates again, changed or not. Those that cannot be used leave the earlier in force."""
@@ -294,22 +294,28 @@ class Hub:
         if self._membership is not None:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         await self._links.close()
+        await self._tenants.close()
+        if self._to_edges is not None:
+            await self._to_edges.close()
+        if self._acts_stream is not None:
+            await self._acts_stream.close()
         await self._declared.close()
         await self._listener.stop_listening()
+        if self._changes is not None:
+            await self._changes.close()
+        if self._tails is not None:
+            self._tails.close()
         if self._figures is not None:
             await self._figures.close()
         if self._rates is not None:
             await self._rates.close()
         if self._membership is not None:
             await self._membership.close()
-        if self._keeper is not None:
-            await self._keeper.close()
-        if self._collector is not None:
-            await self._collector.close()
+        await self._tables.close()
+        if self._to_edges is not None:
+            self._to_edges.down.close()
         if self._shards is not None:
             await self._shards.close()
-        if self._tables is not None:
-            await self._tables.close()
         await self._listener.close()
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
@@ -325,45 +331,39 @@ class Hub:
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
-        assert self._shards is not None and self._owners is not None, "the hub has not been started"  # noqa: PT018
+        to_edges = self._to_edges
+        assert self._shards and self._owners and to_edges, "the hub has not been started"  # noqa: PT018
         link = EdgeLink(
             self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
-            elsewhere=self._owners.elsewhere(request.host),
+            elsewhere=self._owners.elsewhere(request.host), down=to_edges.down, configs=to_edges.fleet.links,
+            quota=LinkQuota(self._tenants),
         )  # fmt: skip
         with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(
-                request,
-                link,
-                settings.receiver(),
-                self.cluster.cluster_id.hex(),
-                software=software(),
-                wall_clock=self._clock.now,
-            )
+                request, to_edges.pulls.guarded(link), settings.receiver(), self.cluster.cluster_id.hex(),
+                software=software(), wall_clock=self._clock.now,
+            )  # fmt: skip
         await note_refused(link, response, self._clock.sound, self._random_bits)
         return response
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Return the number of records of a stream that are table rows; None if this node does not know it."""
-        return self._tables.rows(tenant, stream) if self._tables else None
+        return self._tables.rows(tenant, stream)
 
     def table_view(self, tenant: str, stream: str) -> View | None:
         """Return a stream's table for readers; None when this node does not know it."""
-        found = self._tables.table(tenant, stream) if self._tables else None
-        return None if found is None else table_view(*found)
+        return self._tables.view(tenant, stream)
 
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
 
     def health(self) -> Health:
         """Return what the health of the node depends on."""
-        return Health(self._own(), self._tables, self._membership, self._clock)
-
-    def _table_error(self, key: StreamKey) -> str | None:
-        return self._tables.error_of(key) if self._tables else None
+        return Health(self._own(), self._tables.service, self._membership, self._clock)
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this node does not know it."""
-        return self._tables.payload(tenant, stream) if self._tables else None
+        return self._tables.payload(tenant, stream)
 
     def status(self) -> View:
         """Return the document of ``GET /v1/status``."""
@@ -379,13 +379,10 @@ class Hub:
             "process": self._settings.process,
             "processes": self._settings.processes,
             "cluster_log": self._declared.view(),
+            "jwt": self._declared.jwt_view(),
             "peers": self._owners.peers() if self._owners is not None else [],
             "shards": shard_views(self.sequencers, self._owners) if self._owners is not None else [],
-            "tables": [table_status_view(table) for table in self._tables.status(TABLES_LISTED_MAX)]
-            if self._tables
-            else [],
-            "tables_more": max(0, self._tables.count - TABLES_LISTED_MAX) if self._tables else 0,
-            "tables_trouble": self._tables.error if self._tables else None,
+            **self._tables.views(),
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             **open_gap_views(sequencer.state for sequencer in self._own()),
             "lost": lost_views(self._own()),

@@ -12,7 +12,8 @@ from datetime import datetime
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.cloud_hub.api.certificates import Certificates, End
+from weft.bounds.background import BackgroundTask
+from weft.cloud_hub.api.identity.certificates import Certificates, End
 from weft.cloud_hub.settings import HubSettings
 from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
@@ -73,7 +74,7 @@ class HubListener:
         self._admission: Admission | None = None
         self._reloads = Reloads(self.counters)
         self._asked = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._looking = BackgroundTask()
         self._expires: datetime | None = None
         has_edges = settings.tls is not None and settings.tls.client_ca is not None
         self.certificates = Certificates(required=settings.edges_need_certificate) if has_edges else None
@@ -116,7 +117,7 @@ class HubListener:
         self._use(tls)
         await self.server.start(application, settings.host, settings.port, tls=tls.context, admission=admission)
         self._reloads.add(Watched("certificates", files.paths, lambda: read_tls(files), self._use))
-        self._looking = asyncio.create_task(self._look(), name="certificates")
+        self._looking.start(self._look(), name="certificates")
 
     def reload(self) -> None:
         """Read the files of TLS again soon, changed or not."""
@@ -149,9 +150,7 @@ class HubListener:
 
     async def stop_listening(self) -> None:
         """Accept no more connections, and read no more files."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        await self._looking.close()
         await self.server.stop_listening()
         if self._admission is not None:
             self._admission.close()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.config.intake.tracing import Collector
 from weft.network.settings import AdmissionLimits
 from weft.network.tls.files import TlsFiles
 from weft.replication.liveness import SECOND
@@ -22,6 +23,9 @@ class SequencerSettings:
 
     commit_interval_s: float = 0.25
     """Longest time that a batch waits so that others can share its chunk; after a longer silence it does not wait."""
+    commit_interval_min_s: float | None = None
+    """The same while commits are cheap (``shard.schedule.CommitPace``), in a store that charges nothing for an object.
+    None: always the longest."""
     chunk_bytes_max: int = 8 * MiB
     """Pending bytes at which a chunk is written. A single longer batch still goes into one chunk."""
     pending_bytes_max: int = 64 * MiB
@@ -67,6 +71,33 @@ class SequencerSettings:
 
 
 @dataclass(frozen=True)
+class JwtSettings:
+    """The tokens of one issuer. Durations are seconds."""
+
+    issuer: str
+    audience: str
+    jwks_url: str | None = None
+    """URL of the key set; else ``jwks_file`` has it."""
+    jwks_file: str | None = None
+    ca_file: str | None = None
+    """Authorities for the URL; None for the system's."""
+    algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
+    tenant_claim: str | None = None
+    tenant: str = "default"
+    """Tenant of all tokens, without a claim of it."""
+    rights_claim: str = "scope"
+    roles: Mapping[str, tuple[str, ...]] | None = None
+    """Word of the claim -> grants and scopes; None if the words are such themselves."""
+    edge_claim: str = "sub"
+    leeway_s: float = 30.0
+    refresh_s: float = 900.0
+    unknown_key_s: float = 10.0
+    """Minimum interval of reads because of a key that is not known, and between failed ones."""
+    keep_s: float = 86_400.0
+    """Time for which keys count after they were last read."""
+
+
+@dataclass(frozen=True)
 class HubSettings:
     """Settings of one hub node."""
 
@@ -92,6 +123,8 @@ class HubSettings:
     """Number of shards for a new store; an existing one must have the same. None accepts the store's number, and gives
     a new one ``storage.cluster.NEW_SHARDS``."""
     tokens_file: str | None = None
+    jwt: JwtSettings | None = None
+    """Tokens of an issuer; None takes none."""
     tokens_required: bool = False
     """True if every request needs a token, even while there is none."""
     cluster_log_interval_s: float = INTERVAL_S
@@ -112,6 +145,8 @@ class HubSettings:
     """Maximum number of connections that wait for a request, enough for a fleet that connects at once."""
     links_per_token_max: int = 8
     """Maximum number of links of one token; the oldest ends for a further one."""
+    messages_per_s: float = 2000.0
+    """Messages to edges that one tenant may publish a second, each edge counted."""
     link_window_bytes: int = 8 * MiB
     """Maximum number of bytes that one edge may send ahead of acknowledgements."""
     link_ping_interval_s: float = 75.0
@@ -145,6 +180,8 @@ class HubSettings:
     """Bytes up to which small files of a table are joined."""
     table_vacuum_after_s: float = 7 * 86_400.0
     """Age at which replaced files of a table are deleted, rounded up to hours."""
+    tracing: Collector | None = None
+    """Collector of the spans of traced messages; None for none."""
 
     @property
     def scheme(self) -> str:
@@ -154,7 +191,10 @@ class HubSettings:
     def receiver(self) -> ReceiverSettings:
         """Return the settings of the receiving end of a link."""
         intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
-        return ReceiverSettings(self.link_window_bytes, self.batch_bytes_max, *intervals)
+        return ReceiverSettings(
+            self.link_window_bytes, self.batch_bytes_max, *intervals,
+            mark_interval=int(self.sequencer.mark_interval_s * SECOND),
+        )  # fmt: skip
 
     def tables(self) -> TableSettings:
         """Return the bounds of the table step."""

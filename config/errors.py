@@ -36,6 +36,12 @@ class ConfigError(Exception):
         self.problems = sorted(problems, key=lambda problem: problem.line)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    @property
+    def first(self) -> str:
+        """Return the first problem, and how many more there are."""
+        more = len(self.problems) - 1
+        return f"{self.problems[0]}" + (f" (and {more} more)" if more else "")
+
 
 class SettingError(OSError):
     """A valid value that cannot be used on this machine now."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import operator
 import os.path
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec import inspect
@@ -16,6 +18,9 @@ from msgspec import inspect
 from weft.config import units
 from weft.config.payload_schema import paths, types
 from weft.config.units import BUCKETS, WRITTEN
+
+ADVERTISED_BYTES_MAX = 256
+"""Longest URL of a hub process: it is the process's name, too, in an entry that others read (``storage.presence``)."""
 
 
 class Shape(NamedTuple):
@@ -146,6 +151,15 @@ def _url(text: str, _folder: str) -> str:
     return text.rstrip("/")
 
 
+def _advertised_url(text: str, folder: str) -> str:
+    url = _url(text, folder)
+    if (size := len(url.encode(errors="replace"))) > ADVERTISED_BYTES_MAX:
+        raise ValueError(f"expected a URL of at most {ADVERTISED_BYTES_MAX} bytes, got {size}")
+    if not url.isprintable() or " " in url:
+        raise ValueError(f"expected a URL without spaces and control characters, got {units.quoted(url)}")
+    return url
+
+
 _BROKER_SCHEMES = ("mqtt", "mqtts", "amqp", "amqps")
 
 
@@ -210,6 +224,22 @@ def _field_path(text: str, _folder: str) -> str:
     return paths.format_path(paths.parse_path(text))
 
 
+def _window(text: str, _folder: str) -> str:
+    units.parse_window(text)
+    return text.strip()
+
+
+def _zone(text: str, _folder: str) -> str:
+    try:
+        ZoneInfo(text)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise ValueError(
+            f"expected a time zone of this machine's database such as Europe/Berlin, got {units.quoted(text)}. Without "
+            "the database, install tzdata"
+        ) from None
+    return text
+
+
 _MEASURED = ("string", "integer")
 UNITS = {
     "duration": Unit(
@@ -226,6 +256,11 @@ UNITS = {
         rf"^(0|{units.SIZE_PATTERN})$",
         _MEASURED,
     ),
+    "rate": Unit(
+        "a rate such as 64KiB/s", lambda text, _: units.parse_rate(text), units.format_rate, f"^{units.RATE_PATTERN}$"
+    ),
+    "windows": Unit("a window of time such as 01:00-05:00", _window, str, f"^{units.WINDOW_PATTERN}$"),
+    "zone": Unit("a time zone such as Europe/Berlin", _zone, str),
     "bind": Unit("host:port such as 127.0.0.1:1883", _bind, str),
     "listen": Unit("host:port such as 127.0.0.1:1883, or unix:/path", _listen, str),
     "networks": Unit("an address or network such as 192.0.2.0/28", _network, str),
@@ -244,7 +279,22 @@ UNITS = {
     "trigger": Unit(_TRIGGER, _trigger, str),
     "location": Unit("a folder, or the URL of one such as hdfs://name/path", _location, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
+    "advertised_urls": Unit("a URL such as https://hub-1.example.com:8090", _advertised_url, str),
     "broker_urls": Unit("a URL such as mqtts://broker.example.com", _broker_url, str),
 }
-"""Units by the ``x-unit`` of the models. ``filters``, ``urls``, ``broker_urls``, ``networks`` and ``hosts`` are
-lists: a single value may stand for one."""
+"""Units by the ``x-unit`` of the models. ``filters``, ``urls``, ``advertised_urls``, ``broker_urls``, ``windows``,
+``networks`` and ``hosts`` are lists: a single value may stand for one."""
+
+
+def out_of_bounds(value: float, type_: inspect.IntType | inspect.FloatType, show: Callable[[Any], str]) -> str | None:
+    """Return why a number is outside the bounds of its type; None if it is within."""
+    wanted = (
+        ("at least", type_.ge, operator.ge),
+        ("at most", type_.le, operator.le),
+        ("more than", type_.gt, operator.gt),
+        ("less than", type_.lt, operator.lt),
+    )
+    for words, bound, holds in wanted:
+        if bound is not None and not holds(value, bound):
+            return f"expected {words} {show(bound)}, got {show(value)}"
+    return None

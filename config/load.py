@@ -54,14 +54,17 @@ def load(
     model: type[Config],
     check: Callable[[Config], Sequence[Finding]] | None = None,
     settings: Sequence[str] = (),
+    *,
+    overlays: Sequence[str] = (),
 ) -> Loaded[Config]:
     """Read ``path`` as ``model`` and run ``check`` on it. ``ConfigError`` lists the problems.
 
-    ``settings`` such as ``source.store=/data/hub`` win over the file.
+    ``overlays`` are texts whose settings win over those of the file, the last one first (``config.reading.overlays``),
+    and ``settings`` such as ``source.store=/data/hub`` win over both.
 
     Relative paths in the file are resolved against the file's folder, so a node may be started from anywhere.
     """
-    return parse(_read(path), path, model, check, settings)
+    return parse(_read(path), path, model, check, settings, overlays=overlays)
 
 
 def parse(
@@ -70,14 +73,20 @@ def parse(
     model: type[Config],
     check: Callable[[Config], Sequence[Finding]] | None = None,
     settings: Sequence[str] = (),
+    *,
+    overlays: Sequence[str] = (),
 ) -> Loaded[Config]:
     """Read a text as ``load`` reads a file; ``file`` is its name in errors."""
     node = _compose(text, file)
+    if overlays:
+        from weft.config.reading.overlays import lay_over  # where there are any, and not in every node
+
+        node = lay_over(node, overlays)
     if settings:
         from weft.config.reading.overrides import apply  # where there are any, and not in every node
 
         node = apply(node, settings)
-    reader = YamlReader(os.path.dirname(os.path.abspath(file)), model)
+    reader = YamlReader(os.path.dirname(os.path.abspath(file)), model, parse)
     value = reader.read(node, model_shape(model), ())
     if reader.findings or value is INVALID:
         raise _error(file, reader.lines, reader.findings)

@@ -13,13 +13,17 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from weft.config.functions.sparkplug import SparkplugHost
+from weft.config.intake.jwt import Jwt
+from weft.config.intake.listeners import Auth, Http, HubTls, Listener
+from weft.config.intake.queues import QueueBounds
+from weft.config.intake.sources import SOURCES_MAX, Source
+from weft.config.intake.tracing import Collector, Tracing
 from weft.config.limits import EdgeLimits, HubLimits
-from weft.config.listeners import Auth, Http, HubTls, Listener
-from weft.config.queues import QueueBounds
-from weft.config.sources import SOURCES_MAX, Source
-from weft.config.state import State
-from weft.config.streams import Disk, Link, Stream, Unrouted
+from weft.config.links import Link
+from weft.config.state import Encryption, State
+from weft.config.streams import Disk, Stream, Unrouted
 from weft.config.values import (
+    AdvertisedUrls,
     Anonymous,
     Bind,
     Count,
@@ -31,7 +35,6 @@ from weft.config.values import (
     Section,
     Size,
     Store,
-    Urls,
 )
 
 
@@ -64,6 +67,10 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     ] = field(default_factory=lambda: {"mqtt": Listener()})
     auth: Auth = Auth()
     http: Annotated[Http | None, Meta(description="Status page of the node; `null` for none.")] = Http()
+    encryption: Annotated[
+        Encryption | None,
+        Meta(description="Encryption of everything in `data_dir` that holds users' data; `null` for none."),
+    ] = None
     disk: Disk = Disk()
     commit_interval_s: Annotated[
         Annotated[Duration, Meta(le=60)] | None,
@@ -76,6 +83,14 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     streams: Annotated[dict[str, Stream], Meta(description="Streams, by name.", max_length=1024)] = field(
         default_factory=dict
     )
+    functions_signed_by: Annotated[
+        Annotated[tuple[str, ...], Meta(max_length=8, extra_json_schema={"x-unit": "path"})],
+        Meta(
+            description="PEM files with public keys of Ed25519, at most 8. With some, `file` and `files` of `python` "
+            "functions run only with a signature of one of these keys beside them (`weft config sign-code`). "
+            "The files are read for each check. Empty: signatures are not looked at."
+        ),
+    ] = ()
     unrouted: Annotated[Unrouted, Meta(extra_json_schema={"x-short": "policy"})] = Unrouted()
     links: Annotated[dict[str, Link], Meta(description="Links, by name.", max_length=64)] = field(default_factory=dict)
     sparkplug: Annotated[
@@ -88,6 +103,7 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
             max_length=SOURCES_MAX,
         ),
     ] = field(default_factory=dict)
+    tracing: Annotated[Tracing | None, Meta(description="Traces for OpenTelemetry; unset for none.")] = None
     state: State = State()
     queues: QueueBounds = QueueBounds()
     limits: EdgeLimits = EdgeLimits()
@@ -228,7 +244,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     advertise: Annotated[
-        Urls | None,
+        AdvertisedUrls | None,
         Meta(
             description="URLs at which edges reach the processes, in their order, one for each. Without it, an edge of "
             "another process's shard is sent to the host that it came to and that process's port. An edge "
@@ -239,8 +255,9 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(le=60)] | None,
         Meta(
             description="Longest time that records wait so that others can share their object. Acknowledgements "
-            "to edges wait as long. Unset: `250ms` in a folder, `1s` in a bucket, which charges for each object. An "
-            "edge that has sent half of what it may send ahead is not kept waiting for more than 250 ms.",
+            "to edges wait as long. Unset: `40ms` in a folder while commits are cheap and `250ms` at most, `1s` in a "
+            "bucket, which charges for each object. An edge that has sent half of what it may send ahead is not kept "
+            "waiting for more than 250 ms.",
         ),
     ] = field(default=None, name="commit_interval")
     mark_interval_s: Annotated[
@@ -280,6 +297,15 @@ class HubConfig(Section, frozen=True, kw_only=True):
             description="Time in trouble with its store after which a shard sends its edges to the hub's other nodes.",
         ),
     ] = field(default=5.0, name="unavailable_after")
+    messages_per_second: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Messages a second that one tenant may publish to edges at one process. One to a group counts "
+            "once for each edge. Those of ten seconds may come at once. Above it, the hub answers 429 with the time to "
+            "wait.",
+        ),
+    ] = 2000
     chunk_bytes_max: Annotated[
         Size,
         Meta(ge=64 << 10, le=512 * MiB, description="Size at which a chunk is written without waiting any longer."),
@@ -332,5 +358,16 @@ class HubConfig(Section, frozen=True, kw_only=True):
             description="File of hashed tokens, written by `weft token create`. Tokens of the cluster log (`weft hub "
             "token`) are admitted, too. Without either, see `anonymous`."
         ),
+    ] = None
+    jwt: Annotated[
+        Jwt | None,
+        Meta(
+            description="Tokens of an issuer that are admitted beside those of the hub. With it every request needs a "
+            "token. Unset: none."
+        ),
+    ] = None
+    tracing: Annotated[
+        Collector | None,
+        Meta(description="Traces for OpenTelemetry of the messages that edges trace; unset for none."),
     ] = None
     limits: HubLimits = HubLimits()

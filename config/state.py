@@ -1,4 +1,4 @@
-"""Settings of the state that an edge node keeps of its MQTT clients."""
+"""Settings of the state that an edge node keeps of its MQTT clients, and of the encryption of its data directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from weft.config.values import Count, Duration, MiB, Section, Size
+from weft.config.values import Count, Duration, MiB, Path, Section, Size
 
 
 class State(Section, frozen=True, kw_only=True):
@@ -133,3 +133,24 @@ class State(Section, frozen=True, kw_only=True):
             "GiB or that quarter, whichever is less.",
         ),
     ] = field(default=None, name="topics_log")
+
+
+class Encryption(Section, frozen=True, kw_only=True):
+    """Encryption of the node's data directory. Set exactly one source of the key: 32 bytes in hex or base64."""
+
+    key_file: Annotated[
+        Path | None,
+        Meta(description="File with the key, which other users cannot read. A second line may hold the key before it."),
+    ] = None
+    command: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...],
+        Meta(
+            max_length=64,
+            description="Command and its arguments, run without a shell, that prints the key within 30 s: for a TPM "
+            "or a vault.",
+        ),
+    ] = ()
+    environment: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Meta(description="Variable of the node's environment that holds the key."),
+    ] = None

@@ -8,7 +8,8 @@ from msgspec import Meta, field
 
 from weft.config.functions.payload import Payload
 from weft.config.functions.step import FunctionStep
-from weft.config.values import Duration, Filters, MiB, Path, Section, Size, Urls
+from weft.config.payload_schema.checked import CheckedSchema
+from weft.config.values import Duration, Filters, MiB, Section, Size
 
 FUNCTIONS_MAX = 32
 """Largest number of functions of one stream. Split a longer chain into streams: each can be inspected on its own."""
@@ -119,12 +120,31 @@ class Stream(Section, frozen=True, kw_only=True):
             description="Format of the payloads. Unset: `bytes`, or that of the stream that this one is derived from.",
         ),
     ] = None
+    schema: Annotated[
+        Annotated[CheckedSchema, Meta(extra_json_schema={"x-short": "file"})] | None,
+        Meta(
+            description="Schema of the messages that match `from`, which are checked before they are acknowledged. "
+            "`on_misfit` says what becomes of those that do not fit. Unset: nothing is checked. The schema of a hub's "
+            "table is declared there, by `weft hub schema set`."
+        ),
+    ] = None
+    on_misfit: Annotated[
+        Literal["accept", "dead_letter", "refuse"],
+        Meta(
+            description="What becomes of a message that does not fit `schema`. `accept` stores and counts it. "
+            "`dead_letter` stores it with the reason in the stream `<name>-errors`, and not in this one. `refuse` "
+            "answers that it does not fit, and stores it nowhere. Where there is no such answer, the message goes to "
+            "`<name>-errors` alone. That is so at QoS 0, by MQTT before 5.0, by AMQP without confirms or in a "
+            "transaction, for wills, and for messages of `sources`."
+        ),
+    ] = "accept"
     misfits: Annotated[
         Literal["refuse", "take"],
         Meta(
             description="Treatment of messages posted by HTTP to the stream's name that do not fit it. `from` does "
             "not match their topic, or `payload` is `json` and they are not JSON. `refuse` answers 422 or 400 and "
-            "stores nothing of the request. `take` stores the messages. `weft edge status` counts both."
+            "stores nothing of the request. `take` stores the messages. `weft edge status` counts both. Where there "
+            "is a `schema`, `on_misfit` decides about payloads."
         ),
     ] = "refuse"
     resent: Annotated[
@@ -177,107 +197,3 @@ class Unrouted(Section, frozen=True, kw_only=True):
             "Unset: 64 MiB or a sixteenth of the budget, whichever is less.",
         ),
     ] = field(default=None, name="size")
-
-
-class Link(Section, frozen=True, kw_only=True):
-    """A link, which carries streams to a hub."""
-
-    to: Annotated[
-        Urls,
-        Meta(description="URL, or list of URLs, of the nodes of one hub, tried in turn: `https://hub.example.com`."),
-    ]
-    token_file: Annotated[
-        Path | None,
-        Meta(description="File with the token for the hub on one line. Only the node's user may be able to read it."),
-    ] = None
-    ca_file: Annotated[
-        Path | None,
-        Meta(
-            description="PEM file with the authorities that the hub's certificate may come from, and no others. Unset: "
-            "the system's authorities. Like the next two files, it is read again before each connection."
-        ),
-    ] = None
-    certificate: Annotated[
-        Path | None,
-        Meta(
-            description="PEM file with the certificate that the node shows to the hub, followed by its chain. Unset: "
-            "it shows none."
-        ),
-    ] = None
-    key: Annotated[
-        Path | None,
-        Meta(
-            description="PEM file with that certificate's key, not encrypted. Only the node's user may be able to read "
-            "it."
-        ),
-    ] = None
-    streams: Annotated[
-        Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)] | None,
-        Meta(description="Streams that this link carries. Unset: all of them."),
-    ] = None
-    cluster: Annotated[
-        Annotated[str, Meta(pattern="^[0-9a-f]{32}$", examples=["5e1f60a2c3d84b7796a0b1c2d3e4f506"])] | None,
-        Meta(
-            description="Id of the hub's cluster, as `weft hub status` and `weft edge status` show it. A hub of "
-            "another one gets no records, and its acknowledgements count for nothing. Unset: any hub that answers at "
-            "the URLs is accepted.",
-        ),
-    ] = None
-    on_conflict: Annotated[
-        Literal["stop", "continue"],
-        Meta(
-            description="What the node does when the hub refuses the link because another copy of the node's log "
-            "has taken over. `stop` acknowledges no more messages of the streams that this link carries, so that "
-            "devices keep them and send again. `continue` goes on: the hub has no way to know of these records, and "
-            "takes them only if an operator decides for this node."
-        ),
-    ] = "stop"
-    hold_at_start_s: Annotated[
-        Duration,
-        Meta(
-            description="Longest time that a start waits for this link's hub to report what it holds of the node's "
-            "log. Clients that connect meanwhile wait, and nothing is acknowledged. A log restored from an older copy "
-            "would give records numbers that the hub has for others. After this time the node takes messages without "
-            "the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait.",
-        ),
-    ] = field(default=10.0, name="hold_at_start")
-    compression_level: Annotated[
-        int, Meta(ge=1, le=19, description="zstd level of the connection: higher is smaller and slower.")
-    ] = 3
-    window_bytes: Annotated[
-        Size,
-        Meta(
-            ge=64 << 10, le=256 * MiB, description="Maximum number of bytes sent and not yet acknowledged by the hub."
-        ),
-    ] = field(default=8 * MiB, name="window")
-    retry_min_s: Annotated[
-        Duration,
-        Meta(ge=0.01, description="Shortest wait before the edge reconnects. Waits double, with jitter."),
-    ] = field(default=0.5, name="retry_min")
-    retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before the edge reconnects.")] = field(
-        default=30.0, name="retry_max"
-    )
-    ack_timeout_s: Annotated[
-        Duration,
-        Meta(
-            ge=1,
-            description="Time after which the edge leaves a hub node that accepts data and acknowledges none of it. "
-            "The next URL is tried. Where some of the data still waits in the edge's socket, it is twice this time.",
-        ),
-    ] = field(default=30.0, name="ack_timeout")
-    mark_interval_s: Annotated[
-        Duration,
-        Meta(ge=1, description="How often idle streams tell the hub that nothing is missing."),
-    ] = field(default=60.0, name="mark_interval")
-    ping_interval_s: Annotated[
-        Duration,
-        Meta(
-            ge=1,
-            description="How often the edge asks whether the hub is there. Shorter costs more on a metered network; "
-            "proxies may close connections that are silent for longer.",
-        ),
-    ] = field(default=45.0, name="ping_interval")
-    silence_s: Annotated[
-        Duration,
-        Meta(ge=2, description="Silence of the hub after which the edge reconnects."),
-    ] = field(default=120.0, name="silence")

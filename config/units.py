@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from datetime import time
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -35,6 +36,8 @@ YEAR_S = 365 * 86_400.0
 _LONG_UNITS = (("years", YEAR_S), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 _WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB")
 
+WINDOW_PATTERN = r"((?:[01][0-9]|2[0-3]):[0-5][0-9])-((?:[01][0-9]|2[0-3]):[0-5][0-9]|24:00)"
+_WINDOW = re.compile(WINDOW_PATTERN)
 _NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
 DURATION_PATTERN = rf"(?:{_NUMBER}(?:d|h|ms|us|ns|m|s))+"
 SIZE_PATTERN = rf"{_NUMBER} ?(?:B|[KMGT]iB|[kKMGT]B)"
@@ -160,6 +163,32 @@ def parse_size(text: str) -> int:
     if size.denominator != 1 or size > SIZE_BYTES_MAX:
         raise ValueError(f"expected a whole number of bytes, at most 1 EiB, got {quoted(text)}")
     return int(size)
+
+
+def parse_rate(text: str) -> int:
+    """Return the bytes a second of ``64KiB/s`` or ``1MB/s``. ``ValueError`` for any other text."""
+    size, slash, second = text.strip().partition("/")
+    try:
+        if not slash or second.strip() != "s":
+            raise ValueError
+        return parse_size(size)
+    except ValueError:
+        raise ValueError(f"expected a rate such as 64KiB/s or 1MB/s, got {quoted(text)}") from None
+
+
+def format_rate(rate: int) -> str:
+    """Return the shortest exact way to write a rate: ``64KiB/s``."""
+    return f"{format_size(rate)}/s"
+
+
+def parse_window(text: str) -> tuple[time, time]:
+    """Return the begin and end of a window of local time such as ``01:00-05:00``. ``24:00`` is the day's end, as
+    ``00:00`` is. ``ValueError`` for any other text."""
+    match = _WINDOW.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"expected a window such as 01:00-05:00, got {quoted(text)}")
+    begin, end = (time(0) if each == "24:00" else time.fromisoformat(each) for each in match.groups())
+    return begin, end
 
 
 def _meant_size(text: str) -> str:

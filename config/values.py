@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,12 @@ Duration = Annotated[float, Meta(extra_json_schema={"x-unit": "duration"})]
 """Seconds."""
 Size = Annotated[int, Meta(extra_json_schema={"x-unit": "size"})]
 """Bytes."""
+Rate = Annotated[int, Meta(ge=1, extra_json_schema={"x-unit": "rate"})]
+"""Bytes a second."""
+Windows = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16, extra_json_schema={"x-unit": "windows"})]
+"""Windows of local time; ``config.units.parse_window`` parses one."""
+Zone = Annotated[str, Meta(extra_json_schema={"x-unit": "zone"})]
+"""Name of a time zone of the IANA database."""
 Count = Annotated[int, Meta(ge=1)]
 Bind = Annotated[str, Meta(extra_json_schema={"x-unit": "bind"})]
 """``host:port``; ``config.units.parse_bind`` parses it."""
@@ -19,6 +25,9 @@ Path = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "path"})]
 Store = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "store"})]
 Filters = Annotated[tuple[str, ...], Meta(min_length=1, max_length=256, extra_json_schema={"x-unit": "filters"})]
 Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "urls"})]
+AdvertisedUrls = Annotated[
+    tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "advertised_urls"})
+]
 BrokerUrls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16, extra_json_schema={"x-unit": "broker_urls"})]
 Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
 """``host:port`` or ``unix:/path``; ``config.units.parse_listen`` parses it."""
@@ -39,6 +48,17 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Names that settings of this section had in earlier releases -> their present names. Both are read."""
+
+    def with_its_file(self, parse: Callable[..., Any]) -> Self:  # noqa: ARG002
+        """Return the section with the settings that a file of its own has; most have none. Blocks.
+
+        Args:
+            parse: ``config.load.parse``.
+
+        Raises:
+            ValueError, ConfigError: the file that `file` names cannot be used.
+        """
+        return self
 
 
 class OneOf(Section, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ CONSTRAINTS = FOLDER.parent / "constraints.txt"
 PROJECT = FOLDER.parent / "pyproject.toml"
 SETS: dict[str, list[str]] = {
     "build": ["setuptools==84.2.1"],
-    "edge": ["weft-fabric"],
+    "edge": ["weft-fabric[encryption]"],
     "hub": ["weft-fabric[hub]"],
 }
 """File -> what it brings together with all that this requires. Weft itself is left out: it is built from the source."""

@@ -68,3 +68,11 @@ class ListenerCounters:
     authentications_waiting: int = 0
     reloads: int = 0
     reload_failures: int = 0
+
+
+@dataclass(slots=True)
+class TraceCounters:
+    """Totals of traced messages."""
+
+    traced_messages: int = 0
+    trace_rate_exceeded: int = 0

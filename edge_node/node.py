@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from weft.bounds import Refusals
-from weft.config.listeners import has_listener
+from weft.config.intake.listeners import has_listener
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
+from weft.edge_node.check import encryption
 from weft.edge_node.check.data_directory import formats_of
 from weft.edge_node.check.derived import is_derived
 from weft.edge_node.check.log_policies import (
@@ -23,20 +24,31 @@ from weft.edge_node.check.log_policies import (
     suppressed_streams,
     unrouted_policy,
 )
-from weft.edge_node.control.client import ReloadReply, ReplayReply, ReplayRequest
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.functions.part import BeforeLogPart, FunctionsPart
 from weft.edge_node.ingest import unrouted
+from weft.edge_node.ingest.payload_checks import PayloadChecks
+from weft.edge_node.ingest.tracing_part import TracingPart
 from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.links.desired.stored import StoredConfig
+from weft.edge_node.links.desired.trial import ConfigTrial
+from weft.edge_node.links.down.part import DownPart
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
 from weft.edge_node.links.part import LinksPart
+from weft.edge_node.orders.node_orders import NodeOrders
+from weft.edge_node.orders.reconfigure import (
+    ConfigFile,
+    ConfigUnusable,
+    DesiredPart,
+    OverlaidNode,
+    Overlay,
+    Reconfigure,
+)
 from weft.edge_node.part import Part, Shown
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.part import QueuesPart
-from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, Reconfigure
 from weft.edge_node.servers.clients.context import ClientSettings, ProtocolContext
 from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart, protocols
 from weft.edge_node.servers.listeners.by_prefix import ByPrefix
@@ -53,6 +65,7 @@ from weft.edge_node.status.facts import NodeStatus
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.metrics import render
 from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
+from weft.edge_node.status.page.messages import MessagePages
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
 from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, UNROUTED_STREAM
@@ -78,15 +91,21 @@ and recovery reopens the log; a full one is reported; changed files are noticed.
 class EdgeNode:
     """A node. ``start``, ``run`` and ``close`` once each, on the event loop's thread."""
 
-    def __init__(self, config: EdgeConfig, software: str = "weft", file: ConfigFile | None = None) -> None:
+    def __init__(
+        self, config: EdgeConfig, software: str = "weft", file: ConfigFile | None = None, overlay: Overlay | None = None
+    ) -> None:
         """Take a checked configuration.
 
         Args:
             software: name and version of the program, for the hubs.
             file: file that ``config`` was read from, which ``reload`` reads again; None when it cannot change while the
                 node runs.
+            overlay: settings of a hub over those of the file; None where it allows none.
         """
         self.config = config
+        self._overlay = overlay
+        self.restart = asyncio.Event()
+        """Event: the node is to end, and to start again with another configuration."""
         self._file = file
         self._software = software
         self.counters = Counters()
@@ -121,23 +140,27 @@ class EdgeNode:
             self.turn = Turn(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
             self._refusals = Refusals(loop.time)
-            self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
+            self.unrouted = unrouted.Unrouted(self.config.unrouted.policy, self.log, self.counters)
+            trial = self._make_trial()
             links = Links(
                 self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader(),
-                clock_error=wall_clock_error,
+                clock_error=wall_clock_error, config_door=trial,
             )  # fmt: skip
             self._links = links
             # The links end after all parts that append to the log: their last words state that no record follows.
             stack.push_async_callback(links.close)
             self._parts.append(LinksPart(links))
             await self._start_clients(stack)
+            self._add(stack, down := DownPart(self.config, self._context))
+            links.taker = down.taker
             self._make_functions(stack)
             self._add(stack, Imports(self.config, self._software, poster(loop)))
-            sources = SourcesPart(self._sources_of)
+            self._add(stack, sources := SourcesPart(self._sources_of))
             sources.make(self.config)
-            self._add(stack, sources)
             # Links come last: they carry the streams of the others.
             self.reconfigure = Reconfigure(self.config, [*self._parts[1:], self._parts[0]], wall_clock, self._file)
+            if trial is not None:
+                self._add(stack, DesiredPart(trial))
             self._parts.append(Shown("configuration", facts=lambda: {"configuration": self.reconfigure.facts()}))
             self.status = NodeStatus(self.config, self.log, self._parts, clock_reader(), refusals=self._refusals)
             await self._start_pages(stack)
@@ -151,12 +174,14 @@ class EdgeNode:
             for part in self._parts:
                 part.start()
             self.log.settled()
+            orders = NodeOrders(self.reconfigure, self._functions.replay, links, self.part(LinksPart))
             control = Control(
                 self.config.data_dir,
                 self.log,
                 acknowledge=links.acknowledge_alarms,
-                reload=self._reload_configuration,
-                replay=self._replay,
+                reload=orders.reload,
+                replay=orders.replay,
+                links=orders.links,
             )
             await control.start()
             stack.push_async_callback(control.close)
@@ -172,7 +197,7 @@ class EdgeNode:
         for talkative in (mqtt_connection, unrouted, delivery_journal, client_window):
             logging.getLogger(talkative.__name__).addFilter(Throttle())
         next_sample, shortages = loop.time(), ShortageLog(loop.time())
-        while not stop.is_set():
+        while not stop.is_set() and not self.restart.is_set():
             failed = self.log.failed or self._state.failed
             if failed is not None:
                 raise failed
@@ -196,22 +221,6 @@ class EdgeNode:
         await self.listeners.check_files(all_of_them=True)
         with contextlib.suppress(ConfigUnusable):  # ``reload`` has logged it
             await self.reconfigure.reload()
-
-    async def _reload_configuration(self) -> ReloadReply:
-        try:
-            found = await self.reconfigure.reload()
-        except ConfigUnusable as error:
-            return ReloadReply(error=str(error))
-        return ReloadReply(found.version.number, found.version.digest, found.applied, found.restart)
-
-    async def _replay(self, request: ReplayRequest) -> ReplayReply:
-        from weft.edge_node.functions.runtime.replays import ReplayRefused
-
-        try:
-            progress = await self._functions.replay(request.stream, request.into)
-        except ReplayRefused as error:
-            return ReplayReply(error=str(error))
-        return ReplayReply(progress.rows, progress.left)
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
         """Return the part of a class; the node has one."""
@@ -238,6 +247,18 @@ class EdgeNode:
 
             self._add(stack, HostState(self.config.sparkplug.host_id, self._alerts(), wall_clock))
 
+    def _make_trial(self) -> ConfigTrial | None:
+        """Create the part that tries the hub's configurations, if the node's file allows some."""
+        overlay = self._overlay
+        if overlay is None:
+            return None
+
+        def put(stored: StoredConfig) -> None:
+            overlay.stored = stored
+
+        node = OverlaidNode(overlay, lambda: self.reconfigure, lambda: self._links.statuses, self.restart.set)
+        return ConfigTrial(overlay.stored, node, asyncio.get_running_loop().time, put, is_unsaved=overlay.is_unsaved)
+
     def _functions_of(self, config: EdgeConfig) -> NodeFunctions:
         # Imported here: it takes a second on a Pi and megabytes, which nodes without functions save.
         from weft.edge_node.functions.node_part import NodeFunctions
@@ -257,6 +278,7 @@ class EdgeNode:
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
+        encryption.prepare(self.config, wall_clock())
         log = SegmentLog.open(
             self.config.data_dir,
             log_settings(self.config),
@@ -295,6 +317,8 @@ class EdgeNode:
         )  # fmt: skip
         self.ingest = context.ingest
         stack.callback(context.close)
+        tracing = TracingPart(config, self._software, context.ingest, self._links.ledger, wall_clock, context.clock)
+        self._add(stack, tracing)
         mqtt = Mqtt(config, self._software, context, state)
         self._before_log = BeforeLogPart(self.log, context.routing)
         self._before_log.put(config)
@@ -305,6 +329,7 @@ class EdgeNode:
             Shown("clients", counters=self.counters, facts=lambda: {"unrouted": self.unrouted.facts()}),
             Streams(context, mqtt.server),
             self._before_log,
+            PayloadChecks(config, self.log, context.routing, context.clock),
         ]
         self._add(stack, mqtt)
         self._add(stack, QueuesPart(self.queues))
@@ -343,9 +368,15 @@ class EdgeNode:
             self.log, lambda: self._state.failed is not None, lambda: self.listeners.is_open,
             has_conflict=lambda: bool(self._links.conflicts.reasons),
         )  # fmt: skip
+        context, loop = self._context, asyncio.get_running_loop()
         pages = Pages(
             self.status.facts, lambda: render(self.status), health,
-            connections_max=self.config.limits.http_connections, monotonic=asyncio.get_running_loop().time,
+            history=lambda of_day: self.status.history.view(of_day=of_day),
+            messages=MessagePages(
+                context.subscriptions, self.listeners.accounts, self.config.http.hosts or (), loop.time, wall_clock,
+                takes_anyone=any(each and each.anonymous != "never" for each in self.config.listeners.values()),
+            ),
+            connections_max=self.config.limits.http_connections, monotonic=loop.time,
             refusals=self._refusals,
         )  # fmt: skip
         await pages.start(self.config.http.bind, self.config.http.hosts)

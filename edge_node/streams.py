@@ -20,6 +20,10 @@ QUEUES_STREAM: Final = "weft-queues"
 """Stream of the messages in queues."""
 QUEUES_STATE_STREAM: Final = "weft-queues-state"
 """Stream of the declarations of exchanges, queues and bindings, and of the settlements of messages."""
+DOWN_STREAM: Final = "weft-down"
+"""Stream of the messages that hubs published to the node's clients."""
+DOWN_STATE_STREAM: Final = "weft-down-state"
+"""Stream of what became of each message of a hub."""
 RAW_PREFIX: Final = "weft-raw-"
 """Prefix of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
 ERRORS_SUFFIX: Final = "-errors"
@@ -28,10 +32,10 @@ AMQP_LINKS_STREAM: Final = "weft-amqp-links"
 """Stream of the places of AMQP 1.0 links that outlive their connection."""
 STATE_STREAMS: Final = frozenset({
     SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, QUEUES_STATE_STREAM,
-    AMQP_LINKS_STREAM,
+    AMQP_LINKS_STREAM, DOWN_STATE_STREAM,
 })  # fmt: skip
 """Streams that commands and status pages do not show: they hold the state of clients, functions and queues."""
-STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM}
+STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM, DOWN_STREAM}
 """Streams that never leave the node, under any configuration."""
 
 

@@ -7,7 +7,11 @@ from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange
-from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins
+from weft.protocols.link import Clock, Frame, Hello, LaneOpen, LaneOrigins
+from weft.protocols.link.canary import Canary
+from weft.protocols.link.configuration import ConfigState
+from weft.protocols.link.down import DownOpen, Outcomes
+from weft.protocols.link.pull import PullState
 from weft.protocols.ranges import RangeSet
 
 
@@ -78,6 +82,8 @@ class Acked(NamedTuple):
     newly: int = 0
     """Number of records and gaps in ``ranges`` that were not known to be durable before; an ACK may name the whole
     lane."""
+    time: int | None = None
+    """Wall clock time of a record among them, ns, for some of the ACKs."""
 
 
 class Unreadable(NamedTuple):
@@ -143,8 +149,9 @@ class MarksReceived(NamedTuple):
     """True when they are the lanes' last words."""
 
 
-SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost
+SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost | Frame
+"""A frame is one of a feature that the owner takes."""
 ReceiverEvent = (
     HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarksReceived
-    | OriginsReceived | ClockReceived | ConnectionLost
+    | OriginsReceived | ClockReceived | ConnectionLost | ConfigState | DownOpen | Outcomes | PullState | Canary
 )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from weft.protocols.chunk import LaneFlag
 from weft.protocols.errors import Corrupt, UnsupportedVersion
-from weft.protocols.lane import NAME_RULE, valid_name
-from weft.protocols.link import KNOWN_LANE_FLAGS, PROTOCOL_VERSION, Hello, LaneOpen
+from weft.protocols.lane import NAME_RULE, Lane, valid_name
+from weft.protocols.link import KNOWN_LANE_FLAGS, LANES_MAX, PROTOCOL_VERSION, Hello, LaneOpen, RefuseCode
 from weft.protocols.topics import InvalidTopic, check_pattern
 
 SOFTWARE_CHARACTERS_MAX = 256
@@ -58,3 +60,22 @@ def _check_names(*names: tuple[str, str]) -> None:
     for what, name in names:
         if not valid_name(name):
             raise Corrupt(f"{what} name {name[:80]!r}: expected {NAME_RULE}")
+
+
+def lane_refusal(opening: LaneOpen, identity: Lane, opened: Set[Lane]) -> tuple[RefuseCode, str] | None:
+    """Return the reason to refuse a lane; the link's other lanes are not affected.
+
+    Args:
+        opened: the lanes that the link has.
+    """
+    try:
+        check_opening(opening)
+    except UnsupportedVersion as error:
+        return RefuseCode.VERSION, str(error)
+    except Corrupt as error:
+        return RefuseCode.BAD_HELLO, str(error)
+    if identity in opened:
+        return RefuseCode.BAD_HELLO, f"lane {identity} is open already on this link"
+    if len(opened) >= LANES_MAX:
+        return RefuseCode.OVERLOADED, f"the link has {LANES_MAX} lanes, the most that it may have"
+    return None

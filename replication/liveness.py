@@ -50,6 +50,10 @@ class Liveness:
         self._samples: deque[PeerClock] = deque(maxlen=SAMPLES)
         self.answers = 0
         """Number of times that the peer told its time."""
+        self.round_trip: int | None = None
+        """Time from the last PING that was answered to its PONG, ns."""
+        self.answered: int | None = None
+        """Time of that PING."""
 
     @property
     def peer_clock(self) -> PeerClock | None:
@@ -111,6 +115,7 @@ class Liveness:
             self._owed.append(Pong(frame.sent, self._wall_clock()))
         elif frame.sent == self._asked:
             self.sample(self._asked, frame.clock, now)
+            self.round_trip, self.answered = now - self._asked, self._asked
             self._asked = None
 
     def sample(self, sent: int, peer_wall: int, now: int) -> None:

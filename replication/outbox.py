@@ -9,14 +9,18 @@ from typing import NamedTuple
 import zstandard
 
 from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
+from weft.protocols.link.throttle import Throttled
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import SentBatches, window_cost
+from weft.replication.policy.send_policy import SendPolicy
+from weft.replication.policy.throttle import Throttle
 from weft.replication.send_window import SendWindow
 from weft.replication.sender_lane import SenderLane
 
 MESSAGE_BYTES = 256 << 10
 """Bytes of DATA in one message, or one batch if that is longer: a message costs the event loop a few ms."""
 
+_NO_AGE = (1 << 63) - 1
 Read = tuple[BatchHeader, bytes]
 
 
@@ -33,12 +37,21 @@ class BatchTooLong(Exception):
 class Outbox:
     """The batches of one read of the log, and those in flight. It holds no others."""
 
-    def __init__(self, compression_level: int) -> None:
+    def __init__(self, compression_level: int, policy: SendPolicy | None = None) -> None:
+        self._policy = policy
+        if policy is not None:
+            policy.throttle = None  # a hub's word is for its connection
         self.window = SendWindow()
         self.batch_bytes_max = 0
         self._compressor = zstandard.ZstdCompressor(level=compression_level)
         self._in_flight = SentBatches()
         self._waiting: deque[_Waiting] = deque()
+        self._background: set[int] = set()
+        """Lanes whose records are old because they were asked for, and not because the link is slow."""
+        self._timed: tuple[int, int, int, int] | None = None
+        """(lane, last number, time of the first record, time of sending) of a batch in flight, whose way is timed."""
+        self._arrived: int | None = None
+        self._proved: int | None = None
 
     @property
     def unacked_bytes(self) -> int:
@@ -50,10 +63,26 @@ class Outbox:
         """Return the bytes worth reading now: the rest of the window, or 0 while batches wait for it."""
         return 0 if self._waiting else max(0, self.window.bytes - self._in_flight.bytes)
 
+    def throttle(self, told: Throttled, now: int) -> None:
+        """Follow the hub's request for a slower pace. Without a policy, the hub slows the link by reading later."""
+        if self._policy is not None:
+            self._policy.throttle = Throttle(told, now) if told.reason or told.wait else None
+
+    def read_bytes(self, usual: int) -> int:
+        """Return the bytes of the next read: what is read is sent before everything that comes later."""
+        most = min(usual, self.room)
+        if self._policy is None or not self._policy.keeps_queue_short:
+            return most
+        return self._policy.message_bytes(most)
+
     def oldest_time(self) -> int | None:
         """Return the wall clock time of the oldest record that waits or is in flight, ns."""
-        waiting = min((item.header.first_time for item in self._waiting), default=None)
-        return min((time for time in (waiting, self._in_flight.oldest_time()) if time is not None), default=None)
+        waiting = min((self._time(item.lane, item.header) for item in self._waiting), default=None)
+        oldest = min((time for time in (waiting, self._in_flight.oldest_time()) if time is not None), default=None)
+        return None if oldest == _NO_AGE else oldest
+
+    def _time(self, lane: int, header: BatchHeader) -> int:
+        return _NO_AGE if lane in self._background else header.first_time
 
     def first_waiting(self, lane: int) -> int | None:
         """Return the oldest record of ``lane`` that waits for the window."""
@@ -64,6 +93,8 @@ class Outbox:
         stored."""
         # A merged batch must still be accepted by the hub and fit the window.
         limit = min(bytes_max, self.batch_bytes_max, self.window.bytes)
+        if self._policy is not None:
+            limit = self._policy.message_bytes(limit)
         runs: list[list[Read]] = []
         size = 0
         for header, batch in found:
@@ -96,8 +127,11 @@ class Outbox:
                     f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub takes {self.batch_bytes_max}"
                 )
             lane.claim(header.base_seq, header.end_seq)
+            lane.read_bytes += len(batch)
             if header.origin:
                 lane.name_origin(header.origin)
+            if lane.offered.is_background:
+                self._background.add(lane.key)
             self.put(lane.key, header, batch)
         return skipped
 
@@ -116,6 +150,13 @@ class Outbox:
         current = total = 0
         # On a slow link a long message would keep a PING waiting for minutes.
         message_bytes = min(MESSAGE_BYTES, self.window.bytes // 4)
+        if self._policy is not None:
+            if self._policy.is_held:
+                return found
+            self.window.ahead = self._policy.ahead
+            message_bytes = self._policy.message_bytes(message_bytes)
+            if self._waiting:
+                self._policy.begins()
         while self._waiting:
             lane, header, data = self._waiting[0]
             cost = window_cost([(header, data)])
@@ -126,7 +167,9 @@ class Outbox:
                 break
             self._waiting.popleft()
             self.window.sent(lane, header.end_seq - 1, now, was_empty=not self._in_flight.bytes)
-            self._in_flight.add(lane, header.base_seq, header.end_seq, cost, header.first_time)
+            self._in_flight.add(lane, header.base_seq, header.end_seq, cost, self._time(lane, header))
+            if self._timed is None and lane not in self._background:
+                self._timed = lane, header.end_seq - 1, header.first_time, now
             total += len(data)
             if batches and lane != current:
                 found.append((current, b"".join(batches)))
@@ -142,12 +185,27 @@ class Outbox:
         before = self._in_flight.bytes
         self._in_flight.settle(lane, first, end, covered)
         self.window.acknowledged(before - self._in_flight.bytes, lane, first, end, now)
+        if self._timed is not None and self._timed[0] == lane and first <= self._timed[1] < end:
+            (_, _, self._arrived, self._proved), self._timed = self._timed, None
+
+    def take_arrived(self) -> int | None:
+        """Return the wall clock time of a record acknowledged since the last call, if its way was timed; ns."""
+        arrived, self._arrived = self._arrived, None
+        return arrived
+
+    def take_proved(self) -> int | None:
+        """Return the monotonic time at which records acknowledged since the last call were sent, if they were timed."""
+        proved, self._proved = self._proved, None
+        return proved
 
     def forget(self, lane: int) -> None:
         """Drop the waiting batches of a closed lane, and count its sent ones as no longer in flight."""
         self._waiting = deque(item for item in self._waiting if item.lane != lane)
         self._in_flight.forget(lane)
+        self._background.discard(lane)
         self.window.forget(lane)
+        if self._timed is not None and self._timed[0] == lane:
+            self._timed = None
 
     def clear(self) -> None:
         """Drop everything: the connection is over."""

@@ -37,7 +37,11 @@ from weft.protocols.link import (
     RefuseCode,
     Welcome,
 )
+from weft.protocols.link.canary import Canary, CanaryBack
+from weft.protocols.link.configuration import ConfigState
 from weft.protocols.link.data import split_batches
+from weft.protocols.link.down import DownOpen, Outcomes
+from weft.protocols.link.pull import PullState
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication import settings as bounds
@@ -55,7 +59,7 @@ from weft.replication.events import (
     OriginsReceived,
     ReceiverEvent,
 )
-from weft.replication.greeting import check_hello, check_opening
+from weft.replication.greeting import check_hello, lane_refusal
 from weft.replication.liveness import Liveness, PeerClock
 from weft.replication.settings import ReceiverSettings
 
@@ -96,14 +100,10 @@ class Receiver:
         self, settings: ReceiverSettings, cluster_id: str, software: str, wall_clock: Callable[[], int], now: int,
         *, in_turns: bool = False,
     ) -> None:  # fmt: skip
-        self._settings = settings
-        self._cluster_id = cluster_id
-        self._software = software
-        self._wall_clock = wall_clock
-        self._now = now
+        self._settings, self._wall_clock, self._now = settings, wall_clock, now
+        self._cluster_id, self._software = cluster_id, software
         self._state = _State.STARTED
-        self._encoder = FrameEncoder(small=True)
-        self._decoder = FrameDecoder()
+        self._encoder, self._decoder = FrameEncoder(small=True), FrameDecoder()
         self._decoder.allow_data(0)  # before WELCOME
         self._in_turns = in_turns
         self._work: Iterator[None] = iter(())
@@ -120,6 +120,8 @@ class Receiver:
         self._in_flight = SentBatches()
         self._acks = Acks()
         self._answers: list[Frame] = []
+        self._proof: tuple[int, int] | None = None
+        """Number of a canary, and the time of sending at which its answer would not have waited."""
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
@@ -154,7 +156,7 @@ class Receiver:
         self._answers.append(
             Welcome(
                 PROTOCOL_VERSION, self._cluster_id, settings.window_bytes, settings.batch_bytes_max,
-                self._wall_clock(), self._software, list(FEATURES),
+                self._wall_clock(), self._software, list(FEATURES), settings.mark_interval,
             )
         )  # fmt: skip
         self._state = _State.OPEN
@@ -199,10 +201,18 @@ class Receiver:
             self._in_flight.settle(lane, first, end, done)
         self._acks.add(lane, ranges)
 
+    def say(self, frame: Frame) -> None:
+        """Send a frame of a feature that the sender announced, if the link is open."""
+        self._answers += [frame] if self._state is _State.OPEN else []
+
+    def prove(self, number: int, waited: int, now: int) -> None:
+        """Answer a canary with the next PONG: a chunk, begun ``waited`` ns after it, is durable now."""
+        # A store that does not answer may delay the beginning, too: that is no wait for others.
+        self._proof = number, now - min(waited, self._settings.mark_interval)
+
     def _forget(self, lane: int) -> bool:
         """Forget a lane that is closed; return whether it was not closed before."""
-        known = self._lanes.pop(lane, None)
-        if known is None:
+        if (known := self._lanes.pop(lane, None)) is None:
             return False
         self._identities.remove(known.identity)
         self._in_flight.forget(lane)
@@ -300,6 +310,8 @@ class Receiver:
                     self._events.append(OriginsReceived(frame))
             case Clock():
                 self._events.append(ClockReceived(frame))
+            case ConfigState() | DownOpen() | Outcomes() | PullState() | Canary() if self._state is _State.OPEN:
+                self._events.append(frame)
             case _:
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")
 
@@ -318,28 +330,12 @@ class Receiver:
             raise Corrupt(f"{len(self._answers)} answers wait, and the edge opens lanes without reading them")
         checked_ranges(opening.ranges)
         identity = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
-        refusal = self._lane_refusal(opening, identity)
-        if refusal is not None:
-            code, message = refusal
-            self._answers.append(LaneClosed(number, code, message, _SAME_RELEASE))
+        if (refusal := lane_refusal(opening, identity, self._identities)) is not None:
+            self._answers.append(LaneClosed(number, *refusal, _SAME_RELEASE))
             return
         self._lanes[number] = _Lane(identity)
         self._identities.add(identity)
         self._events.append(LaneOpenReceived(opening))
-
-    def _lane_refusal(self, opening: LaneOpen, identity: Lane) -> tuple[RefuseCode, str] | None:
-        """Return the reason to refuse a lane; the link's other lanes are not affected."""
-        try:
-            check_opening(opening)
-        except UnsupportedVersion as error:
-            return RefuseCode.VERSION, str(error)
-        except Corrupt as error:
-            return RefuseCode.BAD_HELLO, str(error)
-        if identity in self._identities:
-            return RefuseCode.BAD_HELLO, f"lane {identity} is open already on this link"
-        if len(self._lanes) >= LANES_MAX:
-            return RefuseCode.OVERLOADED, f"the link has {LANES_MAX} lanes, the most that it may have"
-        return None
 
     def _known(self, number: int, *, opening: bool = False) -> bool:
         """Return whether the lane is open; False if it was closed while a frame of it was in flight."""
@@ -362,14 +358,18 @@ class Receiver:
         return events
 
     @property
-    def has_to_send(self) -> bool:
-        """Return whether ``data_to_send`` would return something."""
-        return bool(self._answers or self._acks) or (self._live.owes and self._state is not _State.CLOSED)
+    def has_to_answer(self) -> bool:
+        """Return whether ``data_to_send`` would return something besides ACKs, which may wait for others."""
+        return bool(self._answers) or (self._live.owes and self._state is not _State.CLOSED)
 
     def data_to_send(self) -> bytes:
         """Return the next message for the sender, empty when there is none now. Waiting ACKs are joined per lane."""
         frames, self._answers = self._answers, []
         if self._state is not _State.CLOSED:
+            # A packet of its own would cost as much as the PONG. ``_now`` is the time of the PING.
+            if self._proof is not None and self._live.owes:
+                (number, base), self._proof = self._proof, None
+                frames.append(CanaryBack(number, max(0, self._now - base)))
             frames += self._live.frames()
         frames += self._acks.take()
         return self._encoder.encode(frames) if frames else b""

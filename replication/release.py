@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from weft.protocols.ranges import Range, RangeSet
@@ -33,6 +33,8 @@ class ReleaseLedger:
     def __init__(self, parties: Mapping[int, Iterable[Party]], release: Callable[[int, RangeSet], None]) -> None:
         self._release = release
         self._has = {stream: {party: RangeSet() for party in named} for stream, named in parties.items()}
+        self.watch: Callable[[Party, int, RangeSet], None] | None = None
+        """Called with all that a party releases."""
 
     def join(self, party: Party, stream: int) -> None:
         """Make records of ``stream`` wait for one more party from now on. Released records remain released."""
@@ -41,6 +43,10 @@ class ReleaseLedger:
     def knows(self, stream: int) -> bool:
         """Return whether records of ``stream`` wait for a party."""
         return stream in self._has
+
+    def parties(self, stream: int) -> Collection[Party]:
+        """Return the parties that records of ``stream`` wait for."""
+        return self._has.get(stream, {}).keys()
 
     def leave(self, party: Party, stream: int) -> None:
         """Make records of ``stream`` wait no longer for a party. Records that waited only for it are released, unless
@@ -56,6 +62,8 @@ class ReleaseLedger:
     def released(self, party: Party, stream: int, ranges: RangeSet) -> None:
         """Note that ``party`` has ``ranges`` of ``stream``, durably."""
         self._has[stream][party].update(ranges)
+        if self.watch is not None:
+            self.watch(party, stream, ranges)
         self._release_common(stream, ranges)
 
     def lacks(self, party: Party, stream: int, ranges: Iterable[Range]) -> int:

@@ -24,6 +24,7 @@ class SendWindow:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.ahead = AHEAD
         self._most = 0
         self._since = 0
         self._acked = 0
@@ -32,10 +33,10 @@ class SendWindow:
         """(lane, last number, time) of one batch in flight, whose acknowledgement is timed."""
         self._delays: deque[int] = deque(maxlen=DELAYS)
 
-    def allow(self, most: int) -> None:
-        """Set the largest window that both ends allow."""
+    def allow(self, most: int, start: int = START_BYTES) -> None:
+        """Set the largest window that both ends allow, and the first one."""
         self._most = most
-        self.bytes = min(START_BYTES, most)
+        self.bytes = min(start, most)
 
     def sent(self, lane: int, last: int, now: int, *, was_empty: bool) -> None:
         """Note that a batch up to the number ``last`` is sent; ``was_empty`` if nothing else was in flight."""
@@ -71,7 +72,7 @@ class SendWindow:
 
     def _follow(self, now: int) -> None:
         """Set the window by the bytes acknowledged since the last time."""
-        wanted = self._acked * (min(self._delays) + AHEAD) // max(1, now - self._since)
+        wanted = self._acked * (min(self._delays) + self.ahead) // max(1, now - self._since)
         # The rate of a sender that had nothing to send is not the possible rate.
         if self._limited or wanted > self.bytes:
             self.bytes = min(self._most, max(FLOOR_BYTES, wanted))

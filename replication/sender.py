@@ -8,7 +8,7 @@ docs/reference/formats/link.md; a record counts as delivered only when an ACK (o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from weft.protocols.chunk import LaneFlag
@@ -29,7 +29,9 @@ from weft.protocols.link import (
     RefuseCode,
     Welcome,
 )
+from weft.protocols.link.canary import CanaryBack
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
+from weft.protocols.link.throttle import Throttled
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import checked_ranges
 from weft.replication.events import (
@@ -47,7 +49,8 @@ from weft.replication.events import (
 from weft.replication.liveness import SECOND, Liveness
 from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.outbox import BatchTooLong, Outbox
-from weft.replication.patience import AckPatience
+from weft.replication.policy.send_policy import SendPolicy
+from weft.replication.proof import AckPatience, CanaryWatch
 from weft.replication.refusals import of_another_cluster, rolled_back
 from weft.replication.sender_lane import LinkLaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes
@@ -74,6 +77,7 @@ class Sender:
         wall_clock: ns since 1970, for answering the receiver's PING.
         now: monotonic ns, as everywhere in this class.
         high_watermark: (cluster id, lane) -> result of ``LogSource.high_watermark`` when the lane is accepted.
+        policy: of the link, kept across connections; None sends everything at once, the oldest records first.
     """
 
     def __init__(
@@ -85,31 +89,33 @@ class Sender:
         now: int,
         *,
         high_watermark: Callable[[str, int], int],
+        policy: SendPolicy | None = None,
     ) -> None:
-        self._settings = settings
-        self._high_watermark = high_watermark
+        self._settings, self._high_watermark = settings, high_watermark
         self._identity = hello.tenant, hello.edge, hello.log_id
-        self._epoch = epoch
-        self._now = now
-        self._state = _State.GREETING
+        self._epoch, self._now, self._state = epoch, now, _State.GREETING
         self._encoder = FrameEncoder(settings.compression_level)
-        self._decoder = FrameDecoder()
-        self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now)
-        self._lanes = SenderLanes()
+        self._decoder, self._lanes = FrameDecoder(), SenderLanes(policy)
+        self.liveness = Liveness(settings.ping_interval, settings.silence, wall_clock, now)
+        """Timers of this end, with the receiver's answers."""
         self._hello: Hello | None = hello
-        self._hello_sent = now
-        self._welcome_due = now + settings.welcome_timeout
+        self._hello_sent, self._welcome_due = now, now + settings.welcome_timeout
         self._marks = MarkSchedule(settings.mark_interval, now)
         self.patience = AckPatience(settings.ack_timeout)
         """Patience of this connection. The owner may restart it before ``handle_timeout`` ends it."""
-        self._outbox = Outbox(settings.compression_level)
+        self.canary = CanaryWatch(settings.canary_interval, settings.canary_patience, now)
+        self._outbox = Outbox(settings.compression_level, policy)
         self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None
         self._events: list[SenderEvent] = []
         self.peer_features: frozenset[str] = frozenset()
         """Features that the receiver announced. Frames of other features are not sent."""
+        self.welcome: Welcome | None = None
+        """The hub's WELCOME: an owner may take the epochs of its lanes from the clock in it."""
         self.cluster_id = ""
         """Cluster id of the hub, after it accepted the link."""
+        self.expected: frozenset[type[Frame]] = frozenset()
+        """Frames of features that the owner takes, as events."""
 
     @property
     def connected(self) -> bool:
@@ -120,11 +126,6 @@ class Sender:
     def closed(self) -> bool:
         """Return whether the connection is over."""
         return self._state is _State.CLOSED
-
-    @property
-    def liveness(self) -> Liveness:
-        """Return the timers of this end, with the receiver's answers."""
-        return self._live
 
     @property
     def unacked_bytes(self) -> int:
@@ -155,17 +156,13 @@ class Sender:
     # -- the owner's side
 
     def open_lane(self, offered: OfferedLane, state: LaneSnapshot) -> None:
-        """Offer a lane, at any time; answered by ``LaneTaken`` or ``LaneEnded``.
-
-        Raises ``ValueError`` when it is offered already.
-        """
+        """Offer a lane; ``LaneTaken`` or ``LaneEnded`` answers. Raise ``ValueError`` when it is offered already."""
         identity = offered.identity or Lane(*self._identity, offered.stream)
         self._answers.append(self._lanes.add(SenderLane(offered, identity, self._epoch, state)))
 
     def close_lane(self, lane: int) -> None:
         """Withdraw a lane; its batches in flight count as not sent."""
-        closed = self._lanes.remove(lane)
-        if closed is not None:
+        if (closed := self._lanes.remove(lane)) is not None:
             self._answers.append(closed)
         self._drop(lane)
 
@@ -176,18 +173,22 @@ class Sender:
     def offer(self, lane: int, state: LaneSnapshot) -> None:
         """Update the log's state of a lane. Call it after commits that touched it, and for ``stale_lanes``."""
         if lane in self._lanes:
-            self._lanes[lane].offer(state)
-            if self._lanes[lane].state is LinkLaneState.OPEN:
-                self._lanes.touch(self._lanes[lane])
+            (known := self._lanes[lane]).offer(state)
+            if known.state is LinkLaneState.OPEN:
+                self._lanes.touch(known)
 
     def stale_lanes(self, now: int) -> list[int]:
         """Return the lanes whose marks are due at ``now``: offer their present state first."""
-        return self._marks.stale(self._lanes.open(), now, all_due=self._live.ping_is_due(now))
+        return self._marks.stale(self._lanes.open(), now, all_due=self.liveness.ping_is_due(now))
 
     def tell_clocks(self, clocks: Sequence[Frame]) -> None:
         """Send clock notices, before any later batch. All marks are due again: the last ones had a wrong time."""
         self._answers[:0] = clocks
         self._marks.make_all_due()
+
+    def say(self, frame: Frame) -> None:
+        """Send a frame of a feature that the receiver announced, if the link is open."""
+        self._answers += [frame] if self.connected else []
 
     def end(self) -> bool:
         """Send the last word of each lane after everything before it; return whether that is done. The log must no
@@ -226,10 +227,15 @@ class Sender:
         self._lanes.close(lane, self._now + self._settings.lane_retry)
         self._drop(lane.key)
         conflict = code == RefuseCode.IDENTITY_CONFLICT and not lane.offered.flags & LaneFlag.RELAY
-        if conflict or self._lanes.all_closed:
+        if conflict or (self._lanes.all_closed and not lane.offered.is_background):
             self._close(Refusal(code, message, advice, by_peer))
             return
         self._events.append(LaneEnded(lane.key, code, message, advice))
+
+    def has_sent(self, lane: int) -> bool:
+        """Return whether a lane is open, and all its offered records were sent on this connection."""
+        known = self._lanes.get_open(lane)
+        return known is not None and known.wanted() is None and self._outbox.first_waiting(lane) is None
 
     # -- the network's side
 
@@ -238,7 +244,7 @@ class Sender:
         if self._state is _State.CLOSED:
             return
         self._now = now
-        self._live.heard(now)
+        self.liveness.heard(now)
         try:
             for frame in self._decoder.decode(data):
                 self._receive(frame)
@@ -248,28 +254,31 @@ class Sender:
             message = f"the hub runs a later release: {error}"
             self._close(Refusal(RefuseCode.VERSION, message, "upgrade this node", by_peer=False))
         except CodecError as error:
-            self._lose(Fault.PEER, f"the hub broke the link protocol: {error}")
+            self._close(ConnectionLost(Fault.PEER, f"the hub broke the link protocol: {error}"))
 
     def _receive(self, frame: Frame) -> None:
         match frame:
             case Ack() if self._state is _State.OPEN:
-                lane = self._lanes.numbered(frame.lane)
-                if lane is not None and lane.state is LinkLaneState.OPEN:
+                if (lane := self._lanes.numbered(frame.lane)) is not None and lane.state is LinkLaneState.OPEN:
                     self._acknowledge(lane, checked_ranges(frame.ranges))
             case Ping() | Pong():
-                self._live.receive(frame, self._now)
+                self.liveness.receive(frame, self._now)
+            case CanaryBack() if self._state is _State.OPEN:
+                self.canary.answered(frame, self._now)
+            case Throttled() if self._state is _State.OPEN:
+                self._outbox.throttle(frame, self._now)
             case Refuse():
                 self._close(Refusal(frame.code, frame.message, frame.advice, url=frame.url))
             case Welcome() if self._state is _State.GREETING:
                 self._welcome(frame)
             case LaneOpened() if self._state is _State.OPEN:
-                lane = self._lanes.numbered(frame.lane)
-                if lane is not None:
+                if (lane := self._lanes.numbered(frame.lane)) is not None:
                     self._opened(lane, checked_ranges(frame.ranges))
             case LaneClosed() if self._state is _State.OPEN:
-                lane = self._lanes.numbered(frame.lane)
-                if lane is not None:
+                if (lane := self._lanes.numbered(frame.lane)) is not None:
                     self._lane_ended(lane, frame.code, frame.message, frame.advice)
+            case _ if self._state is _State.OPEN and type(frame) in self.expected:
+                self._events.append(frame)
             case _:
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")
 
@@ -279,58 +288,57 @@ class Sender:
         if self._settings.cluster_id not in ("", welcome.cluster_id):
             self._close(of_another_cluster(welcome.cluster_id, self._settings.cluster_id))
             return
-        self._state = _State.OPEN
+        self._state, self.welcome = _State.OPEN, welcome
         self.cluster_id, self.peer_features = welcome.cluster_id, frozenset(welcome.features)
-        self._live.sample(self._hello_sent, welcome.clock, self._now)
+        self.canary.welcome(welcome)
+        self.liveness.sample(self._hello_sent, welcome.clock, self._now)
         window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
-        self._outbox.window.allow(window_bytes)
+        self._outbox.window.allow(window_bytes, self._settings.window_start_bytes)
         self._outbox.batch_bytes_max = welcome.batch_bytes_max
         self._events.append(Welcomed(welcome.cluster_id, window_bytes))
 
     def _opened(self, lane: SenderLane, held: RangeSet) -> None:
         if lane.state is not LinkLaneState.OPENING:
             raise Corrupt(f"lane {lane.number} is opened twice")
-        high_watermark = min(lane.end, self._high_watermark(self.cluster_id, lane.key))
-        if held.end > high_watermark:
-            self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
-            return
+        if not lane.offered.continues_hub:
+            high_watermark = min(lane.end, self._high_watermark(self.cluster_id, lane.key))
+            if held.end > high_watermark:
+                self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
+                return
         self._lanes.opened(lane, held)
         self.patience.answered(self._now)
+        self.canary.opened(lane.number, self._now)
         self._marks.opened(lane.key)
         self._events.append(LaneTaken(lane.key))
         if len(held):
             self._events.append(Acked(lane.key, held.copy(), by_opening=True))
 
     def _acknowledge(self, lane: SenderLane, ranges: RangeSet) -> None:
-        if ranges.end > lane.end:
-            raise Corrupt(f"an ACK up to seq {ranges.end} of lane {lane.number}, which ends at {lane.end}")
         known = lane.safe.count()
         lane.acknowledge(ranges)
         for first, end in ranges:
             self._outbox.settle(lane.key, first, end, lane.safe, self._now)
         self.patience.answered(self._now)
-        self._events.append(Acked(lane.key, ranges, newly=lane.safe.count() - known))
+        self.canary.proves(self._outbox.take_proved(), self._now)
+        self._events.append(Acked(lane.key, ranges, False, lane.safe.count() - known, self._outbox.take_arrived()))
 
     # -- output
 
     def events(self) -> list[SenderEvent]:
         """Return the events since the last call, in order; the last is a ``ReadRequest`` if the machine needs data."""
-        request = self._next_read()
-        if request is not None:
+        if (request := self._next_read()) is not None:
             self._reading = request
             self._events.append(request)
         events, self._events = self._events, []
         return events
 
     def _next_read(self) -> ReadRequest | None:
-        room = self._outbox.room
-        if self._state is not _State.OPEN or self._reading is not None or room <= 0:
+        if self._state is not _State.OPEN or self._reading is not None or self._outbox.room <= 0:
             return None
-        wanted = self._lanes.next_wanted()
-        if wanted is None:
+        if (wanted := self._lanes.next_wanted()) is None:
             return None
         lane, seq = wanted
-        return ReadRequest(lane.key, seq, min(self._settings.read_bytes, room))
+        return ReadRequest(lane.key, seq, self._outbox.read_bytes(self._settings.read_bytes))
 
     def data_to_send(self) -> bytes:
         """Return the next message for the receiver, empty when there is none now. Send messages in order, or not at
@@ -339,56 +347,48 @@ class Sender:
             return b""
         frames: list[Frame] = []
         if self._hello is not None:
-            frames.append(self._hello)
-            self._hello = None
-            self._hello_sent = self._now
-        frames += self._live.frames()
+            frames, self._hello, self._hello_sent = [self._hello], None, self._now
+        frames += self.liveness.frames()
         # A limited number in each message: each offer may have many ranges.
         frames += self._answers[:OPENINGS_PER_MESSAGE]
         del self._answers[:OPENINGS_PER_MESSAGE]
         if self._state is _State.OPEN:
             frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
-            frames += self._data_frames()
+            for key, batches in self._outbox.next_message(self._now):
+                self._marks.sent_data(key)
+                frames.append(Data(self._lanes[key].number, batches))
             self._marks.begin(self._lanes.open(), self._now)
             frames += self._marks.take_frames(self._lanes, self._outbox.first_waiting)
             self.patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
+        frames += self.canary.rides(frames, self._now)
         return self._encoder.encode(frames) if frames else b""
-
-    def _data_frames(self) -> Iterable[Frame]:
-        for key, batches in self._outbox.next_message(self._now):
-            self._marks.sent_data(key)
-            yield Data(self._lanes[key].number, batches)
 
     def deadline(self) -> int | None:
         """Return the time for the next call of ``handle_timeout``; None once closed."""
         if self._state is _State.CLOSED:
             return None
         if self._state is _State.GREETING:
-            return min(self._live.deadline(), self._welcome_due)
-        maybe = self._lanes.next_retry, self.patience.deadline
-        return min(self._live.deadline(), self._marks.deadline, *(due for due in maybe if due is not None))
+            return min(self.liveness.deadline(), self._welcome_due)
+        maybe = self._lanes.next_retry, self._lanes.hold_ends, self.patience.deadline
+        return min(self.liveness.deadline(), self._marks.deadline, *(due for due in maybe if due is not None))
 
     def handle_timeout(self, now: int) -> None:
         """Let time pass up to ``now``; harmless when nothing was due."""
         if self._state is _State.CLOSED:
             return
         self._now = now
-        pings = self._live.ping_is_due(now)
-        lost = self._live.handle_timeout(now)
+        pings, lost = self.liveness.ping_is_due(now), self.liveness.handle_timeout(now)
         if lost is not None:
             self._close(lost)
         elif self._state is _State.GREETING and now >= self._welcome_due:
-            self._lose(Fault.PEER, "the hub did not answer HELLO in time")
+            self._close(ConnectionLost(Fault.PEER, "the hub did not answer HELLO in time"))
         elif self._state is _State.OPEN:
             if self.patience.is_over(now):
-                waited = f"for {self._settings.ack_timeout / SECOND:g} s"
-                self._lose(Fault.PEER, f"the hub took data and acknowledged none {waited}; look at the hub's store")
+                waited = f"acknowledged none for {self._settings.ack_timeout / SECOND:g} s"
+                self._close(ConnectionLost(Fault.PEER, f"the hub took data and {waited}; look at the hub's store"))
                 return
             self._marks.begin(self._lanes.open(), now, all_due=pings)
             self._answers += self._lanes.offer_again(now)
-
-    def _lose(self, fault: Fault, reason: str) -> None:
-        self._close(ConnectionLost(fault, reason))
 
     def _close(self, event: SenderEvent) -> None:
         self._state = _State.CLOSED

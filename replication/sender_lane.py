@@ -37,9 +37,12 @@ class SenderLane:
         self.state = LinkLaneState.CLOSED
         self.offered = offered
         self.identity = identity
-        self._epoch = 0 if offered.flags & LaneFlag.RELAY else epoch
+        own = epoch if offered.epoch is None else offered.epoch
+        self._epoch = 0 if offered.flags & LaneFlag.RELAY else own
         self.end = 0
         """Sequence number after the last one that the log assigned, as of the last ``offer``."""
+        self.read_bytes = 0
+        """Bytes of the batches that were read to be sent."""
         self._reset()
         self.offer(state)
 
@@ -79,6 +82,8 @@ class SenderLane:
         """Note that the receiver accepted the lane and holds ``held`` already."""
         self.state = LinkLaneState.OPEN
         self.safe = held
+        if self.offered.continues_hub:
+            self.end = max(self.end, held.end)
         # Records that the receiver holds are never read again on this connection.
         self.sent = held.copy()
 
@@ -86,20 +91,27 @@ class SenderLane:
         """Note that the receiver made ``ranges`` durable.
 
         Raises:
-            Corrupt: the receiver's ranges have more holes than ``RANGES_MAX``.
+            Corrupt: they are beyond the lane's end, or the receiver's ranges have more holes than ``RANGES_MAX``.
         """
+        # Another owner's records are no fault of the hub: the owner of a lane that continues the hub's sees them.
+        if ranges.end > self.end and not self.offered.continues_hub:
+            raise Corrupt(f"an ACK up to seq {ranges.end} of lane {self.number}, which ends at {self.end}")
         self.safe.update(ranges)
         self.sent.update(ranges)
         if len(self.safe) > RANGES_MAX:
             raise Corrupt(f"more than {RANGES_MAX} holes in what the receiver holds of lane {self.number}")
 
-    def wanted(self) -> int | None:
-        """Return the oldest held record that is neither sent nor safe."""
+    def wanted(self, start: int = 0) -> int | None:
+        """Return the oldest held record from ``start`` on that is neither sent nor safe."""
         for first, end in self._held:
-            missing = self.sent.missing(first, end)
+            missing = self.sent.missing(max(first, start), end) if end > start else None
             if missing:
                 return missing[0][0]
         return None
+
+    def holes(self) -> list[Range]:
+        """Return the ranges of held records that are neither sent nor safe."""
+        return [hole for run in self._held for hole in self.sent.missing(*run)]
 
     def claim(self, first: int, end: int) -> None:
         """Note that ``[first, end)`` was read and is being sent."""

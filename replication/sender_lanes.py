@@ -11,13 +11,18 @@ from collections.abc import Iterator
 from weft.protocols.errors import Corrupt
 from weft.protocols.link import Frame, LaneClosed, LaneOpen, RefuseCode
 from weft.protocols.ranges import RangeSet
+from weft.replication.policy.lane_choice import LaneChoice
+from weft.replication.policy.send_policy import SendPolicy
 from weft.replication.sender_lane import LinkLaneState, SenderLane
 
 
 class SenderLanes:
     """All lanes of a connection, by the source's numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: SendPolicy | None = None) -> None:
+        self._policy = policy
+        self._choice: LaneChoice | None = None
+        """Set while the policy has another order than plain turns."""
         self._lanes: dict[int, SenderLane] = {}
         self._numbers: dict[int, SenderLane] = {}
         """Lanes that are opening or open, by the link's numbers."""
@@ -27,6 +32,8 @@ class SenderLanes:
         """Closed lane -> time of its next offer."""
         self._turn: deque[int] = deque()
         """Lanes that may have records to read, each once."""
+        self._background: deque[int] = deque()
+        """Lanes that may have records to read when no other lane has."""
         self._queued: set[int] = set()
         self._with_gaps: dict[int, None] = {}
         self._unnamed: dict[int, None] = {}
@@ -104,6 +111,8 @@ class SenderLanes:
         self._with_gaps.pop(lane.key, None)
         self._unnamed.pop(lane.key, None)
         self._retries[lane.key] = retry_at
+        if self._choice is not None:
+            self._choice.forget(lane.key)
 
     def remove(self, key: int) -> Frame | None:
         """Remove a lane; return the frame for the receiver, unless the lane is closed already."""
@@ -129,7 +138,12 @@ class SenderLanes:
 
     def touch(self, lane: SenderLane) -> None:
         """Note that an open lane may have something to send."""
-        if lane.key not in self._queued:
+        if lane.offered.is_background:
+            if lane.key not in self._background:
+                self._background.append(lane.key)
+        elif self._choice is not None:
+            self._choice.add(lane)
+        elif lane.key not in self._queued:
             self._queued.add(lane.key)
             self._turn.append(lane.key)
         if lane.has_gaps:
@@ -147,7 +161,55 @@ class SenderLanes:
         return ends
 
     def next_wanted(self) -> tuple[SenderLane, int] | None:
-        """Return the next lane in turn with records to read, and the first number."""
+        """Return the next lane with records to read, and the first number; None also while the policy lets data
+        wait."""
+        policy = self._policy
+        if policy is None:
+            return self._next_in_turn() or self._next_of_background()
+        if policy.is_held:
+            return None
+        if policy.chooses or self._choice is not None:
+            self._follow(policy)
+        found = self._choice.next() if self._choice is not None else self._next_in_turn()
+        found = found or self._next_of_background()
+        if found is None:
+            policy.is_drained()
+        return found
+
+    def _next_of_background(self) -> tuple[SenderLane, int] | None:
+        for _ in range(len(self._background)):
+            lane = self.get_open(self._background[0])
+            seq = lane.wanted() if lane is not None else None
+            if lane is not None and seq is not None:
+                if self._policy is not None and self._policy.shuts(lane.identity.stream):
+                    self._background.rotate(-1)
+                    continue
+                return lane, seq
+            self._background.popleft()
+        return None
+
+    def _follow(self, policy: SendPolicy) -> None:
+        """Choose lanes as the policy does now."""
+        if not policy.chooses:
+            self._choice = None
+            for key in self._chosen():
+                self.touch(self._lanes[key])
+            return
+        if self._choice is None:
+            self._choice = LaneChoice(policy, self.get_open)
+            self._turn.clear()
+            self._queued.clear()
+        self._choice.follow(self._chosen)
+
+    def _chosen(self) -> Iterator[int]:
+        return (key for key in self.open() if not self._lanes[key].offered.is_background)
+
+    @property
+    def hold_ends(self) -> int | None:
+        """Return the time at which the policy may let data go on."""
+        return self._policy.deadline() if self._policy is not None else None
+
+    def _next_in_turn(self) -> tuple[SenderLane, int] | None:
         while self._turn:
             key = self._turn[0]
             lane = self.get_open(key)
@@ -160,7 +222,9 @@ class SenderLanes:
         return None
 
     def take_gap_frames(self, limit: int) -> Iterator[Frame]:
-        """Return up to ``limit`` gap notices; lanes with more keep their place."""
+        """Return up to ``limit`` gap notices; lanes with more keep their place. None while data waits."""
+        if self._policy is not None and self._policy.is_held:
+            return
         for key in list(self._with_gaps):
             for frame in self._lanes[key].gap_frames(limit):
                 limit -= 1

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.replication.liveness import SECOND
+from weft.replication.send_window import START_BYTES
 
+LINK_PATH = "/v1/link"
+"""Path of a hub's WebSocket for links."""
 CHECKED_AT_ONCE_BYTES = 1 << 20
 """Uncompressed bytes of a DATA frame that are checked at once, in 10 ms at most; the owner has more of them checked
 elsewhere."""
@@ -26,6 +29,8 @@ class SenderSettings:
 
     window_bytes: int = 8 << 20
     """Maximum number of uncompressed bytes of batches in flight without an ACK; the receiver may allow less."""
+    window_start_bytes: int = START_BYTES
+    """The same before the first ACK. A sender beside its hub, which lives for seconds, begins with all of it."""
     read_bytes: int = 1 << 20
     """Bytes of one read of the log; at most this much waits in memory, besides one batch."""
     merge_bytes_max: int = 256 << 10
@@ -41,6 +46,10 @@ class SenderSettings:
     welcome_timeout: int = 20 * SECOND
     lane_retry: int = 10 * SECOND
     """Time after which a lane that was closed is offered again on the same connection."""
+    canary_interval: int = 300 * SECOND
+    """Time after the last proof that something became durable, after which the next PING takes a question along."""
+    canary_patience: int = 30 * SECOND
+    """Time that the hub has for a chunk, beyond the one for which it lets marks wait."""
     cluster_id: str = ""
     """Cluster to which the sender gives its records; empty: any."""
     compression_level: int = 3
@@ -61,3 +70,5 @@ class ReceiverSettings:
     """Silence after which a peer counts as lost."""
     hello_timeout: int = 20 * SECOND
     """Longest time until HELLO."""
+    mark_interval: int = 60 * SECOND
+    """Longest time for which the owner lets marks and canaries wait for a chunk; told to the sender."""

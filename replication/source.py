@@ -38,6 +38,13 @@ class OfferedLane(NamedTuple):
     """Look-up of the origins that the lane's batches name, by their numbers in its log; None for unknown ones."""
     acknowledged: Callable[[], list[tuple[str, list[Range]]]] = nothing_acknowledged
     """Look-up of the ranges that hubs acknowledged before this connection, by cluster id."""
+    epoch: int | None = None
+    """Epoch of the lane, when it is not the link's: that of a lane whose owner learns it from the WELCOME."""
+    is_background: bool = False
+    """True when the lane is read only while no other lane has anything to send."""
+    continues_hub: bool = False
+    """True when the lane takes its next number from LANE_OPENED: the hub may hold records that this log never had, and
+    the owner judges them."""
 
 
 class LaneSnapshot(NamedTuple):
@@ -48,7 +55,8 @@ class LaneSnapshot(NamedTuple):
     end: int
     """Sequence number after the last one ever assigned."""
     gaps: list[GapRange]
-    mark: Mark
+    mark: Mark | None
+    """None while the owner makes no claim."""
     is_settled: bool = False
     """True when the mark is about this instant: all appended records are durable, and no function has pending rows."""
 

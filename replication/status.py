@@ -21,6 +21,17 @@ class LinkState(StrEnum):
     STOPPED = "stopped"
 
 
+class CanaryState(StrEnum):
+    """States of the whole way to the hub's store and back."""
+
+    PROVEN = "proven"
+    """The hub's store took what was sent lately."""
+    OVERDUE = "overdue"
+    """The hub answers PINGs, and its store takes nothing."""
+    UNKNOWN = "unknown"
+    """There is no connection, or the hub's release proves nothing while no data flows."""
+
+
 @dataclass
 class LinkStatus:
     """The status of a link, updated by ``run_link`` about once a second and at every change of state. Times in ns since
@@ -55,6 +66,34 @@ class LinkStatus:
     """Records in the log that are not known to be durable at the hub."""
     pending_seconds: float = 0.0
     """Age of the oldest pending record."""
+    pending_bytes: int | None = None
+    """Approximate bytes of the pending records on the wire; None before enough were sent to know."""
+    drain_seconds: float | None = None
+    """Seconds until nothing is pending, at the rate of the last minute; None where it stands or grows."""
+    delivery_seconds: float | None = None
+    """Time from a record's arrival in the log to its acknowledgement, of a record acknowledged lately."""
+    ping_seconds: float | None = None
+    """Round trip of the last PING; None before the first."""
+    canary: CanaryState = CanaryState.UNKNOWN
+    canary_seconds: float | None = None
+    """Time from sending to the hub's store and back, of the newest frame that is known to be durable there. Of a
+    canary, without the time for which the hub lets it wait for others; None before the first proof."""
+    canary_time: int | None = None
+    """Time at which that frame was sent."""
+    canary_alarm: str = ""
+    """Sentence about the store that takes nothing, with advice; empty while the canary is not overdue."""
+    is_paused: bool = False
+    """True while an operator lets the link's data wait."""
+    hold: str = ""
+    """Reason why data waits on an open link, and until when, with advice; empty while it is sent."""
+    budget_bytes: int | None = None
+    """Monthly budget; None without one."""
+    budget_used: int | None = None
+    """Bytes of this month on the wire."""
+    budget_ends: int | None = None
+    """End of the budget's month."""
+    pull: str = ""
+    """Records that the hub has asked for and that are on their way, for people; empty without any."""
     unacked_bytes: int = 0
     """Bytes in flight."""
     bytes_sent: int = 0

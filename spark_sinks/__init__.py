@@ -1,6 +1,7 @@
 """PySpark over Weft's streams: reads, tables, sessions, completeness, and the source behind ``format("weft")``."""
 
 from spark_sinks.completeness.checkpoint import Checkpoint
+from spark_sinks.completeness.event_time import EventTime
 from spark_sinks.completeness.lanes import lanes
 from spark_sinks.completeness.moment import Complete, CompleteUntil, complete_until
 from spark_sinks.completeness.windows import complete_windows
@@ -13,6 +14,7 @@ __all__ = [
     "Checkpoint",
     "Complete",
     "CompleteUntil",
+    "EventTime",
     "ReadError",
     "await_termination",
     "complete_until",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
-TOKEN_CHARACTERS_MAX = 4096
+TOKEN_CHARACTERS_MAX = 8192
 CA_CHARACTERS_MAX = 1 << 20
 
 

@@ -27,10 +27,10 @@ from weft.storage.chunks.index_reader import IndexReader
 from weft.storage.chunks.offset_index import Around, OffsetIndex
 from weft.storage.chunks.snapshot_reader import read_snapshot
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
-from weft.storage.damage import naming
 from weft.storage.hub_keys import table_key
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.storage.object_store.damage import naming
 
 __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
@@ -83,12 +83,14 @@ class ShardLog:
         self.shard = shard
         self.rules = rules
         self.split, self.halved = split, halved
+        self.is_first = cluster.tree.is_first(shard)
+        """True if no split made the shard."""
         self._boot_clock = boot_clock
         self._looked_at: int | None = None
         """Boot time just before the manifest was last requested."""
         self._seen = Manifest()
         """The manifest as last read."""
-        self._offsets = OffsetIndex(store, cluster.cluster_id, shard)
+        self.offsets = OffsetIndex(store, cluster.cluster_id, shard)
         self._indexes = IndexReader(store, cluster, shard)
 
     def new_shard(self, split: Split) -> ShardLog:
@@ -100,9 +102,7 @@ class ShardLog:
     @property
     def lineage(self) -> tuple[int, ...]:
         """Return the shard, and those that had an edge of it before, the last first."""
-        tree = self.cluster.tree
-        above = tree.lineage(self.shard) if self.shard < tree.count else ()
-        return self.shard, *(above if self.halved is None else self.halved.lineage)
+        return self.shard, *(self.cluster.tree.lineage(self.shard) if self.halved is None else self.halved.lineage)
 
     @property
     def watermark(self) -> int:
@@ -275,7 +275,7 @@ class ShardLog:
             tried, manifest = manifest.snapshot, (await self.manifest())[0]
         if manifest.snapshot is not None:
             # Of a shard that a split made, the first one may be of an attempt at the SEAL that the log did not take.
-            first = manifest.watermark - (self.shard < self.cluster.shards)
+            first = manifest.watermark - self.is_first
             for n, key in reversed(await self.snapshots()):
                 # An older snapshot only costs a longer fold, as long as its chunks exist.
                 is_of_use = key != tried and first <= n <= manifest.snapshot_n
@@ -284,7 +284,7 @@ class ShardLog:
         if manifest.watermark > 0:
             missing = Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
             raise later[0] if later else missing
-        if self.shard >= self.cluster.shards:
+        if not self.is_first:
             return await self._begin(only)
         return ShardState(self.cluster.cluster_id, self.shard, self.rules, only)
 
@@ -385,7 +385,7 @@ class ShardLog:
         Raises:
             Corrupt: the manifest is damaged.
         """
-        return await self._offsets.locate(await self._index_snapshots(), (tenant, stream), offset)
+        return await self.offsets.locate(await self._index_snapshots(), (tenant, stream), offset)
 
     async def around(self, tenant: str, stream: str, n: int) -> Around:
         """Return the bounds that snapshots give for a stream's offset at chunk ``n``, before the chunk's own records.
@@ -393,7 +393,7 @@ class ShardLog:
         Raises:
             Corrupt: the manifest is damaged.
         """
-        return await self._offsets.around(await self._index_snapshots(), (tenant, stream), n)
+        return await self.offsets.around(await self._index_snapshots(), (tenant, stream), n)
 
     async def _index_snapshots(self) -> list[tuple[int, str]]:
         manifest, _ = await self.manifest()

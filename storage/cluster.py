@@ -1,5 +1,5 @@
-"""Identity of a store: one hub cluster, with an id, a format, a first number of shards and a placement that never
-change, and with a level and a list of splits that only grow."""
+"""Identity of a store: one hub cluster, with an id, a format and a first number of shards that never change, and with a
+level, a list of splits and one of tenants that are set apart, which only grow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.protocols.shard.placement import TENANT_EDGE, ShardTree, is_shard_count
+from weft.protocols.lane import valid_name
+from weft.protocols.shard.apart import APART_LEVEL
+from weft.protocols.shard.placement import TENANT_APART_EDGE, TENANT_EDGE, ShardTree, is_shard_count
 from weft.protocols.shard.shard_state import LEVEL_MAX
 from weft.protocols.shard.splits import SPLIT_LEVEL
 from weft.storage import hub_keys
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.storage.object_store import AlreadyExists, NotFound, Object, ObjectStore, PreconditionFailed
 
 FORMAT = 1
 CLUSTER_ID_BYTES = 16
@@ -41,16 +43,18 @@ class Cluster(NamedTuple):
     restored: int = 0
     """Moment at which the store was last restored from a backup, in nanoseconds since 1970; 0 for never. Statements of
     edges from before may have been overtaken by others that are lost."""
+    apart: tuple[tuple[str, int], ...] = ()
+    """Each tenant that is set apart, with the number of its first shard. It only grows, at its end."""
 
     @property
     def tree(self) -> ShardTree:
         """Return the shards, and where each edge belongs."""
-        return _tree(self.shards, self.splits)
+        return _tree(self.shards, self.splits, self.apart)
 
 
 @lru_cache(maxsize=64)
-def _tree(shards: int, splits: tuple[int, ...]) -> ShardTree:
-    return ShardTree(shards, splits)
+def _tree(shards: int, splits: tuple[int, ...], apart: tuple[tuple[str, int], ...]) -> ShardTree:
+    return ShardTree(shards, splits, apart)
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
@@ -65,6 +69,9 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     restored_to: int = 0
     """Moment of the backup, likewise."""
     splits: tuple[int, ...] = msgspec.field(default=())
+    apart: tuple[tuple[str, int], ...] = msgspec.field(default=())
+    apart_turn: tuple[int, str] = (0, "")
+    """The last turn of ``take_turn``: its number, and the tenant that it was for."""
 
 
 async def open_cluster(
@@ -155,10 +162,7 @@ async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Clust
         StoreError: the store did not answer; the split may be declared.
     """
     while True:
-        try:
-            found = await store.get(hub_keys.CLUSTER)
-        except NotFound:
-            raise ClusterUnusable("the store holds no hub") from None
+        found = await _get(store)
         cluster = decode(found.data)
         if cluster.splits != known.splits:
             return cluster
@@ -168,10 +172,74 @@ async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Clust
                 "hub finalize` first, when all nodes are upgraded"
             )
         declared = cluster._replace(splits=(*cluster.splits, shard))
-        ShardTree(declared.shards, declared.splits)
+        _ = declared.tree  # which refuses a split that cannot be
         with contextlib.suppress(PreconditionFailed):
             await store.swap(hub_keys.CLUSTER, _with(found.data, "splits", declared.splits), found.etag)
             return declared
+
+
+async def take_turn(store: ObjectStore, tenant: str) -> tuple[int, str]:
+    """Begin to set a tenant apart, or to take it back, and return the turn. Turns that others took before are over:
+    what goes on under one of them looks at ``last_turn`` before each step.
+
+    Raises:
+        ClusterUnusable: there is no cluster, or the file is damaged.
+        StoreError: the store did not answer.
+    """
+    while True:
+        found = await _get(store)
+        turn = _turn(found.data)[0] + 1, tenant
+        with contextlib.suppress(PreconditionFailed):
+            await store.swap(hub_keys.CLUSTER, _with(found.data, "apart_turn", turn), found.etag)
+            return turn
+
+
+async def last_turn(store: ObjectStore) -> tuple[int, str]:
+    """Return the last turn that was taken, and the tenant that it was for. Raises as ``take_turn``."""
+    return _turn((await _get(store)).data)
+
+
+async def declare_apart(store: ObjectStore, tenant: str, known: Cluster, turn: tuple[int, str]) -> Cluster:
+    """Give a tenant a shard of its own, unless the shards changed since ``known`` was read, or ``turn`` is over. The
+    rest of the file remains unchanged. The logs of all shards that it might be in must say already that they take
+    nothing of it (``protocols.shard.apart``).
+
+    Returns:
+        The cluster as it is now: with the tenant if this call declared it.
+
+    Raises:
+        ClusterUnusable: there is no cluster, the file is damaged, or its level does not allow it.
+        ValueError: there are too many shards.
+        StoreError: the store did not answer; it may be declared.
+    """
+    while True:
+        found = await _get(store)
+        cluster = decode(found.data)
+        if (cluster.splits, cluster.apart) != (known.splits, known.apart) or _turn(found.data) != turn:
+            return cluster
+        if cluster.level < APART_LEVEL:
+            raise ClusterUnusable(
+                f"the cluster is at level {cluster.level}, and tenants are set apart from level {APART_LEVEL} on: run "
+                "`weft hub finalize` first, when all nodes are upgraded"
+            )
+        declared = cluster._replace(apart=(*cluster.apart, (tenant, cluster.tree.count)))
+        _ = declared.tree  # which refuses one shard too many
+        data = _with(_with(found.data, "apart", declared.apart), "placement", TENANT_APART_EDGE)
+        with contextlib.suppress(PreconditionFailed):
+            await store.swap(hub_keys.CLUSTER, data, found.etag)
+            return declared
+
+
+async def _get(store: ObjectStore) -> Object:
+    try:
+        return await store.get(hub_keys.CLUSTER)
+    except NotFound:
+        raise ClusterUnusable("the store holds no hub") from None
+
+
+def _turn(data: bytes) -> tuple[int, str]:
+    decode(data)  # which refuses what is damaged
+    return msgspec.json.decode(data, type=_ClusterFile).apart_turn
 
 
 def _with(data: bytes, name: str, value: object) -> bytes:
@@ -222,12 +290,14 @@ def decode(data: bytes) -> Cluster:
                 "and keep this one for the state that wrote it"
             )
         file = msgspec.json.decode(data, type=_ClusterFile)
-        if file.placement != TENANT_EDGE:
+        if file.placement not in {TENANT_EDGE, TENANT_APART_EDGE}:
             raise ClusterUnusable(
                 f"the store was written by a later release of Weft, which places edges by {file.placement!r}; this one "
-                f"knows {TENANT_EDGE!r}: install that release again"
+                f"knows {TENANT_EDGE!r} and {TENANT_APART_EDGE!r}: install that release again"
             )
-        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level, file.splits, file.restored)
+        cluster = Cluster(
+            bytes.fromhex(file.cluster_id), file.shards, file.level, file.splits, file.restored, file.apart
+        )
         if (
             file.format != FORMAT
             or file.level < 1
@@ -235,7 +305,9 @@ def decode(data: bytes) -> Cluster:
             or len(cluster.cluster_id) != CLUSTER_ID_BYTES
         ):
             raise ValueError("a field is out of bounds")
-        ShardTree(file.shards, file.splits)
+        if not all(valid_name(tenant) for tenant, _ in file.apart):
+            raise ValueError("a tenant that is set apart has no valid name")
+        ShardTree(file.shards, file.splits, file.apart)
     except (ValueError, RecursionError) as error:
         raise ClusterUnusable(f"{hub_keys.CLUSTER} is damaged: {error}; restore it from a backup") from error
     return cluster

@@ -99,7 +99,7 @@ class DataDirectory:
             return
         data = msgspec.json.encode(Stated(self._release, formats))
         try:
-            write_atomically(self._filesystem, path, data + b"\n")
+            write_atomically(self._filesystem, path, data + b"\n", is_open=True)
         except OSError:
             # A full disk must not stop a node if its folder means the same without the file.
             if stated.formats or any(n > FIRST for n in formats.values()):
@@ -115,7 +115,7 @@ class DataDirectory:
             return msgspec.json.decode(self._filesystem.read(path), type=Stated)
         except FileNotFoundError:
             return Stated("", {})
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise LogVersionError(
                 f"{path} is damaged ({error}), so nothing says which release may open the folder. If no release after "
                 "this one has, remove the file and start again"

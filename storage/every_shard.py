@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.protocols.shard.splits import is_moving
 from weft.storage.chunk_log import BOOT_CLOCK, ShardLog
@@ -17,9 +16,16 @@ from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
 
-def first_logs(store: ObjectStore, cluster: Cluster, boot_clock: Callable[[], int] = BOOT_CLOCK) -> list[ShardLog]:
-    """Return the logs of the shards with which the store began. Args as of ``ShardLog``."""
-    return [ShardLog(store, cluster, shard, boot_clock) for shard in range(cluster.shards)]
+def first_logs(
+    store: ObjectStore, cluster: Cluster, boot_clock: Callable[[], int] = BOOT_CLOCK, *, tenant: str | None = None
+) -> list[ShardLog]:
+    """Return the logs of the shards that no split made. Args as of ``ShardLog``.
+
+    Args:
+        tenant: only of those that may have its edges; None for all.
+    """
+    firsts = cluster.tree.firsts if tenant is None else cluster.tree.firsts_of(tenant)
+    return [ShardLog(store, cluster, shard, boot_clock) for shard in firsts]
 
 
 async def load_every_shard(
@@ -44,7 +50,7 @@ async def load_every_shard(
 
 async def log_of_edge(store: ObjectStore, cluster: Cluster, tenant: str, edge: str) -> ShardLog:
     """Return the log of the shard that has an edge by now. Raises as ``ShardLog.load``."""
-    log = ShardLog(store, cluster, shard_of(tenant, edge, cluster.shards))
+    log = ShardLog(store, cluster, cluster.tree.first_of(tenant, edge))
     while True:
         state = await log.load(frozenset())
         split = next((each for each in state.splits if is_moving(tenant, edge, each.bit)), None)

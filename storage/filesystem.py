@@ -12,7 +12,7 @@ import errno
 import fcntl
 import os
 import stat
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -290,8 +290,23 @@ class OSFileSystem:
             raise DirectoryInUse(f"{directory} is in use by another process") from None
 
 
-def write_atomically(filesystem: FileSystem, path: str, data: bytes) -> None:
-    """Replace the content of ``path`` durably: after a crash a reader sees the old bytes or the new, never a mix."""
+@runtime_checkable
+class SealsFiles(Protocol):
+    """A ``FileSystem`` that encrypts state files (``storage.segment_log.sealed.disk``)."""
+
+    def sealed(self, path: str, data: Buffer) -> bytes:
+        """Return the bytes to write as the content of a file."""
+        ...
+
+
+def write_atomically(filesystem: FileSystem, path: str, data: bytes, *, is_open: bool = False) -> None:
+    """Replace the content of ``path`` durably: after a crash a reader sees the old bytes or the new, never a mix.
+
+    Args:
+        is_open: it holds nothing of users' data, and stays readable without a key on a disk that encrypts.
+    """
+    if isinstance(filesystem, SealsFiles) and not is_open:
+        data = filesystem.sealed(path, data)
     temporary = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
         filesystem.remove(temporary)

@@ -39,6 +39,14 @@ def keeper_key(node_id: str) -> str:
     return f"{KEEPERS}/{node_id}"
 
 
+CONFIG_STATES = "config-states"
+
+
+def config_states_key(shard: int) -> str:
+    """Return the key of what the edges of a shard say about their configurations, changed by compare-and-swap."""
+    return f"{CONFIG_STATES}/{shard}"
+
+
 ENTRIES = "cluster/entry"
 CLUSTER_SNAPSHOTS = "cluster/snapshot"
 
@@ -51,6 +59,14 @@ def entry_key(n: int) -> str:
 def cluster_snapshot_key(n: int) -> str:
     """Return the key of a snapshot of the cluster log after entry n."""
     return f"{CLUSTER_SNAPSHOTS}/{n:020d}"
+
+
+REQUESTS = "requests"
+
+
+def request_key(name: str) -> str:
+    """Return the key of the options of an act that waits for approval: immutable, deleted when the request is over."""
+    return f"{REQUESTS}/{name}"
 
 
 def number_of(key: str) -> int | None:
@@ -102,6 +118,11 @@ def deletion_key(tenant: str, stream: str, n: int) -> str:
     return f"{deletion_prefix(tenant, stream)}{n:020d}"
 
 
+def erasure_key(tenant: str, stream: str, n: int) -> str:
+    """Return the key of what an erasure with the number of a declared deletion has left behind."""
+    return f"erasures/{tenant}/{stream}/{n:020d}"
+
+
 def parse_ended_key(key: str) -> tuple[Lane, int]:
     """Return lane and n of a key from ``ended_key``.
 
@@ -120,3 +141,24 @@ def manifest_key(shard: int) -> str:
 def table_key(tenant: str, stream: str) -> str:
     """Return the directory of a stream's Delta table."""
     return f"tables/{tenant}/{stream}"
+
+
+LATEST = "latest"
+
+
+def latest_key(tenant: str, stream: str) -> str:
+    """Return the directory of a stream's latest table."""
+    return f"{LATEST}/{tenant}/{stream}"
+
+
+QUARANTINES = "quarantine"
+
+
+def quarantine_key(tenant: str, stream: str) -> str:
+    """Return the directory of the table of a stream's rows that fail quality rules."""
+    return f"{QUARANTINES}/{tenant}/{stream}"
+
+
+def entry_of_table(table: str, version: int) -> str:
+    """Return the key of a version's entry in a table's log."""
+    return f"{table}/_delta_log/{version:020d}.json"

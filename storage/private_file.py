@@ -6,7 +6,9 @@ They are not part of a log or a store, and need owners and modes, which ``FileSy
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 
 _OWNER = 0o600
 _OWNER_AND_GROUP = 0o640
@@ -39,6 +41,32 @@ def replace_private_file(path: str, data: bytes) -> None:
     _sync(folder)
 
 
+def append_private_line(path: str, line: bytes, bytes_max: int) -> None:
+    """Append a line to a file, durably; create the file if it is missing, as ``replace_private_file`` does.
+
+    Raises:
+        OverflowError: the file would have more than ``bytes_max`` bytes.
+        OSError: the file or its folder cannot be written.
+    """
+    folder = os.path.dirname(path) or "."
+    owner, group, mode = _ownership(path, folder)
+    # No link: in a folder of another user, root must not write through a link of this name.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, _OWNER), "ab", buffering=0) as file:
+        known = os.fstat(file.fileno())
+        if known.st_size + len(line) > bytes_max:
+            raise OverflowError(f"{path} has {known.st_size} bytes")
+        if (owner, group) != (known.st_uid, known.st_gid) and os.geteuid() == 0:
+            os.fchown(file.fileno(), owner, group)
+        if known.st_size == 0:
+            os.fchmod(file.fileno(), mode)
+        # One write: lines of two commands at once do not mix.
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        os.fsync(file.fileno())
+    _sync(folder)
+
+
 def _ownership(path: str, folder: str) -> tuple[int, int, int]:
     """Return the owner, group and mode for the file."""
     with contextlib.suppress(FileNotFoundError):
@@ -59,3 +87,21 @@ def _sync(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_private_file(path: str, bytes_max: int) -> bytes:
+    """Return up to ``bytes_max + 1`` bytes of a regular file with a secret.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or other users may read or write it.
+    """
+    # A pipe must not keep the caller waiting for a writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        if mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise PermissionError(
+                errno.EPERM, f"other users may read or write it (mode {stat.S_IMODE(mode):03o}); run chmod 600", path
+            )
+        return file.read(bytes_max + 1)

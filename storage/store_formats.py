@@ -13,8 +13,8 @@ from weft.storage import hub_keys
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
-from weft.storage.damage import naming
 from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.object_store.damage import naming
 
 SHARDS_AT_ONCE = 16
 _LISTED_MAX = 1000

@@ -24,6 +24,7 @@ from tests.costs.meter import Meter
 from tests.searches import Searches
 from tests.second_run import SecondRun
 from tests.support import forked
+from tests.support.sealed_logs import seal_all_logs
 from tests.support.slices import SLICE
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
@@ -63,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     The first process, which starts the others, makes the temporary folder of all.
     """
     fabric.Service.popen = forked.Popen
+    seal_all_logs()
     config.pluginmanager.register(SecondRun(config))
     if any(config.getoption(name) is not None for name in ("--costs-to", "--budget")):
         config.pluginmanager.register(Meter(config))

@@ -1,13 +1,20 @@
-"""Tests that search: they are slow, the run says which slice of them it makes, and a failure says how to repeat it."""
+"""Tests that search: they are slow, the run says which slice of them it makes, and a failure says how to repeat it.
+
+``search(turns=3)`` is for a search that cannot be made smaller, since starting its nodes or its Spark is most of it:
+the run of one commit in three makes it, and every night. Tests of one file have their turns one after the other.
+"""
 
 from __future__ import annotations
 
 import shlex
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.second_run import plain
-from tests.support.slices import SLICE, VARIABLE
+from tests.support.slices import SLICE, VARIABLE, Slice
 
 MARK = "search"
 PROPERTY = ("search", True)
@@ -19,6 +26,34 @@ def again(name: str) -> str:
     return f"{VARIABLE}={SLICE} ./run test --all {shlex.quote(plain(name))}"
 
 
+def has_turn(part: Slice, file: str, at: int, turns: int) -> bool:
+    """Return whether a slice makes a test that takes turns.
+
+    Args:
+        at: its place among the tests of the file that take turns. Files begin at different places, so that no commit
+            makes much more than others.
+    """
+    return part.is_night or (part.number + zlib.crc32(file.encode()) + at) % turns == 0
+
+
+def waiting(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests whose turn comes with another slice."""
+    found, places = [], dict[str, int]()
+    for item in items:
+        mark = item.get_closest_marker(MARK)
+        if mark is not None and "turns" in mark.kwargs:
+            file = item.nodeid.partition("::")[0]
+            places[file] = at = places.get(file, -1) + 1
+            if not has_turn(SLICE, file, at, mark.kwargs["turns"]):
+                found.append(item)
+    return found
+
+
+def asks_for_folders(config: pytest.Config) -> bool:
+    """Return whether a run is of whole folders. Tests and files that are named are made in every slice."""
+    return any((config.invocation_params.dir / Path(each.partition("::")[0])).is_dir() for each in config.args)
+
+
 class Searches:
     """A pytest plugin."""
 
@@ -27,12 +62,17 @@ class Searches:
         return f"searches: slice {SLICE} ({VARIABLE}={SLICE} repeats it)"
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Have searches be slow tests. Those of quick runs are the same for every commit."""
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Have searches be slow tests, and leave out those whose turn it is not. Quick runs are the same for every
+        commit."""
         for item in items:
             if item.get_closest_marker(MARK) is not None:
                 item.add_marker(pytest.mark.slow)
                 item.user_properties.append(PROPERTY)
+        if asks_for_folders(config) and (others := waiting(items)):
+            config.hook.pytest_deselected(items=others)
+            left_out = {item.nodeid for item in others}
+            items[:] = [item for item in items if item.nodeid not in left_out]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the command that repeats each search that failed."""

@@ -22,12 +22,13 @@ _COMMANDS = {
     "config": "weft.commands.config",
     "link": "weft.commands.link",
     "log": "weft.commands.log",
-    "token": "weft.commands.token",
-    "user": "weft.commands.user",
+    "token": "weft.commands.credentials.token",
+    "user": "weft.commands.credentials.user",
     "audit": "weft.commands.proofs.audit",
     "trace": "weft.commands.proofs.trace",
     "spark": "weft.commands.pipelines.group",
     "demo": "weft.commands.demo",
+    "completion": "weft.commands.set_up.completion",
 }
 """Module of each command; the command in it is called ``command``."""
 _EXTRAS = {

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +15,16 @@ import uvloop
 from bench import payloads
 from bench.common import LOAD_CORE, SERVER_CORE, pin
 from bench.hub import server
+from bench.hub.cold_start import cold_start
 from bench.hub.costs import costs
 from bench.hub.followers import followers
 from bench.hub.generator import Counts, Link, connect
+from bench.hub.hosts import HOSTS, hosts
 from bench.hub.large import PAYLOADS
 from bench.hub.large import run as run_large
 from bench.hub.script import FIRST, RECORDS, Fleet, Message, messages
 from bench.hub.server import SHARDS, Server, running
-from bench.hub.table_round import table_round
+from bench.hub.table_round import quiet_streams, table_round
 from weft.protocols.shard.placement import shard_of
 
 VARIANTS = 8
@@ -156,9 +159,17 @@ def large(options: Options) -> dict[str, Any]:
 CASES: dict[str, Callable[[Options], dict[str, Any]]] = {
     "receive": receive,
     "two-processes": two_processes,
+    "hosts": lambda options: hosts(
+        options.fleet,
+        options.seconds,
+        options.directory,
+        _scripts(replace(options.fleet, links=options.fleet.links // max(HOSTS)), options.seconds),
+    ),
     "idle": idle,
     "large": large,
     "followers": lambda _: followers(),
     "table-round": lambda _: table_round(),
+    "quiet-streams": lambda _: quiet_streams(),
     "costs": lambda _: costs(),
+    "cold-start": lambda _: cold_start(),
 }

@@ -1,8 +1,8 @@
 """Requests of a hub on a bucket, counted at the bucket: the bill of a month.
 
-Runs the sequencers of four shards and the table step against a local S3 server, for two and a half minutes, and
-counts the requests that arrive there: the hub's own and those of the Delta library. 20 streams of
-each edge get records every second; an edge per shard is enough, since 1,000 edges share the same chunks. All intervals
+Runs the sequencers of four shards, the table step, and what a process reads of its cluster, against a local S3 server,
+for two and a half minutes, and counts the requests that arrive there. 20 streams of each edge get records every second;
+an edge per shard is enough, since 1,000 edges share the same chunks. All intervals
 are divided by the speed, and the counts are scaled to a month, by commits and table steps that the machine really made.
 Compaction and checkpoints come four times as often as in truth, so that they happen within the run: the sum errs on the
 expensive side. Bytes are not counted: storage and traffic cost what they cost anywhere.
@@ -26,6 +26,7 @@ from urllib.request import Request, urlopen
 
 from bench.common import encode_batch
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.membership import READ_INTERVAL_S
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -36,7 +37,10 @@ from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import BOOT_CLOCK, ShardLog, open_cluster
-from weft.storage.object_store import open_store
+from weft.storage.cluster import read_cluster
+from weft.storage.cluster_log.follower import INTERVAL_S, ClusterLogFollower
+from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 
@@ -53,9 +57,13 @@ ANCHORS = {
     "table steps that read every index again for each of 20 streams (GETs)": 1_100.0,
 }
 """Costs of a month before, in US dollars."""
-_LINE = re.compile(r'"(GET|PUT|POST|HEAD|DELETE) (\S+) HTTP')
+_LINE = re.compile(r'"(?:\x1b\[[\d;]*m)*(GET|PUT|POST|HEAD|DELETE) (\S+) HTTP')
+"""A line of the server's log. That of an answer 404 is coloured: most looks for the next chunk or entry are such."""
 _URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 _PARTS = (
+    ("/cluster/", "cluster log"),
+    ("cluster.json", "cluster"),
+    ("prefix=weft%2Fcluster", "cluster log"),
     ("/chunk/", "chunks"),
     ("/snapshot/", "snapshots"),
     ("manifest", "manifests"),
@@ -207,6 +215,9 @@ async def measure(server: Server, seconds: float, speed: float) -> Measured:
     await tables.run_once()
     await asyncio.sleep(1.0)  # the server's lines come late
     keeping = asyncio.create_task(keep_tables(tables, TABLE_INTERVAL_BUCKET_S / speed))
+    follower = ClusterLogFollower(ClusterLog(store, cluster.cluster_id), lambda: None, INTERVAL_S / speed)
+    await follower.start()
+    reading = asyncio.create_task(read_clusters(store, READ_INTERVAL_S / speed))
     before, began, first = Counter(server.counts), time.monotonic(), sum(s.state.n for s in sequencers)
     while (now := time.monotonic()) - began < seconds:
         for edge in edges:
@@ -215,6 +226,8 @@ async def measure(server: Server, seconds: float, speed: float) -> Measured:
     chunks = sum(s.state.n for s in sequencers) - first
     counts = Counter(server.counts) - before
     keeping.cancel()
+    reading.cancel()
+    await follower.close()
     for sequencer in sequencers:
         await sequencer.close()
     simulated = seconds * speed
@@ -236,6 +249,13 @@ async def keep_tables(tables: TableService, interval_s: float) -> None:
         STEPS.append(time.monotonic())
 
 
+async def read_clusters(store: ObjectStore, interval_s: float) -> None:
+    """Read what a process reads of its cluster, for its level and for new shards."""
+    while True:
+        await asyncio.sleep(interval_s)
+        await read_cluster(store)
+
+
 def costs() -> dict[str, Any]:
     """Measure, print the bill of a month, and return the sums."""
     with serving() as server:
@@ -245,7 +265,8 @@ def costs() -> dict[str, Any]:
     bill = {}
     print(f"{'a month of requests':<28}{'number':>14}{'US dollars':>12}")
     for kind, count in sorted(measured.counts.items()):
-        number = count * scale / (measured.steps if kind.part.startswith("tables") else measured.commits)
+        done = measured.steps if kind.part.startswith("tables") else measured.commits
+        number = count * scale / (1.0 if kind.part.startswith("cluster") else done)
         bill[f"{kind.part}, {kind.price}"] = round(number * PRICES[kind.price], 2)
         print(f"{kind.part + ', ' + kind.price:<28}{number:>14,.0f}{number * PRICES[kind.price]:>12.2f}")
     total = round(sum(bill.values()), 2)

@@ -130,6 +130,16 @@ class Link(asyncio.Protocol):
             self._sent = message.batches
             self.transport.write(message.data)
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether it has sent all its messages."""
+        return self._next == len(self._messages)
+
+    @property
+    def waits(self) -> bool:
+        """Return whether batches are not acknowledged yet."""
+        return self._acked < self._sent
+
     def rest(self) -> None:
         """Say what an idle edge says: it lives, and its marks go on."""
         now = time.time_ns()
@@ -162,7 +172,7 @@ async def connect(
         return link
 
     async with asyncio.timeout(CONNECT_S_MAX):
-        links = await asyncio.gather(*(one(number) for number in range(fleet.links)))
+        links = await asyncio.gather(*map(one, url_of))
     if counts.refusals:
         raise SystemExit(f"the hub refused {len(counts.refusals)} links: {counts.refusals[0]}")
     return list(links)

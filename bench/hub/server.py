@@ -23,11 +23,11 @@ from weft.storage.object_store import open_store
 CONFIG = """\
 listen: 127.0.0.1:{port}
 store: {folder}/store
-shards: 4
+shards: {shards}
 processes: {processes}
 tables: null
 limits: {{links: 20000}}
-"""
+{more}"""
 SHARDS = 4
 
 
@@ -55,11 +55,19 @@ def room_for_links() -> None:
 
 
 @contextlib.contextmanager
-def running(folder: Path, processes: int, cores: list[int]) -> Iterator[Server]:
-    """Run a hub over a store in ``folder``, its process i on core ``cores[i]``."""
+def running(
+    folder: Path, processes: int, cores: list[int], *, shards: int = SHARDS, is_host: bool = False
+) -> Iterator[Server]:
+    """Run a hub over a store in ``folder``, its process i on core ``cores[i]``.
+
+    Args:
+        shards: of a new store.
+        is_host: whether it is one of several hosts on the store, with a URL of its own for edges.
+    """
     port = free_port()
-    config = folder / "hub.yaml"
-    config.write_text(CONFIG.format(port=port, folder=folder, processes=processes))
+    more = f"advertise: [http://127.0.0.1:{port}]\n" if is_host else ""
+    config = folder / f"hub-{port}.yaml"
+    config.write_text(CONFIG.format(port=port, folder=folder, processes=processes, shards=shards, more=more))
     command = [sys.executable, "-m", "weft", "hub", "run", str(config), "--log-level", "error"]
     pin(cores[0])
     hub = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,9 @@
-"""A round of the table step at size: 1,000 streams in 16 shards, each with new records in every shard.
+"""Tables at size: 1,000 streams in 16 shards, each with new records in every shard.
 
-The log is made by hand in a directory store, and the table service of a hub makes its rounds over it: the first makes
-all tables, the second adds to them. What counts is processor time, since a directory's fsync costs what the disk costs.
+The log is made by hand in a directory store, and the table service of a hub makes its rounds over it. A round: the
+first makes all tables, the second adds to them; what counts is processor time, since a directory's fsync costs what the
+disk costs. Quiet streams: rounds at the interval of a bucket by a clock that is set, until each table was written
+twice; what counts is the number of objects, each of which is a PUT.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 
 from crc32c import crc32c
 
+from bench.hub.costs import MONTH_S, PRICES
+from weft.commands.hub_settings import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import LaneUpdate, Mark, StreamSection
 from weft.protocols.chunk_index.footer import LEVEL_MAX, ChunkHeader, StreamBlock, blocked
@@ -27,6 +31,8 @@ from weft.storage.table_maker.settings import TableSettings
 
 SHARDS, STREAMS, CHUNKS, RECORDS = 16, 1000, 4, 10
 """Chunks of each shard between two rounds, and records of each stream in each of them."""
+QUIET_INTERVALS = 2
+"""Number of writes of each quiet stream while PUTs are counted."""
 _TOPICS = ["plant/{line}/{machine}/#"]
 NOW = 1_700_000_000_000_000_000
 
@@ -97,6 +103,43 @@ async def _rounds(folder: Path, streams: int, shards: int, chunks: int) -> dict[
         await writer.write(chunks)
     result["files"] = len(list(folder.glob("tables/*/*/*.parquet")))
     return result
+
+
+async def _quiet(folder: Path, streams: int, shards: int) -> dict[str, Any]:
+    store, now = open_store(str(folder)), 1000.0
+    cluster = await open_cluster(store, shards)
+    writer = Writer(store, cluster, streams)
+    service = TableService(
+        store, cluster, settings=TableSettings(interval_s=TABLE_INTERVAL_BUCKET_S), monotonic=lambda: now
+    )
+    await writer.write(1)
+    await service.catch_up()  # makes all tables
+    rounds, puts, times = 0, _objects(folder), 0
+    while times < QUIET_INTERVALS:
+        now += TABLE_INTERVAL_BUCKET_S
+        rounds += 1
+        await writer.write(1)
+        moved = await service.run_once()
+        times += moved > 0
+    puts = _objects(folder) - puts
+    # A file and a version of 20 written ones are joins, once a table has so many small files.
+    joins = puts / TableSettings.compact_files_min
+    month = (puts + joins) * MONTH_S / (rounds * TABLE_INTERVAL_BUCKET_S)
+    return {
+        "streams": streams, "shards": shards, "rounds": rounds, "puts": puts,
+        "minutes_between_writes": round(rounds * TABLE_INTERVAL_BUCKET_S / QUIET_INTERVALS / 60, 1),
+        "usd_a_month": round(month * PRICES["write"], 2),
+    }  # fmt: skip
+
+
+def _objects(folder: Path) -> int:
+    return sum(1 for each in folder.glob("tables/**/*") if each.is_file())
+
+
+def quiet_streams(streams: int = STREAMS, shards: int = SHARDS) -> dict[str, Any]:
+    """Count the PUTs of quiet streams' tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_quiet(Path(folder), streams, shards))
 
 
 def table_round(streams: int = STREAMS, shards: int = SHARDS, chunks: int = CHUNKS) -> dict[str, Any]:

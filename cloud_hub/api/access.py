@@ -3,26 +3,81 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+import math
+from collections.abc import Awaitable, Callable, Collection
+from typing import NamedTuple
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from weft.bounds import Owner, OwnerKind, address_owner
+from weft.bounds import Events, Owner, OwnerKind, SecurityEvent, Severity, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.cloud_hub.api.certificates import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, Tokens
+from weft.cloud_hub.api.identity.certificates import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge
+from weft.cloud_hub.api.identity.jwt.claims import JwtRefused
+from weft.cloud_hub.api.identity.rights import CONCERNS, Right
+from weft.cloud_hub.api.tokens import NO_TOKEN, Scope, TokenIdentity, Tokens, is_jwt
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
+from weft.protocols.shard.shard_state import StreamKey
+from weft.replication.attempts.outcome import REASON_HEADER
 
+UNAUTHORISED, UNAVAILABLE = 401, 503
+_ADVICE = {
+    Right.WRITE: "use a token for an edge",
+    Right.READ: "use a token of scope reader, or with the grant read:STREAM",
+    Right.EDGES: "use a token of scope reader, or with the grant edges",
+    Right.PUBLISH: "use a token of scope publish (`weft hub token add NAME --scope publish`), or a grant publish:EDGE",
+    Right.PULL: "use a token of scope pull (`weft hub token add NAME --scope pull`), or with a grant pull:STREAM",
+    Right.STATUS: "use an admin token, or one with the grant status",
+    Right.METRICS: "use an admin token, or one with the grant metrics",
+    Right.ACTS: "use an admin token, or one with the grant acts",
+    Right.TENANTS: "use a token with the grant tenants, or `weft hub tenant set`",
+}
+"""Right -> what opens it."""
+CHALLENGE_CHARACTERS_MAX = 400
+
+
+class _Checked(NamedTuple):
+    """The outcome of the check of a request's JSON Web Token: one of the two."""
+
+    identity: TokenIdentity | None = None
+    refused: JwtRefused | None = None
+
+
+_CHECKED = web.RequestKey("checked", _Checked)
 NO_CERTIFICATE = "this hub takes links with a client certificate only"
 
 
 class ApiError(Exception):
-    """An error response: HTTP status, the error, and advice."""
+    """An error response: HTTP status, the error, and advice.
 
-    def __init__(self, status: int, error: str, advice: str) -> None:
+    Args:
+        retry_s: seconds after which the same request may succeed; None if that is not known.
+    """
+
+    def __init__(self, status: int, error: str, advice: str, *, retry_s: float | None = None) -> None:
         super().__init__(error)
         self.status = status
         self.error = error
         self.advice = advice
+        self.headers = {} if retry_s is None else {"Retry-After": str(max(1, math.ceil(retry_s)))}
+        if status == UNAUTHORISED:
+            self.headers["WWW-Authenticate"] = challenge(error)
+        if status == UNAVAILABLE:
+            self.headers[REASON_HEADER] = _plain(error)
+
+
+def challenge(reason: str) -> str:
+    """Return the header that every 401 has to have (RFC 9110, section 11.6.1), with the reason for clients that see no
+    body: those of WebSockets (RFC 6750, section 3)."""
+    if reason == NO_TOKEN.error:
+        return "Bearer"
+    return f'Bearer error="invalid_token", error_description="{_plain(reason)}"'
+
+
+def _plain(reason: str) -> str:
+    """Return a reason as a header may have it."""
+    shown = "".join(c if c not in '"\\' and c.isascii() and c.isprintable() else "'" for c in reason)
+    return shown[:CHALLENGE_CHARACTERS_MAX]
 
 
 class Access:
@@ -32,6 +87,7 @@ class Access:
         open_to_network: without tokens, admit peers of other machines too.
         hosts: without tokens, names of the hub that readers may use, beside addresses; None: any.
         certificates: those of edges; None if edges show none.
+        events: gets refusals; None for none.
     """
 
     def __init__(
@@ -40,11 +96,32 @@ class Access:
         open_to_network: bool,
         hosts: Collection[str] | None = None,
         certificates: Certificates | None = None,
+        events: Events | None = None,
     ) -> None:
         self._tokens = tokens
         self._open_to_network = open_to_network
         self._hosts = hosts
         self._certificates = certificates
+        self._events = events
+
+    @property
+    def middleware(self) -> Middleware:
+        """Return the middleware that checks the JSON Web Tokens of requests, which may have to wait for their issuer.
+        All who ask about a request after it need not wait."""
+
+        @web.middleware
+        async def checked(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            given, jwts = _bearer(request), self._tokens.jwts
+            if given is not None and jwts is not None and is_jwt(given):
+                try:
+                    request[_CHECKED] = _Checked(await jwts.check(given))
+                except JwtRefused as error:
+                    request[_CHECKED] = _Checked(refused=error)
+            return await handler(request)
+
+        return checked
 
     def link(self, request: web.Request) -> TokenIdentity | None:
         """Return the edge's identity for a link; None when the hub has no tokens and trusts HELLO.
@@ -56,10 +133,8 @@ class Access:
             # Only browsers send it, and any page opened on this machine could reach a loopback port.
             raise ApiError(403, "links are not for browsers", "connect with weft edge run")
         identity = self._of_certificate(request) or self._identity(request)
-        if identity is not None and identity.scope is not Scope.EDGE:
-            raise ApiError(
-                403, f"the token {identity.name!r} has the scope {identity.scope}", "use a token for an edge"
-            )
+        if identity is not None:
+            _check(identity, Right.WRITE)
         return identity
 
     def _of_certificate(self, request: web.Request) -> TokenIdentity | None:
@@ -78,32 +153,80 @@ class Access:
         except NoEdge as error:
             raise ApiError(403, str(error), "give the edge a certificate of its own, or a token") from None
 
-    def tenant(self, request: web.Request) -> str:
-        """Return the tenant whose streams a request may read: ``?tenant=``, else the token's own, else "default".
+    def stream(self, request: web.Request) -> StreamKey:
+        """Return the tenant and the stream that a request of a reader is for.
 
         Raises:
-            ApiError: 401, 403, 421.
+            ApiError: 400, 401, 403, 421.
         """
-        identity = self._reader(request)
-        wanted = request.query.get("tenant")
-        if identity is None:
-            return wanted or "default"
-        if identity.scope is Scope.EDGE:
-            raise ApiError(403, f"the token {identity.name!r} is for a link", "use a token of scope reader")
-        if identity.scope is not Scope.ADMIN and wanted not in (None, identity.tenant):
-            raise ApiError(403, f"the token {identity.name!r} is for tenant {identity.tenant}", "leave out ?tenant=")
-        return wanted or identity.tenant
+        tenant, identity = self._permitted(request, Right.READ)
+        stream = request.match_info["stream"]
+        self.check(identity, Right.READ, stream)
+        return tenant, stream
+
+    def streams(self, request: web.Request) -> tuple[str, Callable[[str], bool]]:
+        """Return the tenant whose streams a request may list, and which of them.
+
+        Raises:
+            ApiError: 400, 401, 403, 421.
+        """
+        tenant, identity = self._permitted(request, Right.READ)
+        return tenant, lambda stream: identity is None or identity.rights.allow(Right.READ, stream)
 
     def tenants(self, request: web.Request) -> str | None:
         """Return the tenant whose edges a request may see; None for all: for an admin, or without tokens.
 
         Raises:
-            ApiError: 401, 403, 421.
+            ApiError: 400, 401, 403, 421.
         """
-        identity = self._reader(request)
-        if (identity is None or identity.scope is Scope.ADMIN) and "tenant" not in request.query:
-            return None
-        return self.tenant(request)
+        tenant, identity = self._permitted(request, Right.EDGES)
+        of_all = identity is None or identity.scope is Scope.ADMIN
+        return None if of_all and "tenant" not in request.query else tenant
+
+    def publisher(self, request: web.Request) -> tuple[str, TokenIdentity | None]:
+        """Return the tenant to whose edges a request may publish, and the token; None without tokens.
+
+        Raises:
+            ApiError: 400, 401, 403, 421.
+        """
+        return self._acting(request, Right.PUBLISH, "use `weft hub publish`")
+
+    def puller(self, request: web.Request) -> tuple[str, TokenIdentity | None]:
+        """Return the tenant whose edges a request may ask for records, and the token, as ``publisher``.
+
+        Raises:
+            ApiError: 400, 401, 403, 421.
+        """
+        return self._acting(request, Right.PULL, "use `weft hub pull`")
+
+    def check(self, identity: TokenIdentity | None, right: Right, name: str) -> None:
+        """Refuse what a token has a right to do with other streams or edges only.
+
+        Raises:
+            ApiError: 403.
+        """
+        if identity is not None and not identity.rights.allow(right, name):
+            has = ", ".join(identity.rights.texts)
+            error = f"{identity.shown} is not for {CONCERNS[right]} {name[:NAME_CHARACTERS_MAX]!r}"
+            raise ApiError(403, error, f"it has the rights {has}; another needs {right}:{CONCERNS[right].upper()}")
+
+    def _acting(self, request: web.Request, right: Right, instead: str) -> tuple[str, TokenIdentity | None]:
+        tenant, identity = self._permitted(request, right)
+        if identity is None and "Origin" in request.headers:
+            # Only browsers send it, and any page opened on this machine could reach edges by a loopback port.
+            raise ApiError(403, "without tokens, this is not for browsers", instead)
+        return tenant, identity
+
+    def _permitted(self, request: web.Request, right: Right) -> tuple[str, TokenIdentity | None]:
+        """Return the tenant of a request that has a right: ``?tenant=``, else the token's own, else "default"."""
+        identity = self.reader(request)
+        wanted = _tenant(request)
+        if identity is None:
+            return wanted or "default", None
+        _check(identity, right)
+        if identity.scope is not Scope.ADMIN and wanted not in (None, identity.tenant):
+            raise ApiError(403, f"{identity.shown} is for tenant {identity.tenant}", "leave out ?tenant=")
+        return wanted or identity.tenant, identity
 
     def owner(self, request: web.Request) -> Owner:
         """Return the owner that is charged for a reader's request: its token, or without tokens its address (for IPv6
@@ -112,29 +235,55 @@ class Access:
         Raises:
             ApiError: 401, 403, 421.
         """
-        identity = self._reader(request)
+        identity = self.reader(request)
         if identity is None:
             return address_owner(request.remote or "")
         return Owner(OwnerKind.TOKEN, identity.name)
 
-    def operate(self, request: web.Request) -> None:
+    def note_refusal(self, request: web.Request, error: ApiError) -> None:
+        """Note a request that was refused since its login does not open it, or is none. Others are passed over."""
+        if self._events is None or error.status not in (401, 403):
+            return
+        try:
+            identity = self._identity(request)
+        except ApiError:
+            identity = None
+        owner = address_owner(request.remote or "") if identity is None else Owner(OwnerKind.TOKEN, identity.name)
+        # Without a token it may be a person with a browser; with a wrong one, a program or a person tries.
+        severity = Severity.WARNING if "Authorization" in request.headers else Severity.NOTICE
+        event = SecurityEvent.LOGIN_FAILED if error.status == 401 else SecurityEvent.ACCESS_REFUSED
+        self._events.note(event, severity, owner, error.error, on=f"{request.method} {request.path}")
+
+    def operate(self, request: web.Request, right: Right) -> None:
         """Permit a request that concerns the whole node.
 
         Raises:
             ApiError: 401, 403, 421.
         """
-        identity = self._reader(request)
-        if identity is not None and identity.scope is not Scope.ADMIN:
-            raise ApiError(403, f"the token {identity.name!r} has the scope {identity.scope}", "use an admin token")
+        identity = self.reader(request)
+        if identity is not None:
+            _check(identity, right)
 
-    def _reader(self, request: web.Request) -> TokenIdentity | None:
-        """Return the identity of a reader. A foreign page in a browser has no token, but a name of its own for the
-        hub."""
+    def reader(self, request: web.Request) -> TokenIdentity | None:
+        """Return the identity of a reader, of any scope; None without tokens. A foreign page in a browser has no token,
+        but a name of its own for the hub.
+
+        Raises:
+            ApiError: 401, 403, 421.
+        """
+        self.check_name(request)
+        return self._identity(request)
+
+    def check_name(self, request: web.Request) -> None:
+        """Refuse a request under a name that is not the hub's, where no token tells its own pages from foreign ones.
+
+        Raises:
+            ApiError: 421.
+        """
         hosts = request.headers.getall("Host", ())
         if not self._tokens.required and self._hosts is not None and is_misdirected(hosts, self._hosts):
             error = "the hub is not read under this name"
             raise ApiError(MISDIRECTED_REQUEST, error, misdirected_advice("hosts"))
-        return self._identity(request)
 
     def _identity(self, request: web.Request) -> TokenIdentity | None:
         if not self._tokens.required:
@@ -145,11 +294,50 @@ class Access:
                     "make tokens (`weft hub token add`), or trust the network: `anonymous: allowed_beyond_loopback`",
                 )
             return None
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        identity = self._tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
+        checked: _Checked | None = request.get(_CHECKED)
+        if checked is not None:
+            return self._checked(checked)
+        given = _bearer(request)
+        identity = self._tokens.identify(given)
         if identity is None:
-            raise ApiError(401, "no valid token", "send the header 'Authorization: Bearer TOKEN'")
+            raise ApiError(UNAUTHORISED, *self._tokens.refusal(given))
         return identity
+
+    def _checked(self, checked: _Checked) -> TokenIdentity | None:
+        """Return the bearer of a JSON Web Token that was checked when its request came."""
+        identity, refused = checked
+        if refused is not None:
+            status = UNAUTHORISED if refused.retry_s is None else UNAVAILABLE
+            raise ApiError(status, refused.error, refused.advice, retry_s=refused.retry_s)
+        # An answer may go on for longer than its token counts, and asks again meanwhile.
+        if identity is not None and (why := self._tokens.lapsed(identity)) is not None:
+            raise ApiError(UNAUTHORISED, *why)
+        return identity
+
+    def until(self, identity: TokenIdentity) -> int | None:
+        """Return the moment at which a token ends, nanoseconds since 1970; None for no end, or if it is unknown."""
+        return self._tokens.until(identity)
+
+
+def _check(identity: TokenIdentity, right: Right) -> None:
+    if right in identity.rights:
+        return
+    granted = f"the rights {', '.join(identity.rights.texts)}"
+    has = granted if identity.scope is Scope.GRANTED else f"the scope {identity.scope}"
+    raise ApiError(403, f"{identity.shown} has {has}", _ADVICE[right])
+
+
+def _bearer(request: web.Request) -> str | None:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def _tenant(request: web.Request) -> str | None:
+    """Return the tenant that a request names; None if it names none."""
+    wanted = request.query.get("tenant")
+    if wanted is not None and not valid_name(wanted):
+        raise ApiError(400, f"tenant={wanted[:80]!r}", f"expected {NAME_RULE}")
+    return wanted
 
 
 def _is_loopback(remote: str | None) -> bool:

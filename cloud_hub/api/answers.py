@@ -147,7 +147,7 @@ def integer(request: web.Request, name: str, default: int, least: int, most: int
     text = request.query.get(name)
     if text is None:
         return default
-    if not text.isdecimal() or len(text) > DIGITS_MAX or not least <= int(text) <= most:
+    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX or not least <= int(text) <= most:
         raise ApiError(400, f"{name}={text[: 2 * DIGITS_MAX]!r}", f"expected a number from {least} to {most}")
     return int(text)
 

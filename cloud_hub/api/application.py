@@ -5,10 +5,11 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -19,16 +20,19 @@ from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, integer
 from weft.cloud_hub.api.edges import EdgeViews, edges_after
+from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
-from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.records import SOON, ShardsView
 from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX, RecordsAnswer
-from weft.cloud_hub.api.stream_completeness import StreamCompleteness
-from weft.cloud_hub.api.stream_rates import StreamRates
-from weft.cloud_hub.api.stream_summary import renamed_lanes
+from weft.cloud_hub.api.streams.completeness import StreamCompleteness
+from weft.cloud_hub.api.streams.rates import StreamRates
+from weft.cloud_hub.api.streams.series import SeriesAnswer, SeriesWanted
+from weft.cloud_hub.api.streams.shard_views import ShardViews
+from weft.cloud_hub.api.streams.summary import renamed_lanes
+from weft.cloud_hub.api.streams.trace import trace_answer
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.health import Health
-from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE
 from weft.protocols.errors import CodecError
@@ -36,20 +40,16 @@ from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.replication.runner import LINK_PATH
-from weft.storage.chunk_log import CollectedPast, ShardLog
-from weft.storage.every_shard import missing_halves, missing_shards
+from weft.storage.chunk_log import CollectedPast
+from weft.storage.every_shard import missing_halves
 from weft.storage.object_store import NotFound, StoreError
 from weft.storage.table.errors import TableError
 
-if TYPE_CHECKING:
-    from weft.cloud_hub.api.history import Histories
-
 logger = logging.getLogger(__name__)
 
-SOON = "try again in a moment"
+UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what can be asked"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -81,9 +81,9 @@ class HubNode(Protocol):
         ...
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     body = msgspec.json.encode(value) + b"\n"  # people read it on a terminal
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 class Api:
@@ -98,7 +98,7 @@ class Api:
     def __init__(
         self,
         node: HubNode,
-        shards: Shards,
+        shards: ShardViews,
         access: Access,
         metrics: Metrics,
         response_bytes_max: int,
@@ -113,13 +113,12 @@ class Api:
         self._moments = moments
         self._rates = rates
         self._edges = edges
-        self._shards = shards
+        self._views = shards
         self._access = access
         self._metrics = metrics
         self._monotonic = monotonic
         self._repeats = Repeats()
         self._response_bytes_max = response_bytes_max
-        self._histories: Histories | None = None
         self._answers = Answers(response_bytes_max, refusals)
 
     @web.middleware
@@ -128,16 +127,16 @@ class Api:
         try:
             return await handler(request)
         except ApiError as error:
-            return _json({"error": error.error, "advice": error.advice}, error.status)
+            self._access.note_refusal(request, error)
+            return _json({"error": error.error, "advice": error.advice}, error.status, error.headers)
         except web.HTTPException as error:
-            advice = (
-                "GET /v1/streams lists what can be read"
-                if error.status == 404
-                else "/v1/status, /v1/streams and what is below it are read with GET"
-            )
-            return _json({"error": f"{request.method} {request.path}: {error.reason}", "advice": advice}, error.status)
+            told = {"error": f"{request.method} {request.path}: {error.reason}", "advice": UNKNOWN_PATH}
+            answer = _json(told, error.status)
+            if "Allow" in error.headers:  # the methods that the path has
+                answer.headers["Allow"] = error.headers["Allow"]
+            return answer
         except CollectedPast as error:
-            advice = "read those records from the stream's table; since= finds the first that the log still has"
+            advice = "read its table, if that has all rows (`kind`); since= finds the first that the log still has"
             return _json({"error": str(error), "advice": advice}, 410)
         except TableError as error:
             advice = "mend the table, or read it with an engine; since= finds the first record that the log still has"
@@ -151,9 +150,9 @@ class Api:
                 logger.error("the log is damaged: %s%s", error, left_out(count))
             return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)
 
-    def application(self, *outer: Middleware) -> web.Application:
-        """Return the aiohttp application, with ``outer`` middlewares around everything."""
-        application = web.Application(middlewares=[*outer, self._errors])
+    def application(self, *outer: Middleware, inner: Sequence[Middleware] = ()) -> web.Application:
+        """Return the aiohttp application, with ``outer`` middlewares around everything, and ``inner`` ones in it."""
+        application = web.Application(middlewares=[*outer, self._errors, *inner])
         stream = "/v1/streams/{stream}"
         application.add_routes(
             [
@@ -168,7 +167,9 @@ class Api:
                 web.get(f"{stream}/lanes", self._bounded(self._get_lanes)),
                 web.get(f"{stream}/completeness", self._bounded(self._get_completeness)),
                 web.get(f"{stream}/records", self._bounded(self._get_records)),
+                web.get(f"{stream}/series", self._bounded(self._get_series)),
                 web.get(f"{stream}/rows", self._bounded(self._get_rows)),
+                web.get(f"{stream}/trace", self._bounded(self._get_trace)),
             ]
         )
         return application
@@ -183,32 +184,8 @@ class Api:
 
         return bounded
 
-    async def _view_of_shards(self, *, own: bool = False) -> _ShardsView:
-        """Return the present shards for a reader. A failing shard is left out and named; the response reports that its
-        part of a stream is missing.
-
-        Args:
-            own: only those of this process.
-        """
-        sequencers = self._shards.own if own else await self._shards.all()
-        states = [each.state for each in sequencers if each.loaded]
-        missing = {each.log.shard: each.trouble or "it is being loaded" for each in sequencers if not each.loaded}
-        if not own:
-            missing = dict.fromkeys(missing_shards(states), "it is being loaded") | missing
-        return _ShardsView({each.log.shard: self._reader(each.log) for each in sequencers}, states, missing)
-
-    def _reader(self, log: ShardLog) -> RecordReader:
-        def histories() -> Histories:
-            if self._histories is None:
-                from weft.cloud_hub.api.history import Histories  # imports pyarrow, which few nodes without tables need
-
-                self._histories = Histories(log.store, log.cluster, self._monotonic)
-            return self._histories
-
-        return RecordReader(log, self._response_bytes_max, histories)
-
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        self._access.operate(request)
+        self._access.operate(request, Right.METRICS)
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, request: web.Request) -> web.Response:
@@ -218,12 +195,13 @@ class Api:
         return web.Response(**health_answer("ready", self._node.health().unready(), request.headers))
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        self._access.operate(request)
+        self._access.operate(request, Right.STATUS)
         return _json(self._node.status())
 
     async def _get_edges(self, request: web.Request) -> web.Response:
         tenant = self._access.tenants(request)
-        shards = await self._view_of_shards(own=choice(request, "shards", ("all", "own")) == "own")
+        own = choice(request, "shards", ("all", "own")) == "own"
+        shards = self._views.own() if own else await self._views.every()
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
         edges, more = await edges_after(shards.states, tenant, request.query.get("after"), limit)
         page = await encoded(edges, self._edges(shards.states).view, self._response_bytes_max)
@@ -232,20 +210,20 @@ class Api:
         return _json({"edges": page.views, "next_after": next_after, **shards.missing_view()})
 
     async def _get_streams(self, request: web.Request) -> web.Response:
-        tenant = self._access.tenant(request)
-        shards = await self._view_of_shards()
+        tenant, is_readable = self._access.streams(request)
+        shards = await self._views.every()
         after, limit = request.query.get("after", ""), integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
-        names = [name for name in views.stream_keys(shards.states, tenant) if name > after]
+        names = [name for name in views.stream_keys(shards.states, tenant) if name > after and is_readable(name)]
         page = await encoded(names[:limit], lambda name: self._view(shards, tenant, name), self._response_bytes_max)
         taken = len(page.views)
         last = names[taken - 1] if taken < len(names) else None
         return _json({"streams": page.views, "next_after": last, **shards.missing_view()})
 
     async def _get_stream(self, request: web.Request) -> web.Response:
-        shards, tenant, stream = await self._stream(request)
+        shards, tenant, stream = await self.stream(request)
         return _json({**await self._view(shards, tenant, stream), **shards.missing_view()})
 
-    async def _view(self, shards: _ShardsView, tenant: str, stream: str) -> View:
+    async def _view(self, shards: ShardsView, tenant: str, stream: str) -> View:
         summary = await self._moments.summarise(shards.states, tenant, stream)
         rows, payload = self._node.table_rows(tenant, stream), self._node.table_payload(tenant, stream)
         payload = summary.payload if payload is None else payload
@@ -262,19 +240,19 @@ class Api:
         )
         return shards.unclaimed(view)
 
-    async def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:
+    async def payload_kind(self, shards: ShardsView, tenant: str, stream: str) -> PayloadKind:
         """Return the payload kind of the table, or before there is a table, the kind that a new one would get."""
         known = self._node.table_payload(tenant, stream)
         return (await self._moments.summarise(shards.states, tenant, stream)).payload if known is None else known
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
-        shards, tenant, stream = await self._stream(request)
+        shards, tenant, stream = await self.stream(request)
         _, next_after, made = await self._lanes(request, shards, (tenant, stream), views.lane_view)
         answer = {"tenant": tenant, "stream": stream, "lanes": made, "next_after": next_after}
         return _json({**answer, **shards.missing_view()})
 
     async def _lanes(
-        self, request: web.Request, shards: _ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], View]
+        self, request: web.Request, shards: ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], View]
     ) -> tuple[list[LaneOf], str | None, list[msgspec.Raw]]:
         """Return a page of a stream's lanes, the start of the next page, and the lanes' views."""
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
@@ -287,21 +265,20 @@ class Api:
         return shown, position(shown[-1]) if shown and (more or not page.is_whole) else None, page.views
 
     async def _get_completeness(self, request: web.Request) -> web.Response:
-        shards, tenant, stream = await self._stream(request)
-        peers = self._moments.peers
-        lanes, next_after, made = await self._lanes(
-            request, shards, (tenant, stream), partial(views.completeness_view, peers=peers)
-        )
+        shards, tenant, stream = await self.stream(request)
+        as_view = partial(views.completeness_view, peers=self._moments.peers)
+        lanes, next_after, made = await self._lanes(request, shards, (tenant, stream), as_view)
         answer = await self._moments.of(shards.states, tenant, stream)
         skipped = views.skipped_views(shards.states, tenant, stream)
-        renamed = renamed_lanes(shards.states, tenant, stream, peers=peers)
+        renamed = renamed_lanes(shards.states, tenant, stream, peers=self._moments.peers)
         view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, renamed=renamed)
-        return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **shards.missing_view()}))
+        more = shards.missing_view() | views.removed_view(self._node.table_view(tenant, stream))
+        return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **more}))
 
     async def _get_records(self, request: web.Request) -> LongAnswer:
-        shards, tenant, stream = await self._stream(request)
+        shards, tenant, stream = await self.stream(request)
         limit = integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
-        payload = await self._payload(shards, tenant, stream)
+        payload = await self.payload_kind(shards, tenant, stream)
         answer = RecordsAnswer(request, (tenant, stream), payload, limit, self._response_bytes_max)
         states = {state.shard: state for state in shards.states}
         for shard in self._wanted(request, shards):
@@ -313,12 +290,35 @@ class Api:
                 if "shard" in request.query:
                     raise
                 shards.missing[shard] = str(error)
-        return await answer.encode(shards.missing_view())
+        return await answer.encode(shards.missing_view() | views.removed_view(self._node.table_view(tenant, stream)))
+
+    async def _get_series(self, request: web.Request) -> web.Response:
+        wanted = SeriesWanted.of(request)
+        shards, tenant, stream = await self.stream(request)
+        payload = await self.payload_kind(shards, tenant, stream)
+        answer = SeriesAnswer((tenant, stream), payload, wanted, self._response_bytes_max)
+        for state in shards.states:
+            if not answer.goes_on():
+                break
+            try:
+                await answer.read(state, shards.readers[state.shard])
+            except (StoreError, NotFound, CodecError, TableError) as error:
+                shards.missing[state.shard] = str(error)
+        complete = await self._moments.of(shards.states, tenant, stream)
+        view = {"tenant": tenant, "stream": stream, "rows": await asyncio.to_thread(answer.rows),
+                "complete_up_to": views.moment(complete.complete_up_to),
+                "is_whole": answer.is_whole and not shards.missing}  # fmt: skip
+        return _json(shards.unclaimed(view) | shards.missing_view())
+
+    async def _get_trace(self, request: web.Request) -> web.Response:
+        shards, tenant, stream = await self.stream(request)
+        payload = await self.payload_kind(shards, tenant, stream)
+        return _json(await trace_answer(request, shards, (tenant, stream), payload))
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
         from weft.cloud_hub.api.rows import LIMIT_MAX, RowsWanted, rows_answer  # imports pyarrow, as for histories
 
-        shards, tenant, stream = await self._stream(request)
+        shards, tenant, stream = await self.stream(request)
         if "shard" not in request.query:
             advice = "rows are read shard by shard: GET /v1/streams/NAME has the shards"
             raise ApiError(400, "shard= is missing", advice)
@@ -327,14 +327,14 @@ class Api:
             integer(request, name, 0, 0, NUMBER_MAX) if name in request.query else None for name in ("offset", "chunk")
         )
         limit = integer(request, "limit", LIMIT_MAX, 0, LIMIT_MAX)
-        wanted = RowsWanted((tenant, stream), await self._payload(shards, tenant, stream), offset, chunk, limit)
+        wanted = RowsWanted((tenant, stream), await self.payload_kind(shards, tenant, stream), offset, chunk, limit)
         answer = await rows_answer(shards.readers[shard].log, shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):
             raise ApiError(503, f"shard {lost[0]}, which has edges of shard {shard}, is not loaded", SOON)
         return answer
 
-    def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
+    def _wanted(self, request: web.Request, shards: ShardsView) -> list[int]:
         """Return the numbers of the requested shards, which must be readable."""
         if "shard" in request.query:
             shard = shards.number(request, "shard")
@@ -346,9 +346,14 @@ class Api:
         first = shards.number(request, "from_shard")
         return [state.shard for state in shards.states if state.shard >= first]
 
-    async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
-        tenant, stream = self._access.tenant(request), request.match_info["stream"]
-        shards = await self._view_of_shards()
+    async def stream(self, request: web.Request) -> tuple[ShardsView, str, str]:
+        """Return the shards, the tenant and the name of a request's stream.
+
+        Raises:
+            ApiError: 400, 401, 403, 404, 421, 503.
+        """
+        tenant, stream = self._access.stream(request)
+        shards = await self._views.of_stream(tenant, stream)
         if not any(state.has_stream(tenant, stream) for state in shards.states):
             if shards.missing:
                 shard, trouble = next(iter(shards.missing.items()))
@@ -361,39 +366,6 @@ class Api:
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return shards, tenant, stream
-
-
-class _ShardsView(NamedTuple):
-    """The shards for one request. The states change with the next await."""
-
-    readers: dict[int, RecordReader]
-    states: list[ShardState]
-    """States of the readable shards."""
-    missing: dict[int, str]
-    """Numbers of the unreadable shards, with the reasons."""
-
-    def number(self, request: web.Request, name: str) -> int:
-        """Return the number of a shard from the query; 0 without one.
-
-        Raises:
-            ApiError: 400; 503 if this process knows no such shard, which a split may have made a moment ago.
-        """
-        shard = integer(request, name, 0, 0, SHARDS_MAX - 1)
-        if shard not in self.readers and shard not in self.missing:
-            raise ApiError(503, f"shard {shard} is not known here", f"{SOON}; GET /v1/streams/NAME has the shards")
-        return shard
-
-    def missing_view(self) -> View:
-        """Return the part of a response that names the missing shards; nothing if all are there."""
-        if not self.missing:
-            return {}
-        return {"missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
-
-    def unclaimed(self, view: View) -> View:
-        """Return a view without a claim of completeness while a shard is missing: the shard may hold lanes of the
-        stream."""
-        # Also after the answer was made: a chunk may have moved lanes away from a shard before they were looked at.
-        return {**view, "complete_up_to": None} if self.missing or missing_shards(self.states) else view
 
 
 def _unavailable(error: str) -> ApiError:

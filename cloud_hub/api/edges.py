@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.cloud_hub.api.pages import SLICE_S
-from weft.cloud_hub.api.stream_summary import renamed_lanes
+from weft.cloud_hub.api.streams.summary import renamed_lanes
 from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.shard.message_lanes import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.shard.completeness import Behind, HeldBack, LostOf, held_back, moment_of
 from weft.protocols.shard.lane_state import LaneState
@@ -50,11 +51,24 @@ async def edges_after(
             some = [
                 (name, at)
                 for name in names[start : start + SLICE_EDGES]
-                if name > floor and (tenant is None or name[0] == tenant) and state.lane_count(*name)
+                if name > floor
+                and (tenant is None or name[0] == tenant)
+                and state.lane_count(*name)
+                and name != (AUDIT_TENANT, AUDIT_EDGE)
             ]
             found = sorted([*found, *some])[: limit + 1]
             await asyncio.sleep(0)
     return [EdgeOf(NodeName(*name), states[at]) for name, at in found[:limit]], len(found) > limit
+
+
+class Linked(NamedTuple):
+    """The link of an edge to this process."""
+
+    since: int
+    """Time of its connection, nanoseconds since 1970."""
+    software: str
+    clock_off: int | None
+    """Nanoseconds by which the edge's clock was ahead then; None while nothing vouches for it."""
 
 
 class EdgeViews:
@@ -62,25 +76,26 @@ class EdgeViews:
 
     Args:
         states: states of all readable shards; the two names of a renamed edge may be in different ones.
-        linked: for each edge with a link to this process: time of its connection (nanoseconds since 1970), and its
-            release.
+        linked: the edges with a link to this process.
         last_release: release of an edge whose link has ended; None if unknown.
         now: nanoseconds since 1970 by the hub's clock.
         peers: whether another cluster may have records that this one lacks.
         behind: step of the clock, for lanes whose edges are linked to this node (``completeness``).
         lost: acknowledged records of a lane that this hub lacks (``completeness``).
+        groups: declared groups of an edge of a tenant.
     """
 
     def __init__(
         self,
         states: Sequence[ShardState],
-        linked: Mapping[NodeName, tuple[int, str]],
+        linked: Mapping[NodeName, Linked],
         last_release: Callable[[NodeName], str | None],
         now: int,
         *,
         peers: bool,
         behind: Behind,
         lost: LostOf = lambda *_: None,
+        groups: Callable[[str, str], Sequence[str]] = lambda *_: (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._states = states
@@ -90,6 +105,7 @@ class EdgeViews:
         self._peers = peers
         self._behind = behind
         self._lost = lost
+        self._groups = groups
         self._renamed: dict[StreamKey, set[Lane]] = {}
         self._clock = clock
 
@@ -97,13 +113,15 @@ class EdgeViews:
         """Return the hub's view of an edge; lanes with many ranges are counted in slices."""
         name, began = edge.name, self._clock()
         known = _EdgeFacts()
-        lanes = list(edge.state.edge_lanes(*name).items())
+        # The hub's own lane says nothing about the edge: messages may wait for one that is gone.
+        lanes = [each for each in edge.state.edge_lanes(*name).items() if each[0].stream != DOWN_STREAM]
         for lane, held in lanes:
             known.add(lane, held, self._peers, self._alarm(lane, held))
             if self._clock() - began >= SLICE_S:
                 await asyncio.sleep(0)
                 began = self._clock()
-        since, software = self._linked.get(name) or (None, self._last_release(name))
+        link = self._linked.get(name)
+        clock_off = None if link is None else link.clock_off
         return {
             "tenant": name.tenant,
             "edge": name.edge,
@@ -111,8 +129,10 @@ class EdgeViews:
             "logs": [format_log_id(log) for log in known.newest_logs()],
             "streams": len({lane.stream for lane, _ in lanes}),
             "last_seen": moment(known.last_seen or None),
-            "connected_since": moment(since),
-            "software": software,
+            "groups": list(self._groups(*name)),
+            "connected_since": None if link is None else moment(link.since),
+            "software": self._last_release(name) if link is None else link.software,
+            "clock_off_seconds": None if clock_off is None else clock_off / 1e9,
             "missing_records": known.missing,
             "complete_up_to": moment(known.complete_up_to),
             "retired": known.is_retired,

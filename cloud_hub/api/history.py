@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet as pq
 
-from weft.cloud_hub.api.lowest_rows import LowestRows, bounds, may_have, microseconds, plain_rows
-from weft.cloud_hub.api.record_views import row_view
-from weft.cloud_hub.api.search import Search
-from weft.cloud_hub.api.views import View
-from weft.protocols.payloads import PayloadKind
+from weft.cloud_hub.api.streams.lane_files import LaneFiles, file_numbers
+from weft.cloud_hub.api.streams.table_reading import (
+    OFFSETS_UNKNOWN,
+    LanePlace,
+    Past,
+    PastPlace,
+    RowPlace,
+    TableFiles,
+    TableReading,
+)
+from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.chunk_log import Cluster, table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.delta.calls import guarded
 from weft.storage.table.delta.files import file_system
-from weft.storage.table.delta.slices import group_slices
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.errors import TableError
 from weft.storage.table.names import table_payload
@@ -42,75 +45,11 @@ FILES_HELD_MAX = 1_000_000
 """Maximum number of files in all lists that are kept, some hundred bytes each. The list read last stays in any case."""
 FILES_MAX = 1_000_000
 """Maximum number of files of a table that is read for the API: while they are listed, each takes 1.4 kB."""
-FILES_READ_MAX = 64
-"""Maximum number of files that one request opens of one shard."""
-GROUP_BYTES_MAX = 512 << 20
-"""Maximum number of bytes of a row group, uncompressed: other engines may have written the file."""
 READERS_MAX = 2
 """Maximum number of requests that read tables at one time; others wait. Each may hold a row group in memory."""
-BATCH_ROWS = 1024
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features of tables whose files have exactly the table's rows."""
-_PLACE = ["_shard", "_offset"]
 _BOUNDS = ("min._shard", "max._shard", "min._offset", "max._offset")
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class PastPlace(NamedTuple):
-    """A request for the part of one shard."""
-
-    stream: StreamKey
-    shard: int
-    watermark: int
-    """The watermark of the shard's log, read before."""
-    budget: Search
-
-
-class Past(NamedTuple):
-    """Rows of a table as records."""
-
-    records: list[View]
-    """Records in the order of their offsets."""
-    next_offset: int
-    """The offset to go on from."""
-    is_end: bool
-    """True when the table has no row from there on."""
-
-
-class _Files(NamedTuple):
-    """The files of one version of a table, by shard and first offset. A file with rows of several shards is named for
-    each of them."""
-
-    payload: PayloadKind
-    columns: list[str]
-    """The columns that records are made of."""
-    shards: Numbers
-    first: Numbers
-    last: Numbers
-    reach: Numbers
-    """The highest ``last`` up to each file, within its shard."""
-    paths: pa.Array
-    path_of: Numbers
-    """For each of the above, the index of its path."""
-    system: pyarrow.fs.FileSystem
-    opened_at: float
-    """Monotonic seconds."""
-    complete: dict[int, int]
-    """Shard -> a watermark of its log: the files have all rows of chunks below it, as far as the table does."""
-
-    def of(self, shard: int) -> range:
-        """Return the numbers of a shard's files."""
-        return range(*(int(np.searchsorted(self.shards, shard, side)) for side in ("left", "right")))
-
-    def from_offset(self, shard: int, offset: int) -> range:
-        """Return the numbers of a shard's files; those before them have lower offsets only."""
-        there = self.of(shard)
-        return range(there.start + int(np.searchsorted(self.reach[there.start : there.stop], offset)), there.stop)
-
-    def open(self, number: int) -> pq.ParquetFile:
-        path = unquote(self.paths[int(self.path_of[number])].as_py())
-        return pq.ParquetFile(self.system.open_input_file(path), page_checksum_verification=True, pre_buffer=True)
 
 
 class Histories:
@@ -122,7 +61,7 @@ class Histories:
 
     def __init__(self, store: ObjectStore, cluster: Cluster, monotonic: Callable[[], float]) -> None:
         self._store, self._cluster, self._monotonic = store, cluster, monotonic
-        self._files: OrderedDict[StreamKey, _Files] = OrderedDict()
+        self._files: OrderedDict[StreamKey, TableFiles] = OrderedDict()
         self._opening = asyncio.Lock()
         self._readers = asyncio.Semaphore(READERS_MAX)
 
@@ -134,8 +73,8 @@ class Histories:
             TableError: the table cannot be read.
         """
 
-        def read(files: _Files) -> Past:
-            return _Reading(files, place).records(span, limit, bytes_max)
+        def read(files: TableFiles) -> Past:
+            return TableReading(files, place).records(span, limit, bytes_max)
 
         return await self._read(place, read, lambda found: found.is_end)
 
@@ -148,9 +87,32 @@ class Histories:
         Raises:
             TableError: the table cannot be read.
         """
-        return await self._read(place, lambda files: _Reading(files, place).since(time), lambda found: found is None)
+        return await self._read(
+            place, lambda files: TableReading(files, place).since(time), lambda found: found is None
+        )
 
-    async def _read(self, place: PastPlace, read: Callable[[_Files], T], is_end: Callable[[T], bool]) -> T | None:
+    async def row(self, place: PastPlace, offset: int) -> RowPlace | None:
+        """Return the row of an offset. None if the table had none up to a minute ago.
+
+        Raises:
+            TableError: the table cannot be read.
+        """
+        return await self._read(
+            place, lambda files: TableReading(files, place).row(offset), lambda found: found is None
+        )
+
+    async def find(self, place: PastPlace, lane: Lane, seq: int) -> LanePlace:
+        """Return the offset of a number of a lane, as the table has had it up to a minute ago.
+
+        Raises:
+            TableError: the table cannot be read, or too many of its files may have the number.
+        """
+        found = await self._read(
+            place, lambda files: TableReading(files, place).find(lane, seq), lambda found: found.offset is None
+        )
+        return found or LanePlace(None, 0)
+
+    async def _read(self, place: PastPlace, read: Callable[[TableFiles], T], is_end: Callable[[T], bool]) -> T | None:
         stream, shard = place.stream, place.shard
         async with self._readers:
             while True:
@@ -172,7 +134,7 @@ class Histories:
                 # The collector has gone on since the list was read. The table's newest rows may be missing in it.
                 self._files[stream] = files._replace(opened_at=self._monotonic() - AGE_S_MAX)
 
-    async def _list(self, stream: StreamKey) -> tuple[_Files | None, bool]:
+    async def _list(self, stream: StreamKey) -> tuple[TableFiles | None, bool]:
         """Return a table's files, and whether they were listed now."""
         async with self._opening:
             known = self._files.get(stream)
@@ -195,7 +157,7 @@ class Histories:
             return found, True
 
 
-def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> _Files | None:
+def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> TableFiles | None:
     table = open_table(uri, options)
     if table is None:
         return None
@@ -205,7 +167,8 @@ def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> _Files
     if actions.num_rows > FILES_MAX:
         raise TableError(f"it has {actions.num_rows} files, more than {FILES_MAX}: read it with an engine")
     low, high, first, last = (
-        _numbers(actions, name, default) for name, default in zip(_BOUNDS, (0, shards - 1, 0, 1 << 62), strict=True)
+        file_numbers(actions, name, default)
+        for name, default in zip(_BOUNDS, (0, shards - 1, 0, OFFSETS_UNKNOWN), strict=True)
     )
     counts = np.maximum(high - low + 1, 0)
     index = np.repeat(np.arange(len(counts)), counts)
@@ -225,136 +188,5 @@ def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> _Files
     )  # fmt: skip
     paths = actions.column("path").combine_chunks()
     columns = [name for name in wanted if name in types]
-    system = file_system(uri, options)
-    return _Files(payload, columns, of, first[index], last[index], reach, paths, index, system, at, {})
-
-
-def _numbers(actions: pa.Table, name: str, default: int) -> Numbers:
-    if name not in actions.column_names:
-        return np.full(actions.num_rows, default, np.int64)
-    found: Numbers = actions.column(name).cast(pa.int64()).fill_null(default).to_numpy().astype(np.int64)
-    return found
-
-
-class _Reading:
-    """Reads of one request, in a thread."""
-
-    def __init__(self, files: _Files, place: PastPlace) -> None:
-        self._files, self._stream, self._shard, self._budget = files, place.stream[1], place.shard, place.budget
-        self._opened = 0
-
-    def records(self, span: tuple[int, int], limit: int, bytes_max: int) -> Past:
-        """Return rows as records."""
-        files, (first, end) = self._files, span
-        found = LowestRows(end, limit, bytes_max)
-        for number in files.from_offset(self._shard, first):
-            if files.first[number] >= found.end:
-                break
-            if files.last[number] < first:
-                continue
-            if self._opened and (self._opened >= FILES_READ_MAX or self._budget.is_spent):
-                found.cut(int(files.first[number]))
-                break
-            with files.open(number) as file:
-                self._read_file(file, first, found)
-        if found.end <= first:
-            raise TableError(f"more than {FILES_READ_MAX} files have offset {first}: read it with an engine")
-        records = [found.rows[offset] for offset in sorted(found.rows)]
-        if found.end < end:
-            return Past(records, found.end, False)
-        return Past(records, records[-1]["offset"] + 1 if records else first, True)
-
-    def _read_file(self, file: pq.ParquetFile, first: int, found: LowestRows) -> None:
-        self._opened += 1
-        known = list(bounds(file, "_offset"))
-        for each in group_slices(file.metadata):
-            # The rows of a slice are sorted by other columns: which ones are wanted shows when all are known.
-            groups = {
-                group: self._offsets(file, group)
-                for group in range(each.first, each.end)
-                if may_have(known[group], first, found.end)
-            }
-            if groups:
-                found.offer(np.concatenate([offsets[offsets >= first] for offsets in groups.values()]))
-            for group, offsets in groups.items():
-                self._read_group(file, group, np.flatnonzero((offsets >= first) & (offsets < found.end)), found)
-
-    def _read_group(self, file: pq.ParquetFile, group: int, wanted: Numbers, found: LowestRows) -> None:
-        """Read rows of a row group, by their numbers."""
-        at = 0
-        for batch in self._batches(file, group) if len(wanted) else ():
-            some = wanted[(wanted >= at) & (wanted < at + batch.num_rows)] - at
-            at += batch.num_rows
-            if len(some):
-                # Not `take`, which does not know the string views that other engines write.
-                runs = np.split(some, np.flatnonzero(np.diff(some) != 1) + 1)
-                rows = plain_rows(pa.Table.from_batches([batch.slice(int(run[0]), len(run)) for run in runs]))
-                found.add([row_view(row, self._stream, self._files.payload) for row in rows])
-            if at > wanted[-1]:
-                return
-
-    def _offsets(self, file: pq.ParquetFile, group: int) -> Numbers:
-        """Return the offset of each row of a row group; -1 for those of other shards."""
-        place = self._columns(file, group, _PLACE)
-        offsets: Numbers = place.column("_offset").to_numpy()
-        return np.where(place.column("_shard").to_numpy() == self._shard, offsets, -1)
-
-    def since(self, time: int) -> int | None:
-        """Return the lowest offset of the rows received at a time or later."""
-        there, time_us = self._files.of(self._shard), -(-time // 1000)
-        # The hub's clock only advances in the log, so later files have later times.
-        low, high = there.start, there.stop
-        while low < high:
-            middle = (low + high) // 2
-            if self._latest(middle) < time_us:
-                low = middle + 1
-            else:
-                high = middle
-        for number in range(low, there.stop):
-            if self._opened >= FILES_READ_MAX:
-                return int(self._files.first[number])
-            self._opened += 1
-            with self._files.open(number) as file:
-                found = self._first_received(file, time_us)
-            if found is not None:
-                return found
-        return None
-
-    def _first_received(self, file: pq.ParquetFile, time_us: int) -> int | None:
-        lowest: int | None = None
-        told = zip(bounds(file, "_offset"), bounds(file, "_received"), strict=True)
-        for group, ((low, _), (_, latest)) in enumerate(told):
-            # A later row group may have lower offsets: the rows of a slice are sorted by other columns.
-            if (lowest is not None and low is not None and low >= lowest) or (
-                latest is not None and microseconds(latest) < time_us
-            ):
-                continue
-            rows = self._columns(file, group, [*_PLACE, "_received"])
-            received = rows.column("_received").cast(pa.int64()).to_numpy()
-            wanted = (rows.column("_shard").to_numpy() == self._shard) & (received >= time_us)
-            if wanted.any():
-                offset = int(rows.column("_offset").to_numpy()[wanted].min())
-                lowest = offset if lowest is None else min(lowest, offset)
-        return lowest
-
-    def _latest(self, number: int) -> int:
-        """Return the latest ``_received`` of a file, in microseconds; a very late one if it does not say."""
-        self._opened += 1
-        with self._files.open(number) as file:
-            times = [high for _, high in bounds(file, "_received")]
-        return max((1 << 62 if time is None else microseconds(time) for time in times), default=0)
-
-    def _columns(self, file: pq.ParquetFile, group: int, names: list[str]) -> pa.Table:
-        self._count(file, group)
-        return file.read_row_group(group, columns=names, use_threads=False)
-
-    def _batches(self, file: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
-        self._budget.took(file.metadata.row_group(group).total_byte_size)
-        there = set(file.schema_arrow.names)
-        columns = [name for name in self._files.columns if name in there]
-        yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
-
-    def _count(self, file: pq.ParquetFile, group: int) -> None:
-        size = file.metadata.row_group(group).total_byte_size
-        if size > GROUP_BYTES_MAX:
-            raise TableError(f"a row group has {size} bytes, more than {GROUP_BYTES_MAX}: read it with an engine")
+    system, lanes = file_system(uri, options), LaneFiles.of(actions)
+    return TableFiles(payload, columns, of, first[index], last[index], reach, paths, index, lanes, system, at, {})

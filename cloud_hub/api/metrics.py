@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING
 
+from weft.bounds.events import SecurityEvent
 from weft.bounds.refusals import RefusalCount
-from weft.cloud_hub.api.stream_figures import StreamFigures
+from weft.cloud_hub.api.streams.figures import StreamFigures
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.counters import ShardCounters
+from weft.cloud_hub.shard.message_lanes import is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config.metrics import HUB_METRICS, exposition
 from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
@@ -34,8 +36,10 @@ class Metrics:
         collected: the shards whose old chunks this process deletes.
         tables: the tables; None if another process keeps them.
         refusals: refusals by bound.
+        events: number of events of each kind.
         declared: returns the samples of the cluster log.
-        of_listener: returns the figures of the listener.
+        of_listener, of_tables, tenants: return the figures of the listener, of the tables' quality rules and
+            traces, and of tenants' use.
     """
 
     def __init__(
@@ -49,8 +53,11 @@ class Metrics:
         clocks_differ: Callable[[], int],
         tables: TableService | None = None,
         refusals: Iterable[RefusalCount] = (),
+        events: Mapping[SecurityEvent, int] | None = None,
         declared: Callable[[], Iterable[AnySample]] = tuple,
         of_listener: Callable[[], Iterable[Sample]] = tuple,
+        of_tables: Callable[[], Iterable[Sample]] = tuple,
+        tenants: Callable[[], Iterable[Sample]] = tuple,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
@@ -60,8 +67,10 @@ class Metrics:
         self._collected = collected
         self._tables = tables
         self._refusals = refusals
+        self._events = events or {}
         self._declared = declared
         self._of_listener = of_listener
+        self._of_tables, self._tenants = of_tables, tenants
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -80,6 +89,8 @@ class Metrics:
         for refused in self._refusals:
             owner = "others" if refused.owner is None else str(refused.owner)
             yield Sample("weft_hub_refusals_total", refused.times, (refused.bound, owner))
+        for event, times in self._events.items():
+            yield Sample("weft_hub_security_events_total", times, (event,))
         for sequencer in self._sequencers:
             yield from _shard(sequencer)
         collected = {each.log.shard: (0, each.log.watermark) for each in self._sequencers}
@@ -92,13 +103,16 @@ class Metrics:
         yield Sample("weft_hub_skipped_records", sum(skip.end - skip.first for skip in skips))
         if self._tables is not None:
             yield Sample("weft_hub_stopped_tables", self._tables.stopped)
+        yield from self._of_tables()
+        yield from self._tenants()
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
         for figures in self._streams.figures if self._streams is not None else ():
             labels = (figures.tenant, figures.stream)
             complete_up_to = 0 if is_wrong or figures.complete_up_to is None else figures.complete_up_to / _NS
             yield Sample("weft_hub_stream_records", figures.records, labels)
-            yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
+            if not is_hubs_own(*labels):
+                yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
             if figures.lag_records is not None:
                 yield Sample("weft_hub_stream_table_lag_records", figures.lag_records, labels)
             if figures.lag_seconds is not None:

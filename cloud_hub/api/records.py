@@ -9,6 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiohttp import web
+
+from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.answers import integer
 from weft.cloud_hub.api.record_views import Taken, record_views
 from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.views import View
@@ -16,15 +20,19 @@ from weft.protocols import batch as batches
 from weft.protocols.chunk import ChunkIndex, StreamSection, section_entries
 from weft.protocols.origin import by_number, origin_text
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.every_shard import missing_shards
 from weft.storage.table.record_time import batch_times, known_clocks
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.history import Histories, Past
+    from weft.cloud_hub.api.history import Histories
+    from weft.cloud_hub.api.streams.table_reading import Past
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record in a shard."""
+SOON = "try again in a moment"
 LOCATE_LOOKS = 8
 """Number of snapshots read to find an offset: they are halved, and few are kept."""
 
@@ -70,7 +78,7 @@ class RecordReader:
     def __init__(self, log: ShardLog, bytes_max: int, histories: Callable[[], Histories | None] = _no_history) -> None:
         self.log = log
         self._bytes_max = bytes_max
-        self._histories = histories
+        self.histories = histories
 
     async def read(
         self, stream: StreamKey, offset: int, end: int, limit: int, *,
@@ -120,10 +128,10 @@ class RecordReader:
     async def _past(
         self, stream: StreamKey, span: tuple[int, int], limit: int, watermark: int, search: Search
     ) -> Past | None:
-        histories = self._histories()
+        histories = self.histories()
         if histories is None:
             return None
-        from weft.cloud_hub.api.history import PastPlace
+        from weft.cloud_hub.api.streams.table_reading import PastPlace
 
         place = PastPlace(stream, self.log.shard, watermark, search)
         return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
@@ -156,6 +164,7 @@ class RecordReader:
                 found += helping.records
                 offset = helping.next_offset
                 search.gave(helping.records)
+                self.log.offsets.ended(stream, offset, each.header.n)
             looked_at += bool(found)
             if offset >= end or len(found) >= limit or search.records_bytes <= 0:
                 break
@@ -182,7 +191,7 @@ class RecordReader:
         head, end = state.n + 1, state.next_offset.get(stream, 0)
         watermark = await self._watermark()
         search.looks_left -= 2
-        if chunk is not None and chunk < watermark and self._histories() is not None:
+        if chunk is not None and chunk < watermark and self.histories() is not None:
             return Beginning((await self.log.around(*stream, chunk)).start, 0)  # collected since the answer before
         low = max(chunk or 0, watermark)
         if chunk is None:
@@ -210,10 +219,10 @@ class RecordReader:
     async def _past_since(self, stream: StreamKey, since: int, watermark: int, search: Search) -> Beginning | None:
         """Return the place of the first record that only the table has, and that the hub received at or after a time;
         None without one."""
-        histories = self._histories()
+        histories = self.histories()
         if histories is None:
             return None
-        from weft.cloud_hub.api.history import PastPlace
+        from weft.cloud_hub.api.streams.table_reading import PastPlace
 
         offset = await histories.since(PastPlace(stream, self.log.shard, watermark, search), since)
         return None if offset is None else Beginning(offset, 0)
@@ -263,3 +272,36 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wa
             if len(found) >= limit or bytes_max <= 0:
                 return Helping(found, at)
     return Helping(found, at)
+
+
+class ShardsView(NamedTuple):
+    """The shards for one request. The states change with the next await."""
+
+    readers: dict[int, RecordReader]
+    states: list[ShardState]
+    """States of the readable shards."""
+    missing: dict[int, str]
+    """Numbers of the unreadable shards, with the reasons."""
+
+    def number(self, request: web.Request, name: str) -> int:
+        """Return the number of a shard from the query; 0 without one.
+
+        Raises:
+            ApiError: 400; 503 if this process knows no such shard, which a split may have made a moment ago.
+        """
+        shard = integer(request, name, 0, 0, SHARDS_MAX - 1)
+        if shard not in self.readers and shard not in self.missing:
+            raise ApiError(503, f"shard {shard} is not known here", f"{SOON}; GET /v1/streams/NAME has the shards")
+        return shard
+
+    def missing_view(self) -> View:
+        """Return the part of a response that names the missing shards; nothing if all are there."""
+        if not self.missing:
+            return {}
+        return {"missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
+
+    def unclaimed(self, view: View) -> View:
+        """Return a view without a claim of completeness while a shard is missing: the shard may hold lanes of the
+        stream."""
+        # Also after the answer was made: a chunk may have moved lanes away from a shard before they were looked at.
+        return {**view, "complete_up_to": None} if self.missing or missing_shards(self.states) else view

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import yaml
 
+from weft.cloud_hub.api.identity.rights import InvalidGrant, Right, Rights, rights_of
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.machine import why_unreadable
 from weft.config.reading.yaml_words import explained
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
 TOKEN_CHARACTERS_MAX = 256
+JWT_CHARACTERS_MAX = 8000
+"""Longest JSON Web Token: aiohttp takes headers of 8,190 bytes."""
 NAME_CHARACTERS_MAX = 128
 NAMES_SHOWN_MAX = 20
 
@@ -40,8 +43,14 @@ class Scope(StrEnum):
     """Link as one edge of one tenant."""
     READER = "reader"
     """Read one tenant's streams."""
+    PUBLISH = "publish"
+    """Publish messages to one tenant's edges, and read what became of them."""
+    PULL = "pull"
+    """Ask one tenant's edges for records, and see what became of that."""
     ADMIN = "admin"
     """Read every tenant's streams, and the node's status and metrics."""
+    GRANTED = "granted"
+    """Rights that the token's grants name, and no other. Releases before grants do not know it, and refuse it."""
 
 
 class TokensUnusable(ValueError):
@@ -57,12 +66,24 @@ class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     scope: Scope
     tenant: str = "default"
     edge: str | None = None
-    """Edge that may link with the token; only for the scope ``edge``."""
+    """Edge that may link with the token; only for the scope ``edge``, and for grants to write."""
+    grants: tuple[str, ...] = ()
+    """Rights, such as ``read:press-*``; only for the scope ``granted``."""
+
+    @property
+    def rights(self) -> Rights:
+        """Return what the token opens, in its tenant."""
+        return rights_of(self.scope, self.grants)
 
     @property
     def shown(self) -> str:
         """Return what it is called in messages."""
         return f"the token {self.name!r}"
+
+    @property
+    def holder(self) -> object:
+        """Return who has it, for bounds on what one may have open."""
+        return self
 
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -73,8 +94,21 @@ class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: list[TokenIdentity] = []
 
 
+class ForeignTokens(Protocol):
+    """Tokens that an issuer elsewhere makes: ``cloud_hub.api.identity.jwt.tokens.Jwts``, which imports this module."""
+
+    async def check(self, token: str) -> TokenIdentity:
+        """Return the identity of a token; raise ``JwtRefused`` if it has none."""
+        ...
+
+
 class Tokens(Protocol):
-    """The tokens of a hub: those of the cluster log and of a file."""
+    """The tokens of a hub: those of the cluster log and of a file, and those of an issuer."""
+
+    @property
+    def jwts(self) -> ForeignTokens | None:
+        """Return the tokens of an issuer; None if none are taken."""
+        ...
 
     @property
     def required(self) -> bool:
@@ -84,6 +118,34 @@ class Tokens(Protocol):
     def identify(self, token: str | None) -> TokenIdentity | None:
         """Return the identity of a token, or None."""
         ...
+
+    def refusal(self, token: str | None) -> TokenRefusal:
+        """Return why a token has no identity."""
+        ...
+
+    def lapsed(self, identity: TokenIdentity) -> TokenRefusal | None:
+        """Return why a token of the issuer that was admitted no longer counts; None while it does, and for others."""
+        ...
+
+    def until(self, identity: TokenIdentity) -> int | None:
+        """Return the moment at which a token in force ends, nanoseconds since 1970; None for no end."""
+        ...
+
+
+class TokenRefusal(NamedTuple):
+    """The reason for which a token opens nothing."""
+
+    error: str
+    advice: str
+
+
+NO_TOKEN = TokenRefusal("no valid token", "send the header 'Authorization: Bearer TOKEN'")
+"""Refusal of a token that is missing or unknown."""
+
+
+def is_jwt(token: str) -> bool:
+    """Return whether a token has the form of a JSON Web Token: a header, claims and a signature, in JSON and Base64."""
+    return token.startswith("eyJ") and token.count(".") == 2
 
 
 def new_token() -> str:
@@ -143,13 +205,29 @@ def check_identity(identity: TokenIdentity, path: str) -> None:
         raise TokensUnusable(f"{where}: a name needs 1 to {NAME_CHARACTERS_MAX} printable characters")
     if not valid_name(identity.tenant) or (identity.edge is not None and not valid_name(identity.edge)):
         raise TokensUnusable(f"{where}: tenant and edge need {NAME_RULE}")
-    if (identity.scope is Scope.EDGE) != (identity.edge is not None):
-        raise TokensUnusable(f"{where}: scope 'edge' needs an edge, the other scopes must not have one")
+    if (identity.scope is Scope.GRANTED) != bool(identity.grants):
+        raise TokensUnusable(f"{where}: scope 'granted' needs grants, the other scopes must not have some")
+    try:
+        writes = Right.WRITE in identity.rights
+    except InvalidGrant as error:
+        raise TokensUnusable(f"{where}: grants: {error}") from None
+    if writes != (identity.edge is not None):
+        raise TokensUnusable(
+            f"{where}: scope 'edge' needs an edge, and so do grants to write; the other scopes must not have one"
+        )
     if len(identity.sha256) != 64 or not set(identity.sha256) <= set("0123456789abcdef"):
         raise TokensUnusable(f"{where}: sha256 needs 64 lower-case hexadecimal digits")
 
 
-def create_token(path: str, name: str, scope: Scope, tenant: str = "default", edge: str | None = None) -> str:
+def create_token(
+    path: str,
+    name: str,
+    scope: Scope,
+    tenant: str = "default",
+    edge: str | None = None,
+    *,
+    grants: tuple[str, ...] = (),
+) -> str:
     """Add a token to a file (created if missing) durably. A running hub picks it up by itself.
 
     Returns:
@@ -163,7 +241,7 @@ def create_token(path: str, name: str, scope: Scope, tenant: str = "default", ed
     if any(identity.name == name for identity in known):
         raise TokensUnusable(f"{path}: there is a token {name!r} already; revoke it first, or choose another name")
     token = new_token()
-    identity = TokenIdentity(name, hash_token(token), scope, tenant, edge)
+    identity = TokenIdentity(name, hash_token(token), scope, tenant, edge, grants)
     check_identity(identity, path)
     _replace(path, [*known, identity])
     return token

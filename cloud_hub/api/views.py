@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.cloud_hub.api.stream_summary import StreamSummary
+from weft.cloud_hub.api.streams.summary import StreamSummary
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
@@ -20,13 +20,16 @@ from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import RetiredBy
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import LaneState, ShardState
-from weft.storage.hub_keys import table_key
+from weft.storage.hub_keys import latest_key, table_key
 
 if TYPE_CHECKING:
+    from weft.storage.table_maker.service import TableService
     from weft.storage.table_maker.status import TableStatus
 
 _NS = 1_000_000_000
 
+TABLES_LISTED_MAX = 1000
+"""Maximum number of tables in the status; failing ones come first."""
 LOST_LISTED_MAX = 1000
 """Maximum number of lanes with lost records in a status."""
 View = dict[str, Any]
@@ -63,7 +66,8 @@ def _ranges(ranges: Iterable[tuple[int, int]]) -> list[View]:
     return [{"first": first, "end": end} for first, end in ranges]
 
 
-def _gaps(gaps: Iterable[GapRange]) -> list[View]:
+def gap_views(gaps: Iterable[GapRange]) -> list[View]:
+    """Return ranges of numbers whose records never come, with the reasons."""
     reasons = {reason.value: reason.name.lower() for reason in GapReason}
     return [{"first": gap.first, "end": gap.end, "reason": reasons.get(gap.reason, str(gap.reason))} for gap in gaps]
 
@@ -86,7 +90,7 @@ def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
         **_who(lane, shard),
         "epoch": held.epoch,
         "ranges": _ranges(held.ranges),
-        "gaps": _gaps(held.gaps),
+        "gaps": gap_views(held.gaps),
         "mark": _mark(held.mark),
         "newest_mark": _mark(held.newest_mark),
         "last_word": _mark(held.last_word),
@@ -153,7 +157,7 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
         "complete_up_to": moment(held.whole_up_to if peers else held.complete_up_to),
         "complete_below_seq": held.whole_end() if peers else held.ranges.contiguous_end(),
         "newest_mark": _mark(newest),
-        "gaps": _gaps(held.gaps),
+        "gaps": gap_views(held.gaps),
         "open_gap": open_gap_view(open_gap(lane, held, peers=peers)),
         "last_word": _mark(held.last_word),
         "retired": _retired(held),
@@ -216,16 +220,40 @@ def table_status_view(table: TableStatus) -> View:
     }
 
 
-def table_view(table: TableStatus, columns: Sequence[tuple[str, str]]) -> View:
+def tables_views(tables: TableService | None) -> View:
+    """Return the work on all tables, for operators."""
+    return {
+        "tables": [table_status_view(table) for table in tables.status(TABLES_LISTED_MAX)] if tables else [],
+        "tables_more": max(0, tables.count - TABLES_LISTED_MAX) if tables else 0,
+        "tables_trouble": tables.error if tables else None,
+    }
+
+
+def removed_view(table: View | None) -> View:
+    """Return the members of an answer that say what no table has: up to when retention removed rows, and that there is
+    no table of all rows; none if neither is so.
+
+    Args:
+        table: of ``table_view``.
+    """
+    if table is None:
+        return {}
+    removed = {"removed_until": table["removed_until"]} if table["removed_until"] else {}
+    return removed | ({"only_latest": True} if table["kind"] == "latest" else {})
+
+
+def table_view(table: TableStatus, columns: Sequence[tuple[str, str]], removed_until: int | None) -> View:
     """Return a stream's table, for readers."""
     return {
-        "path": table_key(table.tenant, table.stream),
+        "path": (table_key if table.kind == "all" else latest_key)(table.tenant, table.stream),
+        "kind": table.kind,
         "version": table.version,
         "columns": [{"name": name, "type": kind} for name, kind in columns],
         "lag_records": table.lag_records,
         "committed_at": moment(table.committed_at),
         "error": table.error,
         "is_stopped": bool(table.stopped),
+        "removed_until": moment(removed_until),
     }
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.owners import Owners
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -33,6 +34,8 @@ READ_INTERVAL_S = 5.0
 DRAIN_BEATS = 2.5
 """Time after which a process that leaves waits no longer for others to load its shards. They look once a beat."""
 DRAIN_LOOK_S = 0.5
+NAMED_MAX = 10
+"""Maximum number of nodes that an error names."""
 ANNOUNCE_INTERVAL_S = 60.0
 """Interval at which a node that is alone writes its entry again; after five missed ones it counts as gone."""
 
@@ -58,6 +61,8 @@ class Work(NamedTuple):
     links: int = 0
     cluster_log: int = 0
     """Number of the last entry of the cluster log that it knows."""
+    tenants: dict[str, tuple[int, int]] = {}
+    """Tenants with quotas, as ``NodeEntry`` has them."""
 
 
 class Membership:
@@ -96,7 +101,7 @@ class Membership:
         self._owners = owners
         self._work = work
         self._url = ""
-        self._grown, self._splits = grown, 0
+        self._grown, self._added = grown, 0
         self._soon = asyncio.Event()
         self._repeats = Repeats()
         self._presence = Presence(
@@ -104,7 +109,7 @@ class Membership:
             beat_s=BEAT_S if owners is None else owners.beat_s, alone_write_s=ANNOUNCE_INTERVAL_S,
             is_watched=None if owners is None else owners.beats,
         )  # fmt: skip
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     @property
     def writes(self) -> int:
@@ -137,7 +142,7 @@ class Membership:
         """
         self._url = url
         await self._presence.start()
-        self._task = asyncio.create_task(self._read_levels(), name="cluster-level")
+        self._task.start(self._read_levels(), name="cluster-level")
 
     def look_now(self) -> None:
         """Divide the shards at once, and tell the others: an operator has drained some process."""
@@ -168,9 +173,7 @@ class Membership:
 
     async def close(self) -> None:
         """Stop, and remove the entry. A remaining entry counts as gone after five minutes."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
         await self._presence.close()
 
     def _entry(self, beat: int) -> bytes:
@@ -204,8 +207,8 @@ class Membership:
     async def _read_level(self) -> None:
         cluster = await read_cluster(self._store)
         level = cluster.level
-        if self._grown is not None and len(cluster.splits) > self._splits:
-            self._splits = len(cluster.splits)
+        if self._grown is not None and cluster.tree.count - cluster.shards > self._added:
+            self._added = cluster.tree.count - cluster.shards
             await self._grown(cluster)
         if level > self.level:
             logger.info("the cluster is at level %d now", level)
@@ -241,9 +244,16 @@ async def finalize(store: ObjectStore, release_level: int, now: int) -> tuple[in
         )
     behind = [node for node in await nodes.running(store, now) if node.level < release_level]
     if behind and before < release_level:
-        named = "; ".join(f"node {node.id} at {node.url or 'an unknown address'}, {node.software}" for node in behind)
-        raise NotFinalized(
-            f"level {release_level} is unknown to {named}. Upgrade these nodes, or wait five minutes when they are gone"
-        )
+        raise NotFinalized(f"level {release_level} is unknown to {_named(behind)}")
     await raise_level(store, release_level)
     return before, release_level
+
+
+def _named(behind: list[NodeEntry]) -> str:
+    """Return names of nodes that do not know a level, and advice."""
+    nodes = [f"node {each.id} at {each.url or 'an unknown address'}, {each.software}" for each in behind[:NAMED_MAX]]
+    more = f"; and {len(behind) - NAMED_MAX} more" if len(behind) > NAMED_MAX else ""
+    advice = "Upgrade these nodes, or wait five minutes when they are gone"
+    if any(each.level == 0 for each in behind):
+        advice += ". What cannot be read is no node of Weft: remove it from the store, below `nodes/`"
+    return f"{'; '.join(nodes)}{more}. {advice}"

@@ -19,8 +19,9 @@ import msgspec
 from weft.cloud_hub.cluster.division import divide
 from weft.protocols.link import Hello, RefuseCode
 from weft.replication.runner import LinkRefused
+from weft.storage.presence.entries import Seen
 from weft.storage.presence.nodes import NodeEntry, decode_entry
-from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Seen
+from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, MISSED_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class Owners:
         """Moment from which it may own shards; None before the first look."""
         self._gone_at = math.inf
         """Moment from which others take it for gone, unless it writes its entry before."""
+        self._had_strangers = False
+        """True if processes of other machines were there at its last write."""
         self._beats_since: float | None = None
         """Moment since which it has written its entry each beat; None while it does not."""
         self._beats_until = -math.inf
@@ -105,6 +108,8 @@ class Owners:
         and would see no other otherwise."""
         self._leaves = False
         self._is_drained = is_drained
+        self._gone: dict[str, tuple[bytes, bool]] = {}
+        """Entry of one that was gone -> its content as last seen, and whether it has changed since."""
         self._members: dict[str, NodeEntry | None] = {}
         """Those among whom shards are divided; None for a process of this machine that has no entry yet."""
         self._owners = divide(shards(), dict.fromkeys(self._site_names(), 1.0))
@@ -185,8 +190,10 @@ class Owners:
             self._beats_since = None
         elif self._beats_since is None:
             self._beats_since = now
-        if now > self._gone_at and self.has_strangers():
+        # An answer from before the pause may show the others as gone; they go on without this process all the same.
+        if now > self._gone_at and (self.has_strangers() or self._had_strangers):
             self._joined_at = now + KNOWN_BEATS * self.beat_s
+        self._had_strangers = self.has_strangers()
         self._gone_at = now + MISSED_MAX * interval_s
 
     async def leave(self) -> None:
@@ -253,12 +260,16 @@ class Owners:
         """Return the entries that count, by name: the youngest process of each."""
         found: dict[str, NodeEntry] = {}
         now = self._wall()
-        for seen in others.values():
+        self._gone = {key: gone for key, gone in self._gone.items() if key in others}
+        for key, seen in others.items():
             entry = decode_entry(seen.content)
             if entry is None or not entry.name or entry.id == self._id or abs(now - entry.seen) > SEEN_NS:
                 continue
             if seen.age_s > MISSED_MAX * self._interval_s(entry):
+                self._gone[key] = seen.content, False
                 continue
+            if entry.state == READY and key in self._gone and not self._is_back(key, seen.content):
+                entry = msgspec.structs.replace(entry, state=JOINING)
             known = found.get(entry.name)
             if known is None or (entry.since, entry.id) > (known.since, known.id):
                 found[entry.name] = entry
@@ -267,6 +278,18 @@ class Owners:
             self._has_warned = True
             logger.warning("another node calls itself %s, too: give each machine its own name or `advertise`", self.own)
         return found
+
+    def _is_back(self, key: str, content: bytes) -> bool:
+        """Return whether one that was gone has written twice since. Its first write may have been under way when it was
+        stopped, and say that it owns shards as before; only the next one knows of the pause."""
+        before, is_changed = self._gone[key]
+        if content == before:
+            return False
+        if is_changed:
+            del self._gone[key]
+            return True
+        self._gone[key] = content, True
+        return False
 
     def _interval_s(self, entry: NodeEntry) -> float:
         """Return the longest time between an entry's writes. One that was alone has promised few: it is only held to a

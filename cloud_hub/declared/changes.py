@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Set
 
 import msgspec
 
-from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, Scope, TokenIdentity, check_identity
+from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, TokenIdentity, check_identity
 from weft.cloud_hub.declared.documents import (
     NODE,
     SECRETS_MAX,
@@ -19,7 +19,6 @@ from weft.cloud_hub.declared.documents import (
     TOKEN,
     Document,
     NodeDocument,
-    Quotas,
     Secret,
     StreamDocument,
     TenantDocument,
@@ -27,9 +26,9 @@ from weft.cloud_hub.declared.documents import (
     UnreadableDocument,
     decode,
     encode,
-    parse_stream_name,
     stream_name,
 )
+from weft.cloud_hub.shard.message_lanes import AUDIT_TENANT
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.cluster_log.log import Change
@@ -37,7 +36,7 @@ from weft.storage.cluster_log.state import ClusterState, Fact
 
 Decision = Callable[[ClusterState], Change | None]
 ALWAYS_THERE = "default"
-"""Tenant that need not be declared."""
+"""Tenant that need not be declared. The hub's own of the stream of acts need not be, either."""
 
 
 class CannotDeclare(Exception):
@@ -71,7 +70,7 @@ class KnownTokens:
             self._take(added, _readable(facts[added]))
         elif state is not self._state or state.n != self._n:
             self._by_hash, self._edges = {}, {}
-            for known, document in _tokens(state):
+            for known, document in tokens_of(state):
                 self._take(known, document)
         self._state, self._n, self._adds = state, state.n, name
 
@@ -87,7 +86,7 @@ class KnownTokens:
         if document is None:
             return
         self._by_hash.update((secret.sha256, name) for secret in document.secrets)
-        if document.scope is Scope.EDGE:
+        if document.edge is not None:
             self._edges.setdefault(document.tenant, set()).add(document.edge)
 
 
@@ -113,11 +112,12 @@ def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | N
                 f"there is a token {identity.name!r} already: `weft hub token rotate` gives it another secret, `weft "
                 "hub token remove` withdraws it"
             )
-        _check_tenant(state, identity.tenant)
+        check_tenant(state, identity.tenant)
         tokens.adding(identity.name, state)
         _check_secret(tokens, identity.name, identity.sha256)
         _check_edges(state, identity, tokens.edges(identity.tenant))
-        document = TokenDocument(identity.scope, (Secret(identity.sha256, until),), identity.tenant, identity.edge)
+        secrets = (Secret(identity.sha256, until),)
+        document = TokenDocument(identity.scope, secrets, identity.tenant, identity.edge, identity.grants)
         return Change(TOKEN, identity.name, encode(document))
 
     return decide
@@ -137,9 +137,9 @@ def import_token(identity: TokenIdentity, known: KnownTokens | None = None) -> D
     def decide(state: ClusterState) -> Change | None:
         if identity.name in state.facts(TOKEN):
             found = _token(state, identity.name)
-            wanted = identity.scope, identity.tenant, identity.edge
+            wanted = identity.scope, identity.tenant, identity.edge, identity.grants
             has_secret = any(each.sha256 == identity.sha256 for each in found.secrets)
-            if has_secret and (found.scope, found.tenant, found.edge) == wanted:
+            if has_secret and (found.scope, found.tenant, found.edge, found.grants) == wanted:
                 return None
         return adds(state)
 
@@ -176,6 +176,16 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
     return decide
 
 
+def has_end(state: ClusterState, name: str) -> bool:
+    """Return whether the newest secret of a token has an end.
+
+    Raises:
+        CannotDeclare: there is no such token.
+    """
+    secrets = _token(state, name).secrets
+    return bool(secrets) and secrets[-1].until is not None
+
+
 def remove_token(name: str) -> Decision:
     """Withdraw a token.
 
@@ -184,57 +194,8 @@ def remove_token(name: str) -> Decision:
     """
 
     def decide(state: ClusterState) -> Change:
-        _known(state, TOKEN, name)
+        known_fact(state, TOKEN, name)
         return Change(TOKEN, name, None)
-
-    return decide
-
-
-def set_tenant(name: str, quotas: Quotas, cleared: frozenset[str] = frozenset(), *, is_new: bool) -> Decision:
-    """Declare a tenant, or change quotas of one.
-
-    Args:
-        quotas: those to set; None leaves one unchanged.
-        cleared: names of quotas about which nothing is declared any more.
-        is_new: true to add a tenant, false to change one.
-
-    Raises:
-        CannotDeclare: the name is not valid; from the decision: the tenant is declared already, or it is not.
-    """
-    if not valid_name(name):
-        raise CannotDeclare(f"{name!r} cannot be the name of a tenant: {NAME_RULE}")
-
-    def decide(state: ClusterState) -> Change | None:
-        fact = state.facts(TENANT).get(name)
-        if is_new and fact is not None:
-            raise CannotDeclare(f"tenant {name} is declared already: `weft hub tenant set` changes its quotas")
-        if not is_new and name != ALWAYS_THERE:
-            _known(state, TENANT, name)
-        before = TenantDocument() if fact is None else _read(name, TENANT, fact.document, TenantDocument)
-        wanted = {field: value for field in Quotas.__struct_fields__ if (value := getattr(quotas, field)) is not None}
-        changed = msgspec.structs.replace(before.quotas, **dict.fromkeys(cleared), **wanted)
-        document = encode(TenantDocument(changed), None if fact is None else fact.document)
-        return None if fact is not None and document == fact.document else Change(TENANT, name, document)
-
-    return decide
-
-
-def remove_tenant(name: str) -> Decision:
-    """Withdraw a tenant that has no token and no stream in the cluster log.
-
-    Raises:
-        CannotDeclare: from the decision: there is no such tenant, or it has some.
-    """
-
-    def decide(state: ClusterState) -> Change:
-        _known(state, TENANT, name)
-        tokens = [token for token, document in _tokens(state) if document.tenant == name]
-        if tokens:
-            raise CannotDeclare(f"tenant {name} has tokens: {listed(tokens)}. Withdraw them first")
-        streams = [each for each in state.facts(STREAM) if parse_stream_name(each)[0] == name]
-        if streams:
-            raise CannotDeclare(f"edges of streams are declared: {listed(streams)}. Withdraw them first")
-        return Change(TENANT, name, None)
 
     return decide
 
@@ -257,7 +218,7 @@ def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
         fact = state.facts(STREAM).get(name)
         if edges is None and fact is None:
             raise CannotDeclare(f"the cluster log declares no edges of stream {name}")
-        _check_tenant(state, key[0])
+        check_tenant(state, key[0])
         before = None if fact is None else fact.document
         document: bytes | None = encode(StreamDocument(edges), before)
         if document == b"{}":
@@ -317,7 +278,8 @@ def _ending(secret: Secret, until: int) -> Secret:
     return secret if secret.until is not None and secret.until < until else Secret(secret.sha256, until)
 
 
-def _known(state: ClusterState, kind: str, name: str) -> None:
+def known_fact(state: ClusterState, kind: str, name: str) -> None:
+    """Refuse a change of a fact that is not declared."""
     if name not in state.facts(kind):
         raise CannotDeclare(f"there is no {kind} {name!r} in the cluster log; there are: {listed(state.facts(kind))}")
 
@@ -329,8 +291,9 @@ def listed(names: Iterable[str]) -> str:
     return (", ".join(shown[:NAMES_SHOWN_MAX]) or "none") + more
 
 
-def _check_tenant(state: ClusterState, tenant: str) -> None:
-    if tenant != ALWAYS_THERE and tenant not in state.facts(TENANT):
+def check_tenant(state: ClusterState, tenant: str) -> None:
+    """Refuse a fact of a tenant that is not declared."""
+    if tenant not in (ALWAYS_THERE, AUDIT_TENANT) and tenant not in state.facts(TENANT):
         raise CannotDeclare(
             f"there is no tenant {tenant!r}: declare it first (`weft hub tenant add`); there are: "
             f"{listed({ALWAYS_THERE, *state.facts(TENANT)})}"
@@ -350,8 +313,8 @@ def _check_secret(tokens: KnownTokens, name: str, sha256: str) -> None:
 def _check_edges(state: ClusterState, identity: TokenIdentity, edges: Set[str | None]) -> None:
     """Refuse the token of a further edge of a tenant that has as many as it may have."""
     fact = state.facts(TENANT).get(identity.tenant)
-    quota = None if fact is None else _read(identity.tenant, TENANT, fact.document, TenantDocument).quotas.edges
-    if quota is None or identity.scope is not Scope.EDGE:
+    quota = None if fact is None else read_fact(identity.tenant, TENANT, fact.document, TenantDocument).quotas.edges
+    if quota is None or identity.edge is None:
         return
     if identity.edge not in edges and len(edges) >= quota:
         raise CannotDeclare(
@@ -360,7 +323,7 @@ def _check_edges(state: ClusterState, identity: TokenIdentity, edges: Set[str | 
         )
 
 
-def _tokens(state: ClusterState) -> Iterator[tuple[str, TokenDocument]]:
+def tokens_of(state: ClusterState) -> Iterator[tuple[str, TokenDocument]]:
     """Yield the tokens that this release can read; its hubs admit no bearer of the others."""
     for name, fact in state.facts(TOKEN).items():
         if (document := _readable(fact)) is not None:
@@ -374,11 +337,12 @@ def _readable(fact: Fact) -> TokenDocument | None:
 
 
 def _token(state: ClusterState, name: str) -> TokenDocument:
-    _known(state, TOKEN, name)
-    return _read(name, TOKEN, state.facts(TOKEN)[name].document, TokenDocument)
+    known_fact(state, TOKEN, name)
+    return read_fact(name, TOKEN, state.facts(TOKEN)[name].document, TokenDocument)
 
 
-def _read(name: str, kind: str, document: bytes, wanted: type[Document]) -> Document:
+def read_fact(name: str, kind: str, document: bytes, wanted: type[Document]) -> Document:
+    """Return the document of a fact that a change depends on; refuse the change if this release cannot read it."""
     try:
         return decode(document, wanted)
     except UnreadableDocument as error:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from weft.cloud_hub.api.identity.jwt.claims import JwtIdentity
 from weft.cloud_hub.api.tokens import (
+    NO_TOKEN,
     TOKEN_CHARACTERS_MAX,
     Scope,
     TokenFile,
     TokenIdentity,
+    TokenRefusal,
     TokensUnusable,
     check_identity,
     hash_token,
 )
+from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.declared.documents import TOKEN, TokenDocument, UnreadableDocument, decode
 from weft.storage.cluster_log.state import ClusterState, Fact
 
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.identity.jwt.tokens import Jwts
+
 _Ends = dict[str, tuple[TokenIdentity, int | None]]
+_ANOTHER = "give the edge a new one (`weft hub token add`, or `weft token create` for a file) if it still belongs here"
+
+WITHOUT_TOKEN = TokenRefusal("every link needs a token by now", _ANOTHER)
+"""Reason for the end of links without one."""
 
 
 class _Read(NamedTuple):
@@ -26,23 +38,39 @@ class _Read(NamedTuple):
     """Those that it has, or had until the document of an older fact named them too."""
 
 
+class TokenEnd(NamedTuple):
+    """The end of a declared token's last secret."""
+
+    name: str
+    until: int
+
+
 class Credentials:
     """The tokens that this process admits. A token of either place is enough.
 
     Args:
         file: the tokens file; None without one.
         is_closed: true if every request needs a token, even while there is none.
-        now: nanoseconds since 1970.
+        now: nanoseconds since 1970, on a clock that is not this machine's alone: it ends tokens.
+        doubted: returns by how much this machine's clock is off; None while it is right.
+        jwts: the tokens of an issuer; None if none are taken.
     """
 
-    def __init__(self, file: TokenFile | None, is_closed: bool, now: Callable[[], int]) -> None:
+    def __init__(
+        self, file: TokenFile | None, is_closed: bool, now: Callable[[], int],
+        doubted: Callable[[], str | None] = lambda: None, jwts: Jwts | None = None,
+    ) -> None:  # fmt: skip
         self._file = file
+        self.jwts = jwts
+        self._doubted = doubted
         self._is_closed = is_closed
         self._is_in_doubt = False
         """True if an entry of the cluster log cannot be read: it may be that of the first token."""
         self._now = now
         self._read: dict[str, _Read] = {}
         self._by_hash: _Ends = {}
+        self._last_ends: dict[str, int] = {}
+        """Name of a token whose last secret has an end -> that."""
         self._deprived: set[str] = set()
         """Names of tokens with a hash that an older fact has."""
         self.unusable: dict[str, str] = {}
@@ -51,8 +79,8 @@ class Credentials:
     @property
     def required(self) -> bool:
         """Return whether every request needs a token: there is a tokens file, the cluster log ever had a token, or it
-        has an entry that cannot be read."""
-        return self._is_closed or self._is_in_doubt or self._file is not None
+        has an entry that cannot be read, or there is an issuer of tokens."""
+        return self._is_closed or self._is_in_doubt or self._file is not None or self.jwts is not None
 
     @property
     def declared(self) -> int:
@@ -80,17 +108,73 @@ class Credentials:
         """Return the identity of a token, or None."""
         if not token or len(token) > TOKEN_CHARACTERS_MAX:
             return None
-        declared = self._in_force(hash_token(token))
+        declared = self._in_force(hash_token(token), self._now())
         if declared is not None or self._file is None:
             return declared
         return self._file.identify(token)
 
+    def refusal(self, token: str | None) -> TokenRefusal:
+        """Return why a token has no identity. Its bearer has the secret, so it may be named."""
+        if not token or len(token) > TOKEN_CHARACTERS_MAX:
+            return NO_TOKEN
+        identity, until = self._by_hash.get(hash_token(token), (None, None))
+        if identity is None or until is None:
+            return NO_TOKEN
+        return TokenRefusal(self._ended(identity, until), _renewed(identity))
+
+    def until(self, identity: TokenIdentity) -> int | None:
+        """Return the moment at which the secret of an identity ends; None for no end."""
+        if isinstance(identity, JwtIdentity):
+            return identity.until
+        return self._by_hash.get(identity.sha256, (None, None))[1]
+
+    def lapsed(self, identity: TokenIdentity) -> TokenRefusal | None:
+        """Return why a token of the issuer that was admitted no longer counts; None while it does, and for others."""
+        if self.jwts is None or not isinstance(identity, JwtIdentity):
+            return None
+        why = self.jwts.why_over(identity)
+        return None if why is None else TokenRefusal(why.error, why.advice)
+
+    def why_over(self, identity: TokenIdentity) -> TokenRefusal:
+        """Return why an identity that was in force no longer is."""
+        if (why := self.lapsed(identity)) is not None:
+            return why
+        known, until = self._by_hash.get(identity.sha256, (None, None))
+        if known == identity and until is not None and self._now() >= until:
+            return TokenRefusal(self._ended(identity, until), _renewed(identity))
+        return TokenRefusal(f"{identity.shown} was revoked", _ANOTHER)
+
+    @property
+    def next_end(self) -> TokenEnd | None:
+        """Return the declared token that ends next, and has no later secret; None if none ends."""
+        now = self._now()
+        ends = ((until, name) for name, until in self._last_ends.items() if until > now)
+        until, name = min(ends, default=(0, ""))
+        return TokenEnd(name, until) if name else None
+
+    @property
+    def seconds_to_next_end(self) -> float:
+        """Return the time until the next end; infinity if no token ends."""
+        found = self.next_end
+        return math.inf if found is None else (found.until - self._now()) / 1e9
+
+    def _ended(self, identity: TokenIdentity, until: int) -> str:
+        doubt = self._doubted()
+        return f"{identity.shown} ended at {moment(until)}" + (
+            f" ({doubt}, and was corrected for this)" if doubt else ""
+        )
+
     def revoked(self, identities: Iterable[TokenIdentity | None]) -> list[TokenIdentity | None]:
         """Return the identities of links that are no longer in force: withdrawn, changed or at their end. None, for
         links without a token, is one of them if every request needs a token by now."""
-        given = list(identities)
+        given, now = list(identities), self._now()
         ended: list[TokenIdentity | None] = [None] if None in given and self.required else []
-        others = [each for each in given if each is not None and self._in_force(each.sha256) != each]
+        jwts = [each for each in given if isinstance(each, JwtIdentity)]
+        ended += [each for each in jwts if self.jwts is None or self.jwts.why_over(each) is not None]
+        others = [
+            each for each in given
+            if each is not None and not isinstance(each, JwtIdentity) and self._in_force(each.sha256, now) != each
+        ]  # fmt: skip
         return ended + (others if self._file is None else list[TokenIdentity | None](self._file.revoked(others)))
 
     def reload(self) -> bool | None:
@@ -102,13 +186,14 @@ class Credentials:
         """Return the number of tokens in the file."""
         return 0 if self._file is None else self._file.count
 
-    def _in_force(self, sha256: str) -> TokenIdentity | None:
+    def _in_force(self, sha256: str, now: int) -> TokenIdentity | None:
         identity, until = self._by_hash.get(sha256, (None, None))
-        return None if until is not None and self._now() >= until else identity
+        return None if until is not None and now >= until else identity
 
     def _forget(self, name: str) -> None:
         self.unusable.pop(name, None)
         self._deprived.discard(name)
+        self._last_ends.pop(name, None)
         known = self._read.pop(name, None)
         for sha256 in known.hashes if known is not None else ():
             owner = self._by_hash.get(sha256)
@@ -119,7 +204,11 @@ class Credentials:
         hashes = []
         self._read[fact.name] = _Read(fact, ())
         try:
-            for identity, until in list(identities_of(fact)):
+            secrets = list(identities_of(fact))
+            ends = [until for _, until in secrets if until is not None]
+            if ends and len(ends) == len(secrets):
+                self._last_ends[fact.name] = max(ends)
+            for identity, until in secrets:
                 owner = self._by_hash.get(identity.sha256)
                 # The older fact has a hash that several name, in whatever order a process reads them: an entry must not
                 # change what a known secret opens.
@@ -135,6 +224,10 @@ class Credentials:
         self._read[fact.name] = _Read(fact, tuple(hashes))
 
 
+def _renewed(identity: TokenIdentity) -> str:
+    return f"use its later secret, or make one: `weft hub token rotate CONFIG {identity.name}`"
+
+
 def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:
     """Yield the identity of each secret of a declared token, and the moment at which it ends; None for no end.
 
@@ -143,6 +236,8 @@ def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:
     """
     document = decode(fact.document, TokenDocument)
     for secret in document.secrets:
-        identity = TokenIdentity(fact.name, secret.sha256, Scope(document.scope), document.tenant, document.edge)
+        identity = TokenIdentity(
+            fact.name, secret.sha256, Scope(document.scope), document.tenant, document.edge, document.grants
+        )
         check_identity(identity, "the cluster log")
         yield identity, secret.until

@@ -5,19 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from weft.cloud_hub.api.tokens import TokenFile
-from weft.cloud_hub.api.views import View
+from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.declared.credentials import Credentials
+from weft.cloud_hub.declared.desired_configs import DesiredConfigs
 from weft.cloud_hub.declared.documents import (
+    CONFIG,
+    GROUP,
     NODE,
+    PULL,
     STREAM,
+    TABLE,
+    TENANT,
     TOKEN,
     NodeDocument,
     UnreadableDocument,
     decode,
 )
 from weft.cloud_hub.declared.expected_edges import ExpectedEdges
+from weft.cloud_hub.declared.groups import Groups
+from weft.cloud_hub.declared.pulls import KnownPulls
+from weft.cloud_hub.declared.tables import DeclaredTables
+from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
 from weft.protocols.errors import UnsupportedVersion
@@ -26,6 +37,11 @@ from weft.storage.cluster_log.follower import ClusterLogFollower
 from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.cluster_log.state import ClusterState
 from weft.storage.object_store import ObjectStore
+from weft.storage.table.quality.declared import QUALITY, DeclaredQuality
+from weft.storage.table.schemas import SCHEMA, Schemas
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.identity.jwt.tokens import Jwts
 
 _logger = logging.getLogger(__name__)
 UNUSABLE_SHOWN_MAX = 16
@@ -66,9 +82,10 @@ class Declarations:
     """The declared facts that this process knows.
 
     Args:
-        now: nanoseconds since 1970.
+        now: nanoseconds since 1970, on a clock that is not this machine's alone.
         changed: called after a change of tokens.
         drains: called when other processes than before are to give their shards to others.
+        doubted: returns by how much this machine's clock is off; None while it is right.
 
     Raises:
         TokensUnusable, OSError: the tokens file cannot be used.
@@ -76,21 +93,37 @@ class Declarations:
 
     def __init__(
         self, settings: HubSettings, now: Callable[[], int], changed: Callable[[Credentials], None],
-        drains: Callable[[], None] = lambda: None,
+        drains: Callable[[], None] = lambda: None, doubted: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
         file = TokenFile(settings.tokens_file) if settings.tokens_file else None
-        self.credentials = Credentials(file, settings.tokens_required, now)
+        self.credentials = Credentials(file, settings.tokens_required, now, doubted, _jwts(settings, now, doubted))
         self.expected_edges = ExpectedEdges(settings.expected_edges)
+        self.groups = Groups()
+        self.configs = DesiredConfigs(self.groups)
+        self.schemas = Schemas()
+        self.configured: Callable[[], None] = lambda: None
+        """Called when other configurations than before may be desired of edges."""
+        self.pulls = KnownPulls()
+        self.pulled: Callable[[], None] = lambda: None
+        """Called when other records than before may be asked of edges."""
+        self.grown: Callable[[], None] = lambda: None
+        """Called when the cluster log has grown."""
+        self.tables = DeclaredTables()
+        self.quotas = DeclaredQuotas()
+        self.limited: Callable[[], None] = lambda: None
+        """Called when quotas of tenants are others than before."""
+        self.quality = DeclaredQuality()
         self.drained = Drained()
         self._drains = drains
         self._interval_s = settings.cluster_log_interval_s
         self._told = changed
         self._follower: ClusterLogFollower | None = None
+        self._position = 0
 
     @property
     def position(self) -> int:
-        """Return the number of the last entry that this process knows."""
-        return 0 if self._follower is None else self._follower.state.n
+        """Return the number of the last entry that this process acts on."""
+        return self._position
 
     async def start(self, store: ObjectStore, cluster_id: bytes) -> None:
         """Read the cluster log, and follow it.
@@ -106,9 +139,13 @@ class Declarations:
             raise ClusterUnusable(str(error)) from None
         self._follower = follower
         self._refresh(follower)
+        if self.credentials.jwts is not None:
+            self.credentials.jwts.start()
 
     async def close(self) -> None:
         """Stop following."""
+        if self.credentials.jwts is not None:
+            await self.credentials.jwts.close()
         if self._follower is not None:
             await self._follower.close()
 
@@ -125,6 +162,12 @@ class Declarations:
         follower = self._running
         yield Sample("weft_hub_cluster_log_entry", follower.state.n)
         yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
+        yield Sample("weft_hub_token_next_end_seconds", self.credentials.seconds_to_next_end)
+        jwts = self.credentials.jwts
+        keys, failing_s, verified = (0, 0.0, 0) if jwts is None else jwts.figures()
+        yield Sample("weft_hub_jwt_keys", keys)
+        yield Sample("weft_hub_jwt_keys_failing_seconds", failing_s)
+        yield Sample("weft_hub_jwt_verified_total", verified)
         unusable = sum(map(len, self._unusable().values()))
         yield Sample("weft_hub_cluster_log_unusable", len(follower.state.skipped) + unusable)
 
@@ -132,19 +175,28 @@ class Declarations:
         """Return the state of the cluster log in this process for its status page."""
         follower = self._running
         unusable = self._unusable().items()
+        end = self.credentials.next_end
         named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable for name, why in of.items())
         return {
             "entry": follower.state.n,
             "seen_seconds_ago": follower.age_s,
             "trouble": follower.trouble,
             "tokens": self.credentials.declared,
+            "next_end": None if end is None else {"token": end.name, "until": moment(end.until)},
             "skipped": [{"entry": each.n, "why": each.why} for each in follower.state.skipped],
             "unusable": list(islice(named, UNUSABLE_SHOWN_MAX)),
         }
 
+    def jwt_view(self) -> View | None:
+        """Return the state of the issuer's keys for the status page; None if no tokens of an issuer are taken."""
+        return None if self.credentials.jwts is None else self.credentials.jwts.view()
+
     def _unusable(self) -> dict[str, dict[str, str]]:
         return {
             TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
+            GROUP: self.groups.unusable, CONFIG: self.configs.unusable, SCHEMA: self.schemas.unusable,
+            PULL: self.pulls.unusable, TABLE: self.tables.unusable, QUALITY: self.quality.unusable,
+            TENANT: self.quotas.unusable,
         }  # fmt: skip
 
     @property
@@ -156,9 +208,28 @@ class Declarations:
         if self._follower is not None:
             self._refresh(self._follower)
             self._told(self.credentials)
+            self.grown()
 
     def _refresh(self, follower: ClusterLogFollower) -> None:
         self.credentials.refresh(follower.state)
         self.expected_edges.refresh(follower.state)
+        self.schemas.refresh(follower.state)
+        self.tables.refresh(follower.state)
+        self.quality.refresh(follower.state)
+        if self.quotas.refresh(follower.state):
+            self.limited()
+        if self.groups.refresh(follower.state) | self.configs.refresh(follower.state):
+            self.configured()
+        if self.pulls.refresh(follower.state):
+            self.pulled()
         if self.drained.refresh(follower.state):
             self._drains()
+        self._position = follower.state.n
+
+
+def _jwts(settings: HubSettings, now: Callable[[], int], doubted: Callable[[], str | None]) -> Jwts | None:
+    if settings.jwt is None:
+        return None
+    from weft.cloud_hub.api.identity.jwt.tokens import Jwts  # imports cryptography, which few hubs need
+
+    return Jwts(settings.jwt, now, doubted)

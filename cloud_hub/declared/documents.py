@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from weft.cloud_hub.api.identity.rights import GRANT_CHARACTERS_MAX, GRANTS_MAX
 from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.declared.table_keys import SORT_COLUMNS_MAX
+from weft.protocols.link.configuration import TEXT_CHARACTERS_MAX
+from weft.protocols.link.pull import RANGES_MAX
 from weft.protocols.shard.shard_state import StreamKey
 
-TOKEN, TENANT, STREAM, NODE = "token", "tenant", "stream", "node"
+TOKEN, TENANT, STREAM, NODE, GROUP, CONFIG, PULL = "token", "tenant", "stream", "node", "group", "config", "pull"
+TABLE = "table"
 """Kinds of facts."""
 SECRETS_MAX = 2
 """Maximum number of secrets of a token that are in force at once: during a rotation, the old and the new one."""
 EDGES_EXPECTED_MAX = 10_000
+GROUP_EDGES_MAX = 4096
+"""Maximum number of names and patterns of a group; a document has room for some thousand."""
 Quota = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -38,7 +45,11 @@ class TokenDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """Oldest first."""
     tenant: str = "default"
     edge: str | None = None
-    """Edge that may link with the token; only for the scope ``edge``."""
+    """Edge that may link with the token; only for the scope ``edge``, and for grants to write."""
+    grants: Annotated[
+        tuple[Annotated[str, Meta(max_length=GRANT_CHARACTERS_MAX)], ...], Meta(max_length=GRANTS_MAX)
+    ] = ()
+    """Rights, such as ``read:press-*``; only for the scope ``granted``."""
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,14 +58,31 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     edges: Quota | None = None
     """Edges that tokens of the cluster log may name."""
     streams: Quota | None = None
+    """Streams with records or lanes."""
     bytes_per_second: Quota | None = None
+    """Bytes of stored batches that links bring."""
     stored_bytes: Quota | None = None
+    """Recorded: nothing is held to it."""
+    records_per_second: Quota | None = None
+    """Records that links bring."""
+    lanes: Quota | None = None
+    """Lanes in all shards."""
+    links: Quota | None = None
+    """Edges that are linked at one time."""
+    table_bytes: Quota | None = None
+    """Bytes of its tables of all rows; at them, tables stand and the log keeps the records."""
+
+
+Isolation = Literal["own"] | None
+"""Isolation of a tenant: ``own`` for one that is set apart, None for one that shares shards."""
 
 
 class TenantDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tenant; the name of the fact is that of the tenant."""
 
     quotas: Quotas = Quotas()
+    isolation: Isolation = None
+    """A record for people: ``cluster.json`` decides which tenants are set apart."""
 
 
 class StreamDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,6 +92,93 @@ class StreamDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """Names and patterns of edges that the stream needs to be complete; None for no word."""
 
 
+class GroupDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A group of edges; the name of the fact is TENANT/GROUP."""
+
+    edges: Annotated[tuple[str, ...], Meta(max_length=GROUP_EDGES_MAX)]
+    """Names and patterns of edges."""
+    order: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    """Place among the groups of an edge: the word of a later one wins. Groups with equal places come by name."""
+
+
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
+
+
+class RolloutDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of a rollout: which share of a group's edges gets the new settings."""
+
+    share: Share
+    state: Literal["running", "stopped", "aborted", "done"] = "running"
+    steps: Annotated[tuple[Share, ...], Meta(max_length=32)] = ()
+    """Shares that follow by themselves, each once all edges of the one before have confirmed; empty: by command."""
+    failures_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    """Number of edges that refuse or take back at which the rollout stops."""
+    forgiven: Annotated[int, Meta(ge=0)] = 0
+    """Number of these that an operator has seen, and gone on."""
+    why: Annotated[str, Meta(max_length=500)] = ""
+    """Reason of the state."""
+
+
+class ConfigDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Settings for an edge or a group; the name of the fact is TENANT/edge/EDGE or TENANT/group/GROUP."""
+
+    text: _Text | None
+    """YAML; None in an aborted rollout of a group that had none."""
+    revision: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    """Number of the entry that declared the text: its version for the edges."""
+    before: _Text | None = None
+    """Text of the edges that a rollout has not reached; None for none."""
+    before_revision: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    rollout: RolloutDocument | None = None
+    """None: all edges have the text."""
+
+
+Span = tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
+"""Sequence numbers [first, end)."""
+PullStateName = Literal["asked", "sending", "done", "refused", "failed", "cancelled", "expired"]
+
+
+class PullDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A window of records that an edge is asked for; the name of the fact is TENANT/ID."""
+
+    edge: str
+    stream: str
+    first: int
+    """Beginning of the window, nanoseconds since 1970."""
+    end: int
+    """End of the window, which does not belong to it."""
+    bytes_max: int
+    asked: int
+    """Moment of the request by the hub's clock."""
+    expires: int
+    by: str = ""
+    """Name of the token."""
+    state: PullStateName = "asked"
+    log_id: int = 0
+    """Log of the edge that the numbers belong to."""
+    ranges: Annotated[tuple[Span, ...], Meta(max_length=RANGES_MAX)] = ()
+    """Numbers of the records that the edge found first; none once the pull is over."""
+    records: int = 0
+    bytes: int = 0
+    kept_from: int = 0
+    """Time of the oldest record that the edge then had of the stream; 0 if unknown."""
+    started: int = 0
+    """Moment at which the edge said what it sends; 0 before."""
+    ended: int = 0
+    """Moment of the last state; 0 while the pull runs."""
+    received: int = 0
+    """Number of these records that the hub had at the end."""
+    lost: Annotated[tuple[Span, ...], Meta(max_length=RANGES_MAX)] = ()
+    """Numbers that the edge no longer had, the first ones if there are more."""
+    reason: Annotated[str, Meta(max_length=500)] = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the edge is no longer asked."""
+        return self.state not in ("asked", "sending")
+
+
 class NodeDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A hub process or a machine with some; the name of the fact is that of the process or of the machine."""
 
@@ -71,7 +186,49 @@ class NodeDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """True while it gives its shards and its edges to others."""
 
 
-Document = TypeVar("Document", TokenDocument, TenantDocument, StreamDocument, NodeDocument)
+class LatestDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A latest table of a stream."""
+
+    key: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)]
+    """Columns, and fields of payloads, whose newest rows it has."""
+    every_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    """Interval at which it is written."""
+    feed: bool = False
+    """True if a new table has a change feed."""
+    instead: bool = False
+    """True if it stands instead of the table of all rows, which is not made then."""
+
+
+class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tables of a stream; the name of the fact is TENANT/STREAM."""
+
+    latest: LatestDocument | None = None
+    retain_s: Annotated[int, Meta(ge=3600)] | None = None
+    """Age, by the hub's time of receipt, at which rows are removed from the table of all rows; None for never."""
+    retain_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    """Size of the table of all rows above which the oldest are removed; None for none."""
+    log_s: Annotated[int, Meta(ge=3600)] | None = None
+    """Age up to which chunks of the log with records of the stream are kept, if that is longer than the hub's
+    ``retain_log``; None for the hub's."""
+    sort: Annotated[tuple[str, ...], Meta(max_length=SORT_COLUMNS_MAX)] = ()
+    """Columns by which the rows of files of the table of all rows are sorted first."""
+
+
+AnyDocument = (
+    TokenDocument
+    | TenantDocument
+    | StreamDocument
+    | NodeDocument
+    | GroupDocument
+    | ConfigDocument
+    | PullDocument
+    | TableDocument
+)
+Document = TypeVar(
+    "Document",
+    TokenDocument, TenantDocument, StreamDocument, NodeDocument, GroupDocument, ConfigDocument, PullDocument,
+    TableDocument,
+)  # fmt: skip
 
 
 def decode(document: bytes, kind: type[Document]) -> Document:
@@ -86,9 +243,7 @@ def decode(document: bytes, kind: type[Document]) -> Document:
         raise UnreadableDocument(str(error)) from error
 
 
-def encode(
-    document: TokenDocument | TenantDocument | StreamDocument | NodeDocument, before: bytes | None = None
-) -> bytes:
+def encode(document: AnyDocument, before: bytes | None = None) -> bytes:
     """Return the bytes of a document.
 
     Args:
@@ -104,11 +259,11 @@ def encode(
 
 
 def stream_name(key: StreamKey) -> str:
-    """Return the name of a stream's fact."""
+    """Return the name of the fact of a tenant's stream or group."""
     return f"{key[0]}/{key[1]}"
 
 
 def parse_stream_name(name: str) -> StreamKey:
-    """Return the stream of a fact's name."""
+    """Return (tenant, name of the stream or group) of a fact's name."""
     tenant, _, stream = name.partition("/")
     return tenant, stream

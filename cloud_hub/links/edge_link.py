@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from weft.bounds import Refusals
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity
+from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.cluster.owners import redirect
+from weft.cloud_hub.declared.tenants.link_quota import LinkQuota, unbound
+from weft.cloud_hub.desired.links import LinkConfig, LinkConfigs
+from weft.cloud_hub.down.hub_down import HubDown
+from weft.cloud_hub.down.link_down import OpeningDown
+from weft.cloud_hub.links.admission import check_edge, check_shard, check_stream
 from weft.cloud_hub.links.link_clocks import LinkClocks, OpenedLane
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.bounds import ADVICE
@@ -18,6 +24,9 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.link.canary import Canary
+from weft.protocols.link.configuration import ConfigDesired, ConfigState
+from weft.protocols.link.down import DownOpen, Outcomes
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import offered_end
 from weft.replication.runner import LinkRefused, LinkSession
@@ -34,7 +43,10 @@ class EdgeLink:
         log: log of the link's acceptance and end.
         peer: the peer's address.
         refusals: counter of the lanes refused for lack of room.
+        configs: configurations of linked edges; None if the hub has none for any.
         elsewhere: shard -> the URL of its owner at present; None if it is this process, or unknown.
+        down: messages to edges.
+        quota: what the link's tenant may bring; None without bounds.
     """
 
     def __init__(
@@ -47,19 +59,22 @@ class EdgeLink:
         *,
         refusals: Refusals,
         elsewhere: Callable[[int], str | None] = lambda shard: None,  # noqa: ARG005
+        configs: LinkConfigs | None = None,
+        down: HubDown | None = None,
+        quota: LinkQuota | None = None,
     ) -> None:
-        self._shards = shards
-        self._identity = identity
-        self._wall_clock = wall_clock
-        self._log = log
-        self._peer = peer
-        self._elsewhere = elsewhere
-        self._refusals = refusals
-        self._is_sent_on = False
+        self._quota = unbound() if quota is None else quota
+        self._configs = configs
+        self.config: LinkConfig | None = None
+        """State of the edge's configuration; None if it takes none."""
+        self._shards, self._identity, self._wall_clock = shards, identity, wall_clock
+        self._log, self._peer, self._elsewhere = log, peer, elsewhere
+        self._messages, self._refusals = down, refusals
+        self._down: OpeningDown | None = None
+        self._is_sent_on, self._is_taken = False, False
         self._end: LinkRefused | None = None
         """The reason why the hub ended the link by itself."""
         self._link: LinkSession
-        self._is_taken = False
         self._lanes: dict[int, OpenedLane] = {}
         self._sequencers: dict[int, Sequencer] = {}
         self._full: list[OpenedLane] = []
@@ -74,6 +89,8 @@ class EdgeLink:
         """Lanes that the edge opened as its own, at most one for each stream."""
         self._conflict = ""
         """Reason why the shard refused the edge's identity at the start of the link; empty if it did not."""
+        self.taken: Callable[[int], str | None] = lambda number: None  # noqa: ARG005
+        """Lane -> the reason for closing it alone when another link takes it; None if that is a conflict."""
         self._clocks = LinkClocks()
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
@@ -98,13 +115,25 @@ class EdgeLink:
         """
         if self._end is not None:
             raise self._end
-        self._authorise(NodeName(hello.tenant, hello.edge))
+        check_edge(self._identity, NodeName(hello.tenant, hello.edge))
         if (sent_on := redirect(hello, self._shards.place(hello), self._elsewhere)) is not None:
             self._is_sent_on = True
             raise sent_on
+        self._quota.open(hello, link.say)
         self.hello = hello
         self.clock_off = hello.clock - self._wall_clock() if hello.is_synchronised else None
         self._link = link
+        if self._configs is not None:
+            self._configs.greeted(self, NodeName(hello.tenant, hello.edge), hello.features)
+
+    def configure(self, desired: ConfigDesired) -> None:
+        """Tell the edge which configuration it is to have."""
+        self._link.say(desired)
+
+    def config_state(self, state: ConfigState) -> None:
+        """Take what the edge says about its configuration."""
+        if self._configs is not None:
+            self._configs.said(self, state)
 
     def send_on(self) -> bool:
         """Send the edge of an open link to the owner of its shard, if that is another process by now.
@@ -131,17 +160,6 @@ class EdgeLink:
         if self.hello is not None:
             self._link.refuse(code, message, advice)
 
-    def _authorise(self, node: NodeName) -> None:
-        identity = self._identity
-        if identity is None:
-            return
-        if identity.scope is not Scope.EDGE or (identity.tenant, identity.edge) != node:
-            raise LinkRefused(
-                RefuseCode.UNAUTHORISED,
-                f"{identity.shown} is not for edge {node.edge} of tenant {node.tenant}",
-                "give the link this edge's own token, or set node and tenant as the token says",
-            )
-
     async def open_lane(self, opening: LaneOpen) -> None:
         """Begin to make a lane's epoch durable in its shard; the edge then gets the held ranges."""
         try:
@@ -150,31 +168,23 @@ class EdgeLink:
             self._close_lane(opening.lane, refusal.code, refusal.message, refusal.advice)
             return
         self._lanes[opening.lane] = opened
+        self._quota.lane_opened(opening.lane, opened.session.lane)
         opened.session.opened.add_done_callback(lambda held: self._answer(opening.lane, held))
         opened.sequencer.open(opened.session)
         self._clocks.add(opening.lane, opened)
 
     async def _open_lane(self, opening: LaneOpen) -> OpenedLane:
         lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
-        self._authorise(NodeName(lane.tenant, lane.edge))
+        check_edge(self._identity, NodeName(lane.tenant, lane.edge))
+        check_stream(self._identity, lane)
         shard = self._shards.place(lane)
         sequencer = await self._sequencer(shard)
-        if not sequencer.loaded:
-            raise LinkRefused(
-                RefuseCode.UNAVAILABLE,
-                f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
-                "nothing is lost; repair the hub's store, and the edge connects again by itself",
-            )
-        if sequencer.is_unavailable:
-            raise LinkRefused(
-                RefuseCode.UNAVAILABLE,
-                f"shard {shard} of this hub node has trouble with its store: {sequencer.trouble}",
-                "nothing is lost, and the edge tries the hub's other nodes; look at this node's store",
-            )
+        check_shard(sequencer, shard, lane)
         full = sequencer.no_room(lane, opening.topics, opening.origins)
         if full is not None:
             self._refusals.note(full.setting, full.owner, ADVICE)
             raise LinkRefused(RefuseCode.OVERLOADED, f"{full.reason}; lane {lane} is one more", ADVICE)
+        await self._quota.check_lane(lane, sequencer)
         number = opening.lane
 
         def acknowledge(ranges: RangeSet) -> None:
@@ -208,7 +218,7 @@ class EdgeLink:
             return
         error = held.exception()
         if isinstance(error, SessionRefused):
-            if error.code is RefuseCode.IDENTITY_CONFLICT:
+            if error.code is RefuseCode.IDENTITY_CONFLICT and self.taken(number) is None:
                 self._conflict = self._conflict or error.message
             # Its epoch may be durable nevertheless: if offered again on this link, it would look like another node's.
             self._close_lane(number, error.code, error.message, error.advice, ends_link=True)
@@ -239,6 +249,9 @@ class EdgeLink:
         Args:
             ends_link: the edge has to connect again with a new epoch. A relay has none.
         """
+        taken = self.taken(number) if code is RefuseCode.IDENTITY_CONFLICT else None
+        if taken is not None:
+            code, message, advice, ends_link = RefuseCode.CLOSED, taken, "nothing: the other link goes on", False
         opened = self._take_out(number)
         self._refusal = f"refused: {message}; {advice}"
         ends_link |= code is RefuseCode.IDENTITY_CONFLICT or (opened is not None and opened.session.claim.is_over)
@@ -249,6 +262,7 @@ class EdgeLink:
 
     def _take_out(self, number: int) -> OpenedLane | None:
         opened = self._lanes.pop(number, None)
+        self._quota.lane_closed(number)
         if opened is not None:
             self._clocks.take_out(number, opened.session.lane)
         # Only granted claims are kept, whose lanes count against the hub's limit: a peer may open any number of lanes.
@@ -280,6 +294,7 @@ class EdgeLink:
     def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Pass verified batches to the lane's shard."""
         opened = self._lanes.get(lane)
+        self._quota.data(lane, batches)
         if opened is not None and not opened.sequencer.put(opened.session, batches):
             self._full.append(opened)
 
@@ -297,6 +312,7 @@ class EdgeLink:
         full, self._full = self._full, []
         for opened in full:
             await opened.sequencer.sessions.room(opened.session)
+        await self._quota.room()
 
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
         """Pass marks to the shards of their lanes.
@@ -318,9 +334,23 @@ class EdgeLink:
         """Pass the last marks of an edge that stops to the shards of their lanes."""
         self._put_marks(time, lanes, last=True)
 
+    async def canary(self, canary: Canary) -> None:
+        """Answer once something that the edge's shard writes from now on is durable."""
+        if self.hello is not None:
+            sequencer = await self._sequencer(self._shards.place(self.hello))
+            sequencer.sessions.canaries.ask(self, partial(self._link.prove, canary.number))
+
+    async def down(self, frame: DownOpen | Outcomes) -> None:
+        """Begin to send messages to the edge, or note what became of some."""
+        if isinstance(frame, Outcomes):
+            if self._down is not None:
+                self._down.outcomes(frame.outcomes)
+        elif self._messages is not None and self._down is None and self.hello is not None:
+            edge = NodeName(self.hello.tenant, self.hello.edge)
+            self._down = self._messages.attach(edge, frame.next, self._link.say)
+
     def refused_claims(self) -> list[tuple[ShardLog, dict[Lane, int]]]:
-        """Return the edge's claimed epochs that belong to another node, by shard; nothing if it was not refused for
-        that."""
+        """Return by shard the edge's claimed epochs that belong to another node, if it was refused for that."""
         found: dict[int, tuple[ShardLog, dict[Lane, int]]] = {}
         for lane, (sequencer, claim) in self._asked.items() if self._conflict else ():
             held = sequencer.state.lanes.get(lane)
@@ -335,6 +365,9 @@ class EdgeLink:
 
     def closed(self, reason: str) -> None:
         """Handle the end of the connection."""
+        self._quota.close()
+        if self._down is not None:
+            self._down.close()
         if not self._lanes and self._refusal:
             reason = self._refusal
         if self._is_sent_on:
@@ -347,6 +380,8 @@ class EdgeLink:
             self._log.refused(_named(self.hello), self._peer, reason)
         for opened in self._lanes.values():
             opened.sequencer.leave(opened.session)
+        for sequencer in self._sequencers.values():
+            sequencer.sessions.canaries.forget(self)
 
 
 def _named(hello: Hello) -> str:

@@ -7,13 +7,15 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.certificates import CertificateIdentity
+from weft.cloud_hub.api.edges import Linked
+from weft.cloud_hub.api.identity.certificates import CertificateIdentity
 from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.api.views import View, moment
-from weft.cloud_hub.declared.credentials import Credentials
+from weft.cloud_hub.declared.credentials import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import clock_differs
 from weft.protocols.lane import NodeName, format_log_id, valid_name
@@ -55,12 +57,17 @@ class OpenLinks:
         self._since: dict[EdgeLink, int] = {}
         self._by_token: dict[TokenIdentity | None, dict[EdgeLink, None]] = {}
         """Links of each token, and of None: those without a token."""
+        self._by_holder: dict[object, dict[EdgeLink, None]] = {}
+        """Links of each who has tokens: those of an issuer are new each time."""
         self._releases: OrderedDict[NodeName, str] = OrderedDict()
         """Releases of edges whose links have ended."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
         return len(self._since)
+
+    def __iter__(self) -> Iterator[EdgeLink]:
+        return iter(self._since)
 
     def clocks_differ(self) -> int:
         """Return the number of linked edges whose synchronised clocks are a minute or more from this node's."""
@@ -70,10 +77,10 @@ class OpenLinks:
         """Return the links for status pages."""
         return [_view(link, since) for link, since in self._since.items()]
 
-    def by_edge(self) -> dict[NodeName, tuple[int, str]]:
-        """Return for each linked edge the time of its connection (nanoseconds since 1970), and its release."""
+    def by_edge(self) -> dict[NodeName, Linked]:
+        """Return the linked edges."""
         return {
-            NodeName(hello.tenant, hello.edge): (since, hello.software)
+            NodeName(hello.tenant, hello.edge): Linked(since, hello.software, link.clock_off)
             for link, since in self._since.items()
             if (hello := link.hello) is not None
         }
@@ -90,7 +97,7 @@ class OpenLinks:
         """
         if len(self._since) >= self._links_max:
             raise ApiError(503, f"the hub has {self._links_max} links, its limit", "connect to another node")
-        own = self._by_token.get(identity)
+        own = None if identity is None else self._by_holder.get(identity.holder)
         if own is None or identity is None or len(own) < self._per_token_max:
             return
         if len(own) >= 2 * self._per_token_max:
@@ -106,15 +113,16 @@ class OpenLinks:
     def opened(self, link: EdgeLink, identity: TokenIdentity | None) -> Iterator[None]:
         """Register a link while it is open."""
         self._since[link] = self._wall_clock()
+        holder = None if identity is None else identity.holder
         self._by_token.setdefault(identity, {})[link] = None
+        self._by_holder.setdefault(holder, {})[link] = None
         try:
             yield
         finally:
             del self._since[link]
             self._keep_release(link)
-            del self._by_token[identity][link]
-            if not self._by_token[identity]:
-                del self._by_token[identity]
+            _forget(self._by_token, identity, link)
+            _forget(self._by_holder, holder, link)
 
     def _keep_release(self, link: EdgeLink) -> None:
         hello = link.hello
@@ -178,13 +186,15 @@ class OpenLinks:
         # The certificate of a link is not among the tokens, and its revocation ends the link elsewhere.
         others = [identity for identity in self._by_token if not isinstance(identity, CertificateIdentity)]
         for identity in tokens.revoked(others):
-            why = "every link needs a token by now" if identity is None else f"{identity.shown} was revoked"
+            why = WITHOUT_TOKEN if identity is None else tokens.why_over(identity)
             for link in self._by_token[identity]:
-                link.end(
-                    RefuseCode.UNAUTHORISED, why,
-                    "give the edge a new one (`weft hub token add`, or `weft token create` for a file) if it still "
-                    "belongs here",
-                )  # fmt: skip
+                link.end(RefuseCode.UNAUTHORISED, *why)
+
+
+def _forget(links: dict[Any, dict[EdgeLink, None]], key: object, link: EdgeLink) -> None:
+    del links[key][link]
+    if not links[key]:
+        del links[key]
 
 
 def _view(link: EdgeLink, since: int) -> View:

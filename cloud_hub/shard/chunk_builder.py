@@ -328,15 +328,16 @@ class ChunkBuilder:
         self._note_clock(lane, key, clock)
         return correction
 
-    def finish(self, created: int, nonce: int, marks_due: bool) -> Draft | None:
+    def finish(self, created: int, nonce: int, marks_due: bool, is_asked: bool = False) -> Draft | None:
         """Return the chunk, or None if there is nothing to write.
 
         Args:
             created: nanoseconds since 1970.
             nonce: 64 random bits, new ones for each attempt.
             marks_due: whether marks alone are sufficient for a chunk.
+            is_asked: whether a link asks for a chunk, which has nothing in it if there is nothing.
         """
-        if not (self._substantial or ((self._lanes or self._clocks) and marks_due)):
+        if not (self._substantial or ((self._lanes or self._clocks or is_asked) and marks_due)):
             return None
         state = self._state
         created = max(created, state.created)  # a clock that steps back must not make a lane look seen earlier

@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
+from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
+from weft.cloud_hub.shard.message_lanes import spared_from
 from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, ShardLog
 from weft.storage.manifest import Manifest, changed
@@ -35,6 +38,8 @@ DELETES_AT_ONCE = 8
 LISTED_MAX = 1000
 _NS = 1_000_000_000
 
+Terms = Callable[[], Mapping[StreamKey, int]]
+"""Function that returns the seconds for which chunks with records of some streams are kept."""
 Tabled = Callable[[int], Awaitable[int | None]]
 """Function from a shard to the number of its first chunk with records that a table lacks; None while that is not
 certain."""
@@ -47,6 +52,7 @@ class ShardCollector:
         retain_s: minimum age of deleted chunks, by their creation time.
         wall_clock: nanoseconds since 1970.
         boot_clock: nanoseconds on a clock that counts suspend.
+        terms: minimum ages of chunks with records of some streams, where they are longer.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class ShardCollector:
         *,
         clock: HubClock,
         grace_s: float = GRACE_S,
+        terms: Terms = dict,
     ) -> None:
         self.shard = log.shard
         self.watermark = 0
@@ -66,7 +73,7 @@ class ShardCollector:
         self._log = log
         self._tabled = tabled
         self._retain = int(retain_s * _NS)
-        self._clock = clock
+        self._clock, self._terms = clock, terms
         self._grace = int(grace_s * _NS)
         self._seen: deque[tuple[int, int]] = deque()
         """Watermarks with the boot time at which this node learned of them, ascending."""
@@ -117,19 +124,40 @@ class ShardCollector:
         high = min(tabled, snapshots[0])
         if high <= manifest.watermark:
             return 0
-        await self._log.snapshot(manifest.snapshot)  # without it the chunks are the only source of the state
-        return await self._first_kept(manifest.watermark, high)
+        # Without it the chunks are the only source of the state.
+        state, now = await self._log.snapshot(manifest.snapshot), self._clock.sound()
+        until = min(now - self._retain, spared_from(state, now) - 1)
+        end = await self._first_kept(manifest.watermark, high, now, until)
+        return await self._first_of_terms(state, manifest.watermark, end, now)
 
-    async def _first_kept(self, low: int, high: int) -> int:
-        """Return the first chunk from ``low`` on that is younger than ``retain_s``, at most ``high``."""
-        now = self._clock.sound()
+    async def _first_of_terms(self, state: ShardState, low: int, end: int, now: int) -> int:
+        """Return the first chunk from ``low`` on that is kept for a stream with a term of its own, at most ``end``.
+
+        Args:
+            state: state of the shard after ``end``.
+        """
+        firsts: dict[int, int] = {}
+        for key, term in sorted(self._terms().items(), key=lambda each: -each[1]):
+            if not state.next_offset.get(key) or term * _NS <= self._retain:
+                continue
+            if term not in firsts:
+                firsts[term] = await self._first_kept(low, end, now, now - term * _NS)
+            if firsts[term] >= end:
+                return end  # those of shorter terms begin later
+            # The log keeps a range of chunks: from here on, it has the records of all other streams, too.
+            if (await self._log.around(*key, firsts[term])).start < state.next_offset[key]:
+                return firsts[term]
+        return end
+
+    async def _first_kept(self, low: int, high: int, now: int, until: int) -> int:
+        """Return the first chunk from ``low`` on that is younger than ``until``, at most ``high``."""
         while low < high:
             middle = witness = (low + high) // 2
             created = await self._created(middle)
             if created > now + WRONG_NS:  # a wrong clock's: the first chunk after its time was lowered is not older
                 witness = await self._first_sound(middle + 1, high, now)
                 created = await self._created(witness) if witness < high else created
-            if created <= now - self._retain:  # times do not go back from chunk to chunk, but for a lowered one
+            if created <= until:  # times do not go back from chunk to chunk, but for a lowered one
                 low = witness + 1
             else:
                 high = middle
@@ -198,24 +226,24 @@ class Collector:
         *,
         clock: HubClock,
         grace_s: float = GRACE_S,
+        terms: Terms = dict,
         in_round: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._in_round, self._logs = in_round, logs
-        self._make = partial(ShardCollector, tabled=tabled, retain_s=retain_s, clock=clock, grace_s=grace_s)
+        self._make = partial(
+            ShardCollector, tabled=tabled, retain_s=retain_s, clock=clock, grace_s=grace_s, terms=terms
+        )
         self.shards = [self._make(log) for log in logs]
         self._interval_s = min(max(retain_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     def start(self) -> None:
         """Start the rounds."""
-        self._task = asyncio.create_task(self._run(), name="collector")
+        self._task.start(self._run(), name="collector")
 
     async def close(self) -> None:
         """Stop. A round may stop anywhere; the next one, of any node, continues."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._task.close()
 
     async def _run(self) -> None:
         while True:

@@ -33,6 +33,8 @@ class Attempt(NamedTuple):
 
     openings: list[LaneSession]
     bytes: int
+    canary: int = 0
+    """Number of the last canary that came before it."""
 
 
 class Drafting:

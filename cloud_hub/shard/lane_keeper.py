@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
+from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
@@ -31,6 +32,8 @@ restored or a hub that was down for long shows by then: present edges have sent 
 PART_MAX, EDGES_FREE = 10, 3
 """A round ends at most one lane in so many of a shard, or those of a few edges. A fleet that falls silent at once is an
 outage, or a wrong clock."""
+EDGES_NAMED = 5
+"""Number of edges that the line of a round names."""
 _NS = 1_000_000_000
 _NEVER = 1 << 63
 
@@ -49,6 +52,8 @@ class LaneKeeper:
         settings: ``retired_after_s`` and ``dropped_after_s``.
         clock: the node's; while it is wrong, no lane ends.
         random_bits: for nonces.
+        noted: from act, target and reason, returns the context that writes the lines of a round that retires lanes;
+            what it raises prevents the round.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class LaneKeeper:
         *,
         clock: HubClock,
         random_bits: Callable[[int], int],
+        noted: Callable[[str, str, str], AbstractAsyncContextManager[None]] = lambda *_: nullcontext(),
     ) -> None:
         self._logs = logs
         self._held = held
@@ -69,6 +75,7 @@ class LaneKeeper:
         self._dropped_after = _NEVER if after_s is None else int(settings.dropped_after_s * _NS)
         self._clock = clock
         self._random_bits = random_bits
+        self._noted = noted
         self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
         """Per stream and shard, an end of the log and its time: a table need not reach the present end, which moves
         on."""
@@ -77,18 +84,15 @@ class LaneKeeper:
         """Shard -> the lanes that the last look found silent for too long, and the boot time of the first such look."""
         self._lineages: dict[int, tuple[int, ...]] = {}
         """Shard -> itself, and those that had its lanes before."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     def start(self) -> None:
         """Start the rounds."""
-        self._task = asyncio.create_task(self._run(), name="lane-keeper")
+        self._task.start(self._run(), name="lane-keeper")
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._task.close()
 
     async def _run(self) -> None:
         while True:
@@ -100,11 +104,12 @@ class LaneKeeper:
         self._lineages = {log.shard: log.lineage for log in self._logs}
         for log in self._logs:
             try:
-                if not await self._has_ends(log.shard):
+                if not (planned := await self._planned(log.shard)):
                     continue
-                ending = await lane_ends.write_ending(
-                    log, self._plan, wall_clock=self._clock.sound, random_bits=self._random_bits
-                )
+                async with self._lines(log.shard, planned):
+                    ending = await lane_ends.write_ending(
+                        log, self._plan, wall_clock=self._clock.sound, random_bits=self._random_bits
+                    )
             except (StoreError, CodecError, ClockWrong) as error:
                 logger.warning("shard %d: lanes were not looked through: %s", log.shard, error)
                 continue
@@ -116,10 +121,21 @@ class LaneKeeper:
                 did = "no longer counts" if control.kind == ControlKind.RETIRE else "left the state"
                 logger.info("lane %s was not seen for long: it %s", lane_of(control), did)
 
-    async def _has_ends(self, shard: int) -> bool:
-        """Return whether a shard's state has lanes that end in this round."""
+    async def _planned(self, shard: int) -> Sequence[Control]:
+        """Return the ends of this round in a shard, by the state as this process has it."""
         state = self._held(shard)
-        return state is not None and bool((await self._plan(state)).controls)
+        return () if state is None else (await self._plan(state)).controls
+
+    def _lines(self, shard: int, planned: Sequence[Control]) -> AbstractAsyncContextManager[None]:
+        """Return the context of a round: with lines in the record if lanes retire, as that changes completeness."""
+        edges = sorted({f"{each.tenant}/{each.edge}" for each in planned if each.kind == ControlKind.RETIRE})
+        if not edges:
+            return nullcontext()
+        more = f" and {len(edges) - EDGES_NAMED} more" if len(edges) > EDGES_NAMED else ""
+        target = f"shard {shard}: lanes of {', '.join(edges[:EDGES_NAMED])}{more}"
+        return self._noted(
+            "retirement by age", target, f"not seen for {approximate_duration(self._retired_after / _NS)}"
+        )
 
     async def _plan(self, state: ShardState) -> lane_ends.Ending:
         """Return the ends of this round. The state may go on meanwhile: only older silence is found then."""

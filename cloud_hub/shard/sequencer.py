@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
+from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.clock import ADVICE, HubClock, OtherNodes
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.bounds import Full, Room
@@ -20,7 +22,7 @@ from weft.cloud_hub.shard.drafting import Attempt, Drafted, Drafting
 from weft.cloud_hub.shard.lane_ends import EndedLanes, log_ends
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
-from weft.cloud_hub.shard.schedule import CommitSchedule
+from weft.cloud_hub.shard.schedule import CommitPace, CommitSchedule
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.cloud_hub.shard.snapshots import Snapshotter
 from weft.cloud_hub.shard.watermark import WatermarkGuard
@@ -51,7 +53,8 @@ class Sequencer:
         random_bits: for nonces and jitter.
         level: the cluster's level, which limits the features that may be written.
         load: loads the state, instead of ``log.load``: a shard that a split makes may have to begin first.
-        split: called when a chunk has moved edges to another shard.
+        moved: called when a chunk has moved edges to another shard.
+        pace: of the commits of all shards of the process.
     """
 
     def __init__(
@@ -63,41 +66,37 @@ class Sequencer:
         random_bits: Callable[[int], int],
         level: Callable[[], int] = lambda: 1,
         load: Callable[[], Awaitable[ShardState]] | None = None,
-        split: Callable[[int], None] = lambda _: None,
+        moved: Callable[[], None] = lambda: None,
+        pace: CommitPace | None = None,
     ) -> None:
-        self.log = log
-        self._load_log, self._split = load or log.load, split
+        self.log, self._load_log, self._moved = log, load or log.load, moved
         self.turn = asyncio.Lock()
         """Held while the shard reads and writes chunks."""
-        self.counters = ShardCounters()
-        self._settings, self._clock = settings, clock
-        self._random_bits = random_bits
-        self._level = level
-        self._now = asyncio.get_running_loop().time
-        self._wake = asyncio.Event()
+        self.on_chunk: Callable[[Folded | None], None] = lambda _: None
+        """Called after each chunk that was applied, and with None after the state was loaded."""
+        self.counters, self._settings, self._clock = ShardCounters(), settings, clock
+        self._random_bits, self._level = random_bits, level
+        self._now, self._wake = asyncio.get_running_loop().time, asyncio.Event()
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._retry_loop = RetryLoop(
             f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits,
             patience_s=settings.unavailable_after_s, on_long_trouble=partial(self.sessions.send_away, log.shard),
         )  # fmt: skip
-        self._ended = EndedLanes(log)
+        self._ended, self._room = EndedLanes(log), Room(settings, self.sessions.told)
         self._guard = WatermarkGuard(log, clock.boot, settings.watermark_validity_s)
-        self._snapshots = Snapshotter(
-            log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
-        )
+        snapshot_after = settings.snapshot_interval_s, settings.snapshot_chunks
+        self._snapshots = Snapshotter(log, *snapshot_after, self._now, random_bits)
         self._state = ShardState(log.cluster.cluster_id, log.shard, log.rules)
         self._loaded_n = -1
         """Number of the last chunk when the state was last loaded."""
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
-        self._room = Room(settings, self.sessions.told)
         self._attempts: dict[int, Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
-        self._schedule = CommitSchedule(settings)
-        self._task: asyncio.Task[None] | None = None
+        self._schedule, self._others = CommitSchedule(settings, pace), OtherNodes(clock)
+        self._task = BackgroundTask()
         self._tried, self._looked = asyncio.Event(), asyncio.Event()
         """Set after the first attempt to load the state, and after each look at the log."""
-        self._others = OtherNodes(clock)
 
     @property
     def state(self) -> ShardState:
@@ -122,7 +121,7 @@ class Sequencer:
     @property
     def is_running(self) -> bool:
         """Return whether the shard's task runs: from ``start`` to ``close``."""
-        return self._task is not None and not self._task.done()
+        return self._task.is_running
 
     @property
     def retries(self) -> int:
@@ -135,20 +134,22 @@ class Sequencer:
         A damaged log or a store that does not answer is not an error here: the shard has ``trouble``, and is not
         ``loaded`` until it is over. The node's other shards work meanwhile.
         """
-        self._task = asyncio.create_task(self._run(), name=f"sequencer-{self.log.shard}")
+        self._task.start(self._run(), name=f"sequencer-{self.log.shard}")
         await self._tried.wait()
 
     async def _load(self) -> None:
         self._others.look()
+        self._schedule.begin_look(self._now())
         state = await self._load_log()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
         self._state, self._loaded_n, self.loaded = state, state.n, True
+        self.on_chunk(None)
         self._note_look(found=True)
 
     async def catch_up(self, age_s: float | None = None) -> None:
-        """Wait until the log was read up to its head at most ``age_s`` ago, while the store works."""
+        """Wait until the state has all chunks that were in the log ``age_s`` ago, while the store works."""
         wanted = self._now() - (self._settings.follow_interval_s if age_s is None else age_s)
-        while self.is_running and self.trouble is None and self._schedule.last_look < wanted:
+        while self.is_running and self.trouble is None and self._schedule.head_at < wanted:
             self._looked.clear()
             self._schedule.look_now()
             self._wake.set()
@@ -161,9 +162,7 @@ class Sequencer:
 
     async def close(self) -> None:
         """Stop. Pending items are not acknowledged, so their senders will offer them again."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
         await self._snapshots.close()
         self.sessions.refuse_all(
             RefuseCode.UNAVAILABLE, "the hub is shutting down", "connect to another node, or try again"
@@ -189,8 +188,7 @@ class Sequencer:
         return self._room.tell_origins(session, self._state, origins)
 
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
-        """Accept verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
-        wait for it (``sessions.room``)."""
+        """Accept verified batches, to be acknowledged. Return whether there is room for more (``sessions.room``)."""
         held = self._state.lanes.get(session.lane)
         # Records that fill the middle of a gap leave two gaps, so the bound on gaps applies to them too.
         is_full = held is not None and held.gaps and self._room.gaps.is_full(self._state, session.lane)
@@ -256,11 +254,9 @@ class Sequencer:
     async def _work_is_due(self) -> bool:
         """Wait until a commit is due (True), or a read of other nodes' chunks (False)."""
         while True:
-            sessions, look_at = self.sessions, self._schedule.look_at
+            sessions, schedule, look_at = self.sessions, self._schedule, self._schedule.look_at
             urgent, pending, trailing = sessions.urgent, sessions.pending, sessions.trailing
-            commit_at = self._schedule.commit_at(
-                sessions.pending_bytes, urgent=urgent, pending=pending, trailing=trailing
-            )
+            commit_at = schedule.commit_at(sessions.pending_bytes, urgent=urgent, pending=pending, trailing=trailing)
             wait = min(commit_at, look_at) - self._now()
             if wait <= 0:
                 self._retry_loop.asks()
@@ -268,15 +264,14 @@ class Sequencer:
             self._wake.clear()
             # With records waiting, the commit's time is known: only a full chunk is a reason to wake up before.
             sessions.wake_bytes = self._settings.chunk_bytes_max if urgent else 0
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _commit(self) -> None:
         """Write the pending items as at most one chunk, check the watermark, acknowledge from the state."""
-        since = self._schedule.begin_commit()
+        since = self._schedule.begin_commit(self._now())
+        self.sessions.canaries.begin_commit(self._now())
         if self._clock.wrong() is not None:
             await self._follow()  # nothing is written, and readers go on
         while True:
@@ -303,7 +298,9 @@ class Sequencer:
     async def _next_draft(self) -> Drafted | None:
         lanes = [session.lane for session in self.sessions]
         await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
-        return self._draft()
+        began, drafted = self._schedule.pace.cpu_s(), self._draft()
+        self._schedule.spent(self._schedule.pace.cpu_s() - began)
+        return drafted
 
     def _draft(self) -> Drafted | None:
         now = self._clock.now()
@@ -314,11 +311,10 @@ class Sequencer:
             self.sessions.fence_by(lane, held)
         self.sessions.fence_pending(self._state)
         marks_due = self._schedule.marks_are_due(self._now(), trailing=self.sessions.trailing)
-        bytes_max, level = self._settings.chunk_bytes_max, self._level()
         return Drafting(
             self._state,
-            lambda: ChunkBuilder(self._state, bytes_max, level, self._ended),
-            lambda builder: builder.finish(now, self._random_bits(64), marks_due),
+            lambda: ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level(), self._ended),
+            lambda builder: builder.finish(now, self._random_bits(64), marks_due, self.sessions.canaries.wait),
             self.sessions.told.waits,
         ).draft(self.sessions)
 
@@ -328,9 +324,8 @@ class Sequencer:
         Return whether a chunk of this node was placed there. If not, build it again: the state may have advanced.
         """
         draft, folded = drafted
-        n = draft.chunk.header.n
-        self._attempts[draft.chunk.header.nonce] = Attempt(draft.openings, len(draft.data))
-        started = self._now()
+        n, nonce, started = draft.chunk.header.n, draft.chunk.header.nonce, self._now()
+        self._attempts[nonce] = Attempt(draft.openings, len(draft.data), self.sessions.canaries.last)
         try:
             await self.log.create(n, draft.data)
         except (*TROUBLE, AlreadyExists) as error:
@@ -339,6 +334,7 @@ class Sequencer:
             trouble = str(error)
         else:
             self.counters.put.observe(self._now() - started)
+            self._schedule.put_chunk(started)
             return self._accept(folded)
         own = await self._retry_loop.run(self._read_on)
         if self._state.n < n:
@@ -349,6 +345,7 @@ class Sequencer:
         """Apply the following chunks, up to the log's head. Return whether one of them is this node's."""
         own, foreign = False, self.counters.foreign_chunks
         self._others.look()
+        self._schedule.begin_look(self._now())
         async for chunk in self.log.indexes(self._state.n + 1):
             own |= self._accept(await fold_in_steps(self._state, chunk))
         self._note_look(found=self.counters.foreign_chunks > foreign)
@@ -372,12 +369,14 @@ class Sequencer:
         for lane in decided:
             self.sessions.end(lane)
         self.sessions.fence(self._state, taken_over)
-        if folded.split is not None:
+        if folded.moves:
             self.sessions.refuse_moved(self._state)
-            self._split(folded.split.shard)
+            self._moved()
         self.counters.count(chunk, None if attempt is None else attempt.bytes)
         if attempt is not None:
             self._schedule.wrote_chunk(self._now())
+            self.sessions.canaries.placed = attempt.canary
+        self.on_chunk(folded)
         return attempt is not None
 
     async def _follow(self) -> None:

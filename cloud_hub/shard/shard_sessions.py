@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from weft.cloud_hub.shard.bounds import Told
 from weft.cloud_hub.shard.lane_session import GAPS_PENDING_MAX, LaneSession, PendingItem, SessionRefused, bounds
@@ -19,11 +20,73 @@ from weft.replication.refusals import taken_before
 
 LOST_LANES_MAX = 4096
 """Maximum number of lanes of a shard with losses reported by edges; the earliest is dropped first."""
-
-
 RANGES_OPENED_MAX = 16_384
 """Approximate number of ranges of the lanes opened by one commit: each edge gets all of its lane's. Further lanes are
 opened with the next commit."""
+
+
+class _Question(NamedTuple):
+    number: int
+    asked: float
+    began: float
+    """Beginning of the commit that answers it; the time of asking before that."""
+    answer: Callable[[float], None]
+
+
+class Canaries:
+    """Questions of links whether the shard's store takes anything, at most one of each link: the last one.
+
+    A question is answered once a chunk is durable that this node began after it. Where nothing else is pending, that is
+    an empty chunk, when marks would be due: questions add no chunk to a shard with marks.
+
+    Args:
+        wake: called when there is a new question.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._asked: dict[object, _Question] = {}
+        self._begun = 0
+        """Number of the last question that waits for the store."""
+        self.last = 0
+        """Number of the last question."""
+        self.placed = 0
+        """Number of the last question before this node's last chunk; the caller is about to check its watermark."""
+
+    @property
+    def wait(self) -> bool:
+        """Return whether there is a question without an answer."""
+        return bool(self._asked)
+
+    def ask(self, link: object, answer: Callable[[float], None]) -> None:
+        """Call ``answer`` when such a chunk is durable, with the seconds that passed until it was begun."""
+        self.last += 1
+        now = asyncio.get_running_loop().time()
+        self._asked[link] = _Question(self.last, now, now, answer)
+        self._wake()
+
+    def forget(self, link: object) -> None:
+        """Note the end of a link."""
+        self._asked.pop(link, None)
+
+    def begin_commit(self, now: float) -> None:
+        """Note that the shard begins to write: questions wait for the store from here on, and no longer for others."""
+        for link, question in self._asked.items():
+            if question.number > self._begun:
+                self._asked[link] = question._replace(began=now)
+        self._begun = self.last
+
+    def settle(self) -> None:
+        """Answer the questions that came before the placed chunk."""
+        for link, question in list(self._asked.items()):
+            if question.number <= self.placed:
+                del self._asked[link]
+                question.answer(question.began - question.asked)
+        self._begun = self.placed
+
+    def drop(self) -> None:
+        """Drop all questions: the shard writes nothing now, and links ask again."""
+        self._asked.clear()
 
 
 class ShardSessions:
@@ -41,6 +104,7 @@ class ShardSessions:
         self._wake = wake
         self._lanes: dict[Lane, list[LaneSession]] = {}
         self._active: dict[LaneSession, None] = {}
+        self.canaries = Canaries(wake)
         self._room = asyncio.Event()
         self.pending_bytes = 0
         """Uncommitted bytes from links."""
@@ -77,7 +141,7 @@ class ShardSessions:
     @property
     def pending(self) -> bool:
         """Return whether anything is pending."""
-        return bool(self._active)
+        return bool(self._active) or self.canaries.wait
 
     def add(self, session: LaneSession) -> None:
         """Begin a session, whose epoch has to be committed."""
@@ -224,17 +288,23 @@ class ShardSessions:
                 self.refuse(session, RefuseCode.OVERLOADED, message, "nothing: the edge connects again by itself")
 
     def refuse_moved(self, state: ShardState, lanes: Iterable[Lane] | None = None) -> None:
-        """End the sessions of edges that splits have moved to other shards. What was not committed here is sent again
-        there: the new shard has what this one had.
+        """End the sessions of edges that splits have moved to other shards, and of tenants that are set apart. What was
+        not committed here is sent again there: the new shard has what this one had.
 
         Args:
             lanes: only these; None for all.
         """
-        for lane in list(self._lanes if lanes is None else lanes) if state.splits else ():
+        for lane in list(self._lanes if lanes is None else lanes) if state.splits or state.apart else ():
             shard = None if lane in state.lanes else moved_to(state.splits, lane.tenant, lane.edge)
-            for session in list(self._lanes.get(lane, ())) if shard is not None else ():
+            message = f"edge {lane.edge} moved from shard {state.shard} to shard {shard}"
+            if lane.tenant in state.apart:
+                message = (
+                    f"tenant {lane.tenant} is set apart: it gets a shard of its own, and leaves shard {state.shard}"
+                )
+            elif shard is None:
+                continue
+            for session in list(self._lanes.get(lane, ())):
                 session.claim.is_over = True
-                message = f"edge {lane.edge} moved from shard {state.shard} to shard {shard}"
                 self.refuse(session, RefuseCode.OVERLOADED, message, "nothing: the edge connects again by itself")
 
     def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:
@@ -268,6 +338,7 @@ class ShardSessions:
             elif session.closed:
                 self._forget(session)
         self._room.set()
+        self.canaries.settle()
 
     def refuse(self, session: LaneSession, code: RefuseCode, message: str, advice: str) -> None:
         """End a session and drop its pending items."""
@@ -302,6 +373,9 @@ class ShardSessions:
 
     def refuse_all(self, code: RefuseCode, message: str, advice: str, *, opening_only: bool = False) -> None:
         """End every session, or every one that is not open yet."""
+        self.canaries.placed = 0  # the state is dropped, or about to be
+        if not opening_only:
+            self.canaries.drop()
         for session in [session for lane in list(self._lanes.values()) for session in lane]:
             if session.opening or not opening_only:
                 self.refuse(session, code, message, advice)

@@ -108,6 +108,12 @@ class Shards:
         """Return the shard where an edge belongs, as this process knows it."""
         return self._tree().shard_of(edge.tenant, edge.edge)
 
+    def places(self, edge: Placed) -> tuple[int, ...]:
+        """Return the shard where an edge belongs, and those before it that were split, the last first."""
+        tree = self._tree()
+        shard = tree.shard_of(edge.tenant, edge.edge)
+        return shard, *tree.lineage(shard)
+
     def __iter__(self) -> Iterator[Sequencer]:
         """Iterate over the shards that this process holds at present, by number."""
         return iter([self._sequencers[shard] for shard in sorted(self._sequencers)])
@@ -156,6 +162,16 @@ class Shards:
         await _within(OWN_LOOK_S_MAX, (each.catch_up() for each in self.own))
         await _within(LOAD_S_MAX, (each.catch_up(READ_AGE_S_MAX) for each in others))
         return list(sequencers)
+
+    async def held(self) -> dict[int, Sequencer]:
+        """Return own shards, and loaded ones of others, by number, for a reader; read as ``all`` reads them."""
+        own = [shard for shard in range(self.count) if self._owners.is_own(shard)]
+        loaded = [shard for shard in self.loaded if not self._owners.is_own(shard)]
+        held = {shard: await self.get(shard) for shard in own}
+        held |= {shard: self._sequencers[shard] for shard in loaded if shard in self._sequencers}
+        await _within(OWN_LOOK_S_MAX, (held[shard].catch_up() for shard in own))
+        await _within(LOAD_S_MAX, (held[shard].catch_up(READ_AGE_S_MAX) for shard in loaded if shard in held))
+        return held
 
     async def close(self) -> None:
         """Stop all shards."""

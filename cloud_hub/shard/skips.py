@@ -51,9 +51,11 @@ async def skip(  # noqa: PLR0917
 
 
 async def _runs(log: ShardLog, stream: StreamKey, first: int, end: int) -> list[SkippedRun]:
-    """Return the records of ``[first, end)``, neighbours joined."""
+    """Return the records of ``[first, end)``, neighbours joined. Chunks that the collector deleted say none: of these
+    records only the offsets are known."""
     joined: list[SkippedRun] = []
-    async for chunk in log.indexes(await log.locate(*stream, first), only=frozenset([stream])):
+    begin = max(await log.locate(*stream, first), log.watermark)
+    async for chunk in log.indexes(begin, only=frozenset([stream])):
         for section in chunk.footer.streams:
             if (section.tenant, section.stream) != stream or section.base_offset + section.count <= first:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
 from weft.cloud_hub.shard.shards import Shards
@@ -19,6 +20,10 @@ BUSY, PART = 0.7, 0.5
 SUSTAINED_S = 600.0
 """Time for which both have to hold: a split cannot be reverted, and a backlog after an outage ends by itself."""
 SAMPLE_S = 30.0
+
+
+Noted = Callable[[str, str, str], AbstractAsyncContextManager[None]]
+"""Function from act, target and reason to the context that writes the lines of the act."""
 
 
 class ProcessLoad:
@@ -66,13 +71,14 @@ class Clocks(NamedTuple):
     """Processor time of the process."""
 
 
-async def split_busy(
-    store: ObjectStore, shards: Shards, shards_max: int, clocks: Clocks, declared: Callable[[], None]
+async def split_busy(  # noqa: PLR0917 - what is split, when, and what hears of it
+    store: ObjectStore, shards: Shards, shards_max: int, clocks: Clocks, declared: Callable[[], None], noted: Noted
 ) -> None:
     """Split shards that keep this process busy, until the store has ``shards_max`` of them. Never returns.
 
     Args:
         declared: called after a split was declared: the cluster has to be read again.
+        noted: writes the lines of the act; what it raises prevents it.
     """
     load = ProcessLoad()
     while True:
@@ -82,13 +88,13 @@ async def split_busy(
         if shard is None:
             continue
         try:
-            if await _split(store, shards, shard, shards_max):
+            if await _split(store, shards, shard, shards_max, noted):
                 declared()
         except (StoreError, ClusterUnusable) as error:
             logger.warning("shard %d keeps this process busy, and was not split: %s", shard, error)
 
 
-async def _split(store: ObjectStore, shards: Shards, shard: int, shards_max: int) -> bool:
+async def _split(store: ObjectStore, shards: Shards, shard: int, shards_max: int, noted: Noted) -> bool:
     """Declare the split of a busy shard. Return whether there is one: the owner of the new shard puts it into force."""
     cluster = await read_cluster(store)
     held = next((each for each in shards.own if each.log.shard == shard and each.loaded), None)
@@ -104,7 +110,9 @@ async def _split(store: ObjectStore, shards: Shards, shard: int, shards_max: int
         logger.warning("shard %d keeps this process busy, and a split would part no load: all is of one edge, or of "
                        "edges that stay together", shard)  # fmt: skip
         return False
-    declared = await declare_split(store, shard, cluster)
+    why = f"it kept a process busy above {BUSY:.0%} of a core for {SUSTAINED_S / 60:.0f} minutes"
+    async with noted("automatic split", f"shard {shard}", why):
+        declared = await declare_split(store, shard, cluster)
     if declared.splits != (*cluster.splits, shard):
         return True  # another process was faster, with a shard of its own
     logger.info("shard %d keeps this process busy: it is split, and %d of %d edges move to shard %d", shard,

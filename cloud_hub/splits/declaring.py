@@ -56,7 +56,7 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
     if tree.count >= SHARDS_MAX or tree.next_bit(shard) >= BITS_MAX:
         raise CannotSplit(f"shard {shard} cannot be split further: the hub has {tree.count} shards")
     for new in range(cluster.shards, tree.count):
-        if not await has_begun(ShardLog(store, cluster, new)):
+        if not tree.is_first(new) and not await has_begun(ShardLog(store, cluster, new)):
             raise CannotSplit(
                 f"the split of shard {tree.parent(new)} is declared and not done yet: start a hub node, which does it, "
                 "then repeat the command"

@@ -10,9 +10,10 @@ from typing import Any
 
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import SequencerSettings
+from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
-from weft.cloud_hub.splits.busy import Clocks, split_busy
+from weft.cloud_hub.splits.busy import Clocks, Noted, split_busy
 from weft.cloud_hub.splits.splitting import Splitter
 from weft.protocols.chunk_index.footer import FoldRules
 from weft.protocols.shard.shard_state import ShardState
@@ -33,7 +34,8 @@ class ShardMaker:
         random_bits: for nonces and jitter.
         level: the level up to which the process may write.
         rules: rules by which the release writes and folds chunks.
-        split: called when a chunk has moved edges to another shard.
+        moved: called when a chunk has moved edges to another shard.
+        pace: of the commits of all shards of the process.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class ShardMaker:
         random_bits: Callable[[int], int],
         level: Callable[[], int],
         rules: FoldRules,
-        split: Callable[[int], None],
+        moved: Callable[[], None],
+        pace: CommitPace,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
         self._clock, self._random_bits, self._level = clock, random_bits, level
-        self._rules, self._split = rules, split
+        self._rules, self._moved, self._pace = rules, moved, pace
         self._made: dict[int, Sequencer] = {}
         """The last committer of each shard."""
         self._splitter = Splitter(
@@ -65,19 +68,22 @@ class ShardMaker:
         """Return a committer of a shard, which is not started. A shard that a split makes begins when it is loaded."""
         made = self._made[shard] = Sequencer(
             self.log(shard), self._settings, clock=self._clock, random_bits=self._random_bits, level=self._level,
-            load=partial(self._load, shard), split=self._split,
+            load=partial(self._load, shard), moved=self._moved, pace=self._pace,
         )  # fmt: skip
         return made
 
-    def beside(self, shards_max: int | None, clocks: Clocks, declared: Callable[[], None]) -> Beside | None:
+    def beside(
+        self, shards_max: int | None, clocks: Clocks, declared: Callable[[], None], noted: Noted
+    ) -> Beside | None:
         """Return the work that splits busy shards, until there are ``shards_max``; None without it.
 
         Args:
             declared: called after a split was declared.
+            noted: writes the lines of the act.
         """
         if shards_max is None:
             return None
-        return lambda shards: split_busy(self._store, shards, shards_max, clocks, declared)
+        return lambda shards: split_busy(self._store, shards, shards_max, clocks, declared, noted)
 
     async def _load(self, shard: int) -> ShardState:
         await self._splitter.begin(shard)

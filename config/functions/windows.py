@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from weft.config.functions.fields import FIELDS_MAX
 from weft.config.functions.settings import FunctionSettings
-from weft.config.values import Count, Duration, Expression, MiB, Size
+from weft.config.values import Count, Duration, Expression, MiB, Size, Zone
 
 By = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)]
 Emit = Annotated[dict[str, Expression], Meta(min_length=1, max_length=FIELDS_MAX)]
@@ -54,13 +54,27 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
             "days from 05:00 UTC.",
         ),
     ] = field(default=0.0, name="offset")
+    zone: Annotated[
+        Zone | None,
+        Meta(
+            description="Time zone by whose clocks windows start, such as Europe/Berlin; for windows of 2h or more "
+            "that divide a day, or of whole days. A day in which clocks are set has 23 or 25 hours. Unset: UTC."
+        ),
+    ] = None
     time: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Field with the time of the event: ISO 8601 text, or a number. Text without offset is UTC. "
+            description="Field with the time of the event: ISO 8601 text, or a number. "
             "Unset: the time at which the node received the record.",
         ),
     ] = None
+    time_zone: Annotated[
+        Zone,
+        Meta(
+            description="Time zone of texts in the `time` field that name no offset. Where its clocks show a time "
+            "twice, the first is taken."
+        ),
+    ] = "UTC"
     time_unit: Annotated[
         Literal["s", "ms", "us", "ns"],
         Meta(description="Unit of a number in the `time` field, counted since 1970."),

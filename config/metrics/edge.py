@@ -6,6 +6,7 @@ from weft.config.metrics.http import HTTP_METRICS
 from weft.config.metrics.metric import Metric
 from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.metrics.sources import SOURCE_METRICS
+from weft.config.metrics.tracing import EDGE_TRACE_METRICS
 
 EDGE_METRICS = (
     Metric("weft_edge_connections", "gauge", "Open connections of clients, whatever they speak."),
@@ -121,6 +122,21 @@ EDGE_METRICS = (
     Metric(
         "weft_edge_publishes_unrouted_total", "counter", "Messages that no stream matches; see the setting unrouted."
     ),
+    Metric(
+        "weft_edge_schema_checked_total", "counter", "Messages checked against the schema of a stream.", ("stream",)
+    ),
+    Metric(
+        "weft_edge_schema_unchecked_total",
+        "counter",
+        "Messages stored without a check, because they have more than 24 KiB.",
+        ("stream",),
+    ),
+    Metric(
+        "weft_edge_schema_misfits_total",
+        "counter",
+        "Messages that did not fit the schema of a stream, by what became of them: accepted, dead_lettered or refused.",
+        ("stream", "outcome"),
+    ),
     Metric("weft_edge_publish_bytes_received_total", "counter", "Payload bytes received."),
     Metric("weft_edge_amqp_channels", "gauge", "Open channels of AMQP 0-9-1."),
     Metric("weft_edge_amqp_channel_errors_total", "counter", "AMQP channels closed with an exception."),
@@ -207,6 +223,13 @@ EDGE_METRICS = (
     ),
     Metric("weft_edge_log_low", "gauge", "1 while less than disk.low_water is free for records."),
     Metric(
+        "weft_edge_down_messages_total",
+        "counter",
+        "Messages from the hub by what became of them: published, expired or refused.",
+        ("link", "outcome"),
+    ),
+    Metric("weft_edge_down_waiting", "gauge", "Messages from the hub for which the log has no room.", ("link",)),
+    Metric(
         "weft_edge_conflict",
         "gauge",
         "1 while a hub refuses the node because another copy of its log has taken over; devices get no "
@@ -249,6 +272,52 @@ EDGE_METRICS = (
         "Age of the oldest record that the hub has not yet acknowledged.",
         ("link",),
     ),
+    Metric(
+        "weft_edge_link_pending_bytes",
+        "gauge",
+        "Approximate bytes of these records on the wire; absent until enough were sent to know.",
+        ("link",),
+    ),
+    Metric(
+        "weft_edge_link_drain_seconds",
+        "gauge",
+        "Time until the hub has these records, at the rate of the last minute; absent where they do not become fewer.",
+        ("link",),
+    ),
+    Metric(
+        "weft_edge_link_delivery_seconds",
+        "gauge",
+        "Time from a record's arrival in the log to the hub's acknowledgement, of a record acknowledged lately.",
+        ("link",),
+    ),
+    Metric("weft_edge_link_ping_seconds", "gauge", "Round trip of the last PING to the hub.", ("link",)),
+    Metric(
+        "weft_edge_link_canary_seconds",
+        "gauge",
+        "Time to the hub's store and back, of the newest frame known to be durable there. Absent before the first.",
+        ("link",),
+    ),
+    Metric(
+        "weft_edge_link_canary_timestamp_seconds",
+        "gauge",
+        "Time at which that frame was sent, in seconds since 1970.",
+        ("link",),
+    ),
+    Metric(
+        "weft_edge_link_canary_overdue",
+        "gauge",
+        "1 while the hub answers PINGs and nothing that was sent becomes durable in its store.",
+        ("link",),
+    ),
+    Metric("weft_edge_link_paused", "gauge", "1 while an operator lets the link's data wait.", ("link",)),
+    Metric(
+        "weft_edge_link_held",
+        "gauge",
+        "1 while data waits by the link's policy: paused, budget, every, or a schedule.",
+        ("link",),
+    ),
+    Metric("weft_edge_link_budget_bytes", "gauge", "Monthly budget of the link.", ("link",)),
+    Metric("weft_edge_link_budget_used_bytes", "gauge", "Bytes of this month on the wire.", ("link",)),
     Metric("weft_edge_link_sent_bytes_total", "counter", "Compressed bytes sent to the hub.", ("link",)),
     Metric("weft_edge_link_attempts_failed", "gauge", "Consecutive failed attempts to connect.", ("link",)),
     Metric(
@@ -315,6 +384,7 @@ EDGE_METRICS = (
         ("stream", "version"),
     ),
     *HTTP_METRICS,
+    *EDGE_TRACE_METRICS,
     Metric("weft_edge_clock_synchronised", "gauge", "1 while a time source keeps the wall clock synchronised."),
     Metric("weft_edge_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970."),
     Metric(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.config.metrics.metric import Metric
+from weft.config.metrics.tracing import HUB_TRACE_METRICS
 
 HUB_METRICS = (
     Metric(
@@ -59,6 +60,18 @@ HUB_METRICS = (
         "weft_hub_cluster_log_entry", "gauge", "Number of the last entry of the cluster log that the process knows."
     ),
     Metric(
+        "weft_hub_token_next_end_seconds",
+        "gauge",
+        "Time until the next declared token ends that has no later secret; +Inf if none ends.",
+    ),
+    Metric("weft_hub_jwt_keys", "gauge", "Keys of the issuer of JSON Web Tokens (`jwt`) that count."),
+    Metric(
+        "weft_hub_jwt_keys_failing_seconds",
+        "gauge",
+        "Time since which the issuer's keys could not be read; 0 after a successful attempt.",
+    ),
+    Metric("weft_hub_jwt_verified_total", "counter", "Signatures of JSON Web Tokens that were verified."),
+    Metric(
         "weft_hub_cluster_log_age_seconds",
         "gauge",
         "Time since the process last saw the end of the cluster log; some seconds while the store answers.",
@@ -73,6 +86,27 @@ HUB_METRICS = (
         "counter",
         "Refusals of what one edge, tenant or token asked for beyond its share, by setting and owner.",
         ("bound", "owner"),
+    ),
+    Metric(
+        "weft_hub_tenant_bytes_total",
+        "counter",
+        "Bytes of batches that links of a tenant brought to this process; 100 tenants have series, `(other)` the rest.",
+        ("tenant",),
+    ),
+    Metric("weft_hub_tenant_records_total", "counter", "Records that they brought, repetitions included.", ("tenant",)),
+    Metric("weft_hub_tenant_links", "gauge", "Open links of a tenant to this process.", ("tenant",)),
+    Metric(
+        "weft_hub_tenant_throttled_seconds_total",
+        "counter",
+        "Time for which links of a tenant were asked to wait, as it was at its quota.",
+        ("tenant",),
+    ),
+    Metric("weft_hub_tenant_refused_total", "counter", "Links and lanes that a quota refused.", ("tenant",)),
+    Metric(
+        "weft_hub_security_events_total",
+        "counter",
+        "Failed logins, refused requests and used-up shares; the log has a bounded number of them as JSON.",
+        ("event",),
     ),
     Metric("weft_hub_chunks_total", "counter", "Chunks written by this node.", ("shard",)),
     Metric("weft_hub_records_total", "counter", "Records in chunks written by this node.", ("shard",)),
@@ -102,7 +136,7 @@ HUB_METRICS = (
     Metric(
         "weft_hub_stream_complete_up_to_timestamp_seconds",
         "gauge",
-        "Time up to which all known edges have delivered; 0 while it is unknown.",
+        "Time up to which all known edges have delivered; 0 while it is unknown. None for streams of the hub's own.",
         ("tenant", "stream"),
     ),
     Metric(
@@ -118,10 +152,36 @@ HUB_METRICS = (
         ("tenant", "stream"),
     ),
     Metric(
+        "weft_hub_quality_alarms", "gauge", "Quality rules in alarm, and fields that vanished, of this node's tables."
+    ),
+    Metric(
+        "weft_hub_quality_rows_total",
+        "counter",
+        "Rows that were checked by a quality rule, as the stream's table counts them.",
+        ("tenant", "stream", "rule"),
+    ),
+    Metric(
+        "weft_hub_quality_failed_rows_total", "counter", "Of these rows, those that fail.", ("tenant", "stream", "rule")
+    ),
+    Metric(
+        "weft_hub_quality_rule_alarm",
+        "gauge",
+        "1 while more of the last rows fail a quality rule than it tolerates, or the table is not fresh.",
+        ("tenant", "stream", "rule"),
+    ),
+    Metric(
+        "weft_hub_quality_rule_unknown",
+        "gauge",
+        "1 while the state of a quality rule is unknown; `why` in `GET /v1/status` says the reason.",
+        ("tenant", "stream", "rule"),
+    ),
+    *HUB_TRACE_METRICS,
+    Metric(
         "weft_hub_build_info",
         "gauge",
         "Always 1; its labels name the release and the Python version.",
         ("version", "python"),
     ),
 )
-"""Metrics of a hub node at ``/metrics``. Streams beyond the first 500, or 400 of a tenant, are one: ``(other)``."""
+"""Metrics of a hub node at ``/metrics``. Streams beyond the first 500, or 400 of a tenant, are one: ``(other)``. Of
+quality rules, 1,000 have figures, those of streams with alarms first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -21,7 +21,11 @@ PAYLOAD = "payload"
 """Column of the payload itself, which no field may be named after."""
 _NAME = re.compile(r"[^\W_]\w*")
 
-SchemaFormat = Literal["json", "cbor", "msgpack"]
+SchemaFormat = Literal["json", "cbor", "msgpack", "avro", "protobuf"]
+DEFINED: tuple[SchemaFormat, ...] = ("avro", "protobuf")
+"""Formats whose payloads cannot be read without a definition."""
+DEFINITION_CHARACTERS_MAX = 48 << 10
+Framing = Literal["confluent", "single_object"]
 
 
 class SchemaField(Section, frozen=True, kw_only=True):
@@ -71,6 +75,24 @@ class PayloadSchema(Section, frozen=True, kw_only=True):
     """Format of payloads, and their fields that become typed columns."""
 
     format: Annotated[SchemaFormat, Meta(description="Format of the payloads.")] = "json"
+    definition: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=DEFINITION_CHARACTERS_MAX)] | None,
+        Meta(
+            description="Definition without which payloads cannot be read: for `format: avro` a schema in Avro's JSON, "
+            "for `format: protobuf` a descriptor set in base64."
+        ),
+    ] = None
+    message: Annotated[
+        Annotated[str, Meta(max_length=512)] | None,
+        Meta(description="Message of Protobuf that the payloads are, with its package. Unset: the only one."),
+    ] = None
+    framing: Annotated[
+        Framing | None,
+        Meta(
+            description="Bytes before each payload of Avro or Protobuf, which are passed over. `confluent` has 0 and "
+            "the four bytes of a registry's id. `single_object` has the ten bytes of Avro's single-object encoding."
+        ),
+    ] = None
     fields: Annotated[
         dict[str, Annotated[SchemaField, Meta(extra_json_schema={"x-short": "type"})]],
         Meta(
@@ -88,6 +110,7 @@ def check_schema(schema: PayloadSchema, at: KeyPath = ()) -> Iterator[Finding]:
     Args:
         at: place of the schema in the file.
     """
+    yield from _check_definition(schema, at)
     seen: dict[str, str] = {}
     for name in schema.fields:
         path = (*at, "fields", name)
@@ -102,3 +125,44 @@ def check_schema(schema: PayloadSchema, at: KeyPath = ()) -> Iterator[Finding]:
                           f"got {quoted(name)}. Name the column so, and set `from` to the field")  # fmt: skip
         elif (other := seen.setdefault(name.casefold(), name)) != name:
             yield Finding(path, f"is the same column as {other}: names may not differ in case only")
+
+
+def _check_definition(schema: PayloadSchema, at: KeyPath) -> Iterator[Finding]:
+    if schema.format not in DEFINED:
+        for name in ("definition", "message", "framing"):
+            if getattr(schema, name) is not None:
+                yield Finding((*at, name), f"payloads of format {schema.format} have none: leave it out")
+        return
+    if schema.definition is None:
+        yield Finding((*at, "format"), f"payloads of format {schema.format} can only be read with `definition`: set it")
+        return
+    if schema.format == "avro" and schema.message is not None:
+        yield Finding((*at, "message"), "payloads of Avro have none: leave it out")
+    if schema.format == "protobuf" and schema.framing == "single_object":
+        yield Finding((*at, "framing"), "single_object is of Avro; payloads of Protobuf may have `confluent`")
+    # Imported here: edges have this model, and few have a definition.
+    from weft.config.payload_schema.avro import parse_avro
+    from weft.config.payload_schema.protobuf import parse_descriptors
+
+    try:
+        if schema.format == "avro":
+            parse_avro(schema.definition)
+        else:
+            parse_descriptors(schema.definition, schema.message)
+    except ValueError as error:
+        yield Finding((*at, "definition"), str(error))
+
+
+def column_name(path: Path, taken: Collection[str]) -> str:
+    """Return a name of a column for a path.
+
+    Args:
+        taken: names that others have, in lower case.
+    """
+    name = re.sub(r"\W", "_", "_".join(map(str, path))).strip("_")[:NAME_CHARACTERS_MAX] or "field"
+    base = f"{name[: NAME_CHARACTERS_MAX - 6]}_value" if name.casefold() == PAYLOAD else name
+    name, number = base, 1
+    while name.casefold() in taken:
+        number += 1
+        name = f"{base[: NAME_CHARACTERS_MAX - 5]}_{number}"
+    return name

@@ -11,18 +11,18 @@ from msgspec import Meta, field
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.fields import AVAILABLE_NOW
-from weft.config.payload_schema.model import check_schema
+from weft.config.functions.window_grid import grid_problem
+from weft.config.payload_schema.model import PayloadSchema, check_schema
 from weft.config.pipelines.sinks import PipelineSink
 from weft.config.pipelines.source import Names, PipelineSource
-from weft.config.pipelines.steps import Step, WindowStep
+from weft.config.pipelines.steps import SESSION_COLUMNS, WINDOW_START, Step, WindowStep
 from weft.config.units import parse_duration, quoted
 from weft.config.values import Duration, Section
 
 INPUT = "input"
 """Name by which SQL reads the rows of the step before it."""
 STEPS_MAX = 64
-WINDOW_START = "window_start"
-OWN_COLUMNS = (WINDOW_START, "window_end", "_complete", "_log_end")
+OWN_COLUMNS = (WINDOW_START, "window_end", "_complete", "_log_end", "_late")
 """Columns of every window beside its groups and aggregates."""
 Trigger = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "trigger"})]
 Checkpoint = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "location"})]
@@ -147,6 +147,7 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
             seen.setdefault(name, at + 1)
         if step.window is not None:
             yield from _window(step.window, (*path, "window"))
+            yield from _times(step.window, pipeline.source.schema, (*path, "window"))
     if pipeline.complete is not None and "all" in pipeline.complete.edges and pipeline.complete.only is not None:
         yield Finding(("complete", "edges"), "expected `all`, or names of edges; got both. `all` waits for these, too")
     if pipeline.complete is not None and pipeline.window_step is None:
@@ -156,6 +157,7 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
 def _window(window: WindowStep, path: KeyPath) -> Iterator[Finding]:
     """Yield columns of a window that have the name of another one. Names that differ in case only are the same."""
     taken = dict.fromkeys(OWN_COLUMNS, "a column that every window has")
+    taken |= {} if window.gap_s is None else dict.fromkeys(SESSION_COLUMNS, "a column that every session has")
     for name in window.by or ():
         if name.lower() in taken:
             yield Finding((*path, "by"), f"{name} is {taken[name.lower()]}. Take it out")
@@ -166,9 +168,32 @@ def _window(window: WindowStep, path: KeyPath) -> Iterator[Finding]:
         taken.setdefault(name.lower(), "in `emit` already")
 
 
+def _times(window: WindowStep, schema: PayloadSchema | None, path: KeyPath) -> Iterator[Finding]:
+    every, offset = (round(seconds * 1_000_000) for seconds in (window.every_s, window.offset_s))
+    if (problem := grid_problem(every, offset, window.zone)) is not None:
+        yield Finding((*path, problem[0]), problem[1])
+    if window.gap_s is not None and window.gap_s >= window.every_s:
+        yield Finding((*path, "gap"), "is not shorter than `every`, in which sessions are cut. Take a longer `every`")
+    if window.time is None:
+        if window.late_s is not None:
+            yield Finding((*path, "late"), "needs `time`, the field with the time of the event. Set it, or take it out")
+        return
+    field_ = None if schema is None else schema.fields.get(window.time)
+    if field_ is None:
+        yield Finding(
+            (*path, "time"),
+            f"expected a field of `source.schema`, got {quoted(window.time)}. Declare it there, with type timestamp",
+        )
+    elif field_.type.name != "timestamp":
+        yield Finding(
+            (*path, "time"),
+            f"expected a field with type timestamp, or timestamp(ms) for numbers; {window.time} is {field_.type}",
+        )
+
+
 def _window_keys(window: WindowStep, kind: str, keys: Sequence[str]) -> Iterator[Finding]:
     """Yield the problems with keys by which windows are written: with fewer, one window would replace another."""
-    wanted = [WINDOW_START, *(window.by or ())]
+    wanted = window.keys
     if sorted(keys) != sorted(wanted):
         message = (
             f"expected {', '.join(wanted)}, which name the row of a window; got {', '.join(keys)}. Or leave it out"

@@ -73,6 +73,14 @@ class StreamTarget(SinkSettings, frozen=True, kw_only=True):
     ca_file: Annotated[
         Path | None, Meta(description="File with the certificates that sign the hub's. Unset: those of the system.")
     ] = None
+    spread: Annotated[
+        Count,
+        Meta(
+            le=64,
+            description="Number of edges that the rows come from, each in another shard of the hub: 1, 2, 4, 8, 16, 32 "
+            "or 64. A pipeline may go on with another number, each row still once.",
+        ),
+    ] = 1
 
 
 class Jdbc(SinkSettings, frozen=True, kw_only=True):

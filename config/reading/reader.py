@@ -4,7 +4,6 @@ reported."""
 from __future__ import annotations
 
 import functools
-import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +12,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from weft.config.errors import Finding, KeyPath
-from weft.config.fields import UNITS, Shape, shape_of
+from weft.config.errors import ConfigError, Finding, KeyPath
+from weft.config.fields import UNITS, Shape, out_of_bounds, shape_of
 from weft.config.reading.near import near_path, near_setting
 from weft.config.schema import settings
 from weft.config.units import quoted
@@ -47,9 +46,14 @@ INVALID: Any = object()
 class YamlReader:
     """A reader of one tree. ``findings`` collects the problems and ``lines`` the line of each key, counted from 1."""
 
-    def __init__(self, folder: str, model: type[msgspec.Struct]) -> None:
-        """Start on a file of ``model`` in ``folder``."""
+    def __init__(self, folder: str, model: type[msgspec.Struct], parse: Callable[..., Any]) -> None:
+        """Start on a file of ``model`` in ``folder``.
+
+        Args:
+            parse: ``config.load.parse``, for files of sections.
+        """
         self._folder = folder
+        self._parse = parse
         self._model = model
         self.findings: list[Finding] = []
         self.lines: dict[KeyPath, int] = {}
@@ -155,7 +159,7 @@ class YamlReader:
             # The section's own check names the setting, whether the file has the short or the long form.
             within = {key[len(path) :]: line for key, line in self.lines.items() if key[: len(path)] == path}
             self.lines.update(((*path, only.encode_name, *key), line) for key, line in within.items())
-            return value if value is INVALID else type_.cls(**{only.name: value})
+            return value if value is INVALID else self._made(type_.cls(**{only.name: value}), path)
         if not isinstance(node, yaml.MappingNode):
             keys = [field.encode_name for field in type_.fields]
             return self._refuse(path, f"keys and values ({_listed(keys)})", node)
@@ -186,7 +190,17 @@ class YamlReader:
                 values[field.name] = INVALID
         if any(value is INVALID for value in values.values()):
             return INVALID
-        return type_.cls(**values)
+        return self._made(type_.cls(**values), path)
+
+    def _made(self, section: Any, path: KeyPath) -> Any:
+        """Return a section, with what a file of its own has."""
+        try:
+            return section.with_its_file(self._parse)
+        except (ConfigError, ValueError) as error:
+            self.findings.append(
+                Finding((*path, "file"), error.first if isinstance(error, ConfigError) else str(error))
+            )
+            return INVALID
 
     def _named(self, node: yaml.Node, type_: inspect.DictType, path: KeyPath) -> Any:
         if _is_null(node) and not type_.min_length:
@@ -291,20 +305,6 @@ def _construct(node: yaml.ScalarNode) -> Any:
         return loader.construct_object(node)
     finally:
         loader.dispose()
-
-
-def out_of_bounds(value: float, type_: inspect.IntType | inspect.FloatType, show: Callable[[Any], str]) -> str | None:
-    """Return why a number is outside the bounds of its type; None if it is within."""
-    wanted = (
-        ("at least", type_.ge, operator.ge),
-        ("at most", type_.le, operator.le),
-        ("more than", type_.gt, operator.gt),
-        ("less than", type_.lt, operator.lt),
-    )
-    for words, bound, holds in wanted:
-        if bound is not None and not holds(value, bound):
-            return f"expected {words} {show(bound)}, got {show(value)}"
-    return None
 
 
 def _missing(field: inspect.Field) -> str:

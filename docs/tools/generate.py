@@ -1,20 +1,23 @@
-"""Generator of docs/architecture.svg, of settings.md, metrics.md and cli.md of docs/reference, from the code, and of
-docs/downsampling.md with its pictures, from the code and real data.
+"""Generator of docs/architecture.svg, of settings.md, metrics.md, alerts.md, cli.md and openapi.json of docs/reference
+and of deploy/monitoring, from the code, and of docs/downsampling.md with its pictures, from the code and real data.
 
 ``./run docs`` calls it. A test fails while a page or the picture differs.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import msgspec
 
 from docs.tools import downsampling
+from docs.tools.commands import contexts
+from docs.tools.monitoring.files import alert_rows, monitoring_files
 from docs.tools.picture import picture
 from weft.cli import cli
+from weft.cloud_hub.openapi.document import document
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.pipelines.pipeline import Pipeline
@@ -44,6 +47,7 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
 DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"
 PICTURE = DOCS / "architecture.svg"
+MONITORING = DOCS.parent / "deploy" / "monitoring"
 _GENERATED = "<!-- Written by docs/tools/generate.py from the code. Edit the code. -->"
 
 
@@ -53,7 +57,9 @@ def pages() -> dict[str, str]:
         "settings.md": _settings_page(),
         "pipelines.md": _pipelines_page(),
         "metrics.md": _metrics_page(),
+        "alerts.md": _alerts_page(),
         "cli.md": _cli_page(),
+        "openapi.json": json.dumps(document(), indent=1) + "\n",
     }
 
 
@@ -95,6 +101,18 @@ def _metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _alerts_page() -> str:
+    lines = [
+        "# Alerts", _GENERATED, "", "The rules of `deploy/monitoring/weft-alerts.yaml` for Prometheus;",
+        "[watch a fleet](../how-to/watch-a-fleet.md) says how to use them. An alert comes when its condition held for",
+        "the time under `after`. N is the value that was measured.",
+    ]  # fmt: skip
+    for title, rows in alert_rows():
+        lines += ["", f"## {title}", "", "| alert | severity | after | meaning | what to do |", "|---|---|---|---|---|"]
+        lines += [_row(*cells) for cells in rows]
+    return "\n".join(lines) + "\n"
+
+
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -103,24 +121,16 @@ def _cli_page() -> str:
     lines = ["# Command line", _GENERATED, "", *_EXIT.splitlines(), "", "| exit status | meaning |", "|---|---|"]
     lines += [_row(str(status), meaning) for status, meaning in EXIT_CODES.items()]
     lines += ["", *_ERRORS.splitlines()]
-    for context in _contexts("weft", cli, None):
+    for context in contexts("weft", cli):
         lines += ["", f"## `{context.command_path}`", "", "```text", context.get_help().rstrip(), "```"]
     return "\n".join(lines) + "\n"
-
-
-def _contexts(name: str, command: click.Command, parent: click.Context | None) -> Iterator[click.Context]:
-    context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=100)
-    yield context
-    if isinstance(command, click.Group):
-        for inner_name in command.list_commands(context):
-            inner = command.get_command(context, inner_name)
-            assert inner is not None
-            yield from _contexts(inner_name, inner, context)
 
 
 if __name__ == "__main__":
     for file, text in pages().items():
         (REFERENCE / file).write_text(text)
     PICTURE.write_text(picture())
+    for file, text in monitoring_files().items():
+        (MONITORING / file).write_text(text)
     for file, text in downsampling.pages().items():
         (DOCS / file).write_text(text)

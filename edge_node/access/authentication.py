@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from weft.bounds import Bound, Refusals, user_or_address
+from weft.bounds import Bound, Refusals, SecurityEvent, Severity, user_or_address
 from weft.edge_node.access import users
 from weft.edge_node.access.acl import ALL, AccessList, Permission
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
@@ -111,7 +111,7 @@ class Accounts:
         self.acl = acl
         self._names = names
         self._counters = counters or ListenerCounters()
-        refusals = refusals or Refusals(clock)
+        self._refusals = refusals = refusals or Refusals(clock)
         waiting = Bound(
             waiting_max, waiting_per_address_max or waiting_max, refusals,
             "limits.authentications", "limits.authentications_per_address", "passwords to check",
@@ -134,6 +134,11 @@ class Accounts:
         """Trigger a new check of all clients."""
         for callback in self._watchers:
             callback()
+
+    @property
+    def has_users(self) -> bool:
+        """Return whether there is a users file."""
+        return self._names is not None
 
     def has(self, username: str, hashed: str) -> bool:
         """Return whether the users file has this line."""
@@ -168,19 +173,19 @@ class Accounts:
         client_id, username, password = credentials
         if common_name is not None:
             if is_revoked is not None and is_revoked():  # since the handshake, in which OpenSSL checked
-                self._deny(Denial.NOT_ALLOWED, "its certificate was revoked")
+                self._deny(Denial.NOT_ALLOWED, f"its certificate was revoked: {_shown(common_name)}", address)
             return AccountIdentity(self, common_name, client_id, is_revoked=is_revoked)
         if self._names is None or (username is None and may_be_anonymous):
             if not may_be_anonymous:
-                self._deny(Denial.NOT_ALLOWED, "clients without a user name are refused")
+                self._deny(Denial.NOT_ALLOWED, "clients without a user name are refused", address)
             return AccountIdentity(self, None, client_id)
         if username is None or password is None:
-            self._deny(Denial.WRONG, "user name or password is missing")
+            self._deny(Denial.WRONG, "user name or password is missing", address)
         hashed = self._names.get(username)
         is_right = await self._is_right(username, hashed, password, address)
         # The file may have been read again meanwhile.
         if hashed is None or not is_right or not self.has(username, hashed):
-            self._deny(Denial.WRONG, f"wrong password or no such user: {_shown(username)}")
+            self._deny(Denial.WRONG, f"wrong password or no such user: {_shown(username)}", address)
         return AccountIdentity(self, username, client_id, hashed)
 
     async def _is_right(self, username: str, hashed: str | None, password: bytes, address: str) -> bool:
@@ -198,7 +203,7 @@ class Accounts:
             is_right = await self._checks.is_right(user_or_address(None, address), username, is_known, check)
         except TooMany as error:
             self._counters.authentications_turned_away += 1
-            self._deny(Denial.BUSY, str(error))
+            self._deny(Denial.BUSY, str(error), address)
         finally:
             self._counters.authentications_waiting -= 1
         if hashed is None or not is_right:
@@ -206,8 +211,10 @@ class Accounts:
         self.known.add(username, hashed, password)
         return True
 
-    def _deny(self, denial: Denial, reason: str) -> NoReturn:
+    def _deny(self, denial: Denial, reason: str, address: str) -> NoReturn:
         self._counters.authentications_refused += 1
+        severity = Severity.NOTICE if denial is Denial.BUSY else Severity.WARNING
+        self._refusals.events.note(SecurityEvent.LOGIN_FAILED, severity, user_or_address(None, address), reason)
         raise AccessDenied(denial, reason)
 
 

@@ -2,6 +2,7 @@
 
 from weft.edge_node.check.derived import (
     carried_streams,
+    configuring_link,
     inputs,
     intake,
     intake_patterns,
@@ -17,6 +18,7 @@ __all__ = [
     "Flow",
     "carried_streams",
     "check",
+    "configuring_link",
     "inputs",
     "intake",
     "intake_patterns",

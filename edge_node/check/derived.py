@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from weft.config.links import Link
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link, Retain, Stream
+from weft.config.streams import Retain, Stream
 from weft.edge_node.check.sizes import errors_bytes
-from weft.edge_node.streams import errors_stream, raw_stream
+from weft.edge_node.streams import DOWN_STREAM, errors_stream, raw_stream
 
 ERRORS_RETAIN_S = 7 * 86_400.0
 """Retention of a stream ``NAME-errors`` that is not configured: a week, so that errors of a weekend are still
@@ -24,14 +25,27 @@ class Writer(NamedTuple):
 
 
 def streams_of(config: EdgeConfig) -> dict[str, Stream]:
-    """Return the streams of a node: the configured ones, and ``NAME-errors`` for each one with functions."""
+    """Return the streams of a node: the configured ones, and ``NAME-errors`` for those that have one."""
     streams = dict(config.streams)
-    for name, stream in config.streams.items():
-        if is_derived(stream):
-            retain = Retain(time_s=ERRORS_RETAIN_S, size_bytes=errors_bytes(config))
-            implied = Stream(when_full="drop_oldest", retain=retain, replicate=stream.replicate)
-            streams.setdefault(errors_stream(name), implied)
+    for errors, name in errors_streams(config).items():
+        retain = Retain(time_s=ERRORS_RETAIN_S, size_bytes=errors_bytes(config))
+        implied = Stream(when_full="drop_oldest", retain=retain, replicate=config.streams[name].replicate)
+        streams.setdefault(errors, implied)
     return streams
+
+
+def errors_streams(config: EdgeConfig) -> dict[str, str]:
+    """Return ``NAME-errors`` -> NAME of the streams that keep what they reject there."""
+    return {
+        errors_stream(name): name
+        for name, stream in config.streams.items()
+        if is_derived(stream) or (stream.schema is not None and stream.on_misfit != "accept")
+    }
+
+
+def configuring_link(config: EdgeConfig) -> str | None:
+    """Return the link whose hub may set something on the node; None if none may."""
+    return next((name for name, link in config.links.items() if link.config_from_hub != "never"), None)
 
 
 def is_derived(stream: Stream) -> bool:
@@ -52,8 +66,15 @@ def intake(name: str, stream: Stream) -> str:
 
 
 def intake_patterns(config: EdgeConfig) -> dict[str, tuple[str, ...]]:
-    """Return stream of the log -> filters of the messages that devices publish to it."""
-    return {intake(name, stream): stream.from_ for name, stream in config.streams.items() if stream.from_}
+    """Return stream of the log -> filters of the messages that devices publish to it: none for the stream of messages
+    from hubs, which clients only read."""
+    found = {intake(name, stream): stream.from_ for name, stream in config.streams.items() if stream.from_}
+    return {**found, DOWN_STREAM: ()} if takes_messages(config) else found
+
+
+def takes_messages(config: EdgeConfig) -> bool:
+    """Return whether a hub may publish to the node's clients."""
+    return any(link.down is not None for link in config.links.values())
 
 
 def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:

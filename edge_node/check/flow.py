@@ -13,9 +13,8 @@ from typing import Literal
 from weft.config.functions.payload import Payload
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.check.derived import is_derived, streams_of, writers
+from weft.edge_node.check.derived import errors_streams, streams_of, writers
 from weft.edge_node.check.named_fields import needs_fields
-from weft.edge_node.streams import errors_stream
 from weft.protocols.topics import PATTERN_LEVELS_MAX, InvalidTopic, check_pattern, named_levels
 
 Patterns = tuple[str, ...]
@@ -30,7 +29,7 @@ class Flow:
     def __init__(self, config: EdgeConfig) -> None:
         self._streams = streams_of(config)
         self._writers = writers(config)
-        self._errors_of = {errors_stream(name): name for name, stream in config.streams.items() if is_derived(stream)}
+        self._errors_of = errors_streams(config)
         self._sources = self._edges()
         self._along: dict[str, list[Patterns]] = {}
         self._patterns: dict[str, Patterns] = {}

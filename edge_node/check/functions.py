@@ -11,7 +11,7 @@ from weft.config.errors import Finding, KeyPath
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain, Stream
 from weft.config.units import quoted
-from weft.edge_node.check.derived import is_derived, streams_of, writers
+from weft.edge_node.check.derived import errors_streams, intake, is_derived, streams_of, writers
 from weft.edge_node.check.flow import Flow
 from weft.edge_node.streams import errors_stream, raw_stream
 from weft.protocols.lane import NAME_CHARACTERS_MAX
@@ -23,7 +23,7 @@ _TAKE_NULLS = ("where", "set", "select", "route", "alert", "window")
 def function_rules(config: EdgeConfig) -> Iterator[Finding]:
     """Yield the problems of derived streams."""
     flow = Flow(config)
-    errors = {errors_stream(name): name for name, stream in config.streams.items() if is_derived(stream)}
+    errors = errors_streams(config)
     written = writers(config)
     for name, stream in config.streams.items():
         yield from _source(name, stream, is_written=name in written, errors_of_stream=errors.get(name))
@@ -41,14 +41,16 @@ def function_rules(config: EdgeConfig) -> Iterator[Finding]:
         if is_derived(stream):
             yield from _inputs(name, stream, config)
             yield from _targets(name, stream, config, errors, flow)
-            longest = max(errors_stream(name), raw_stream(name) if stream.from_ else "", key=len)
-            if len(longest) > NAME_CHARACTERS_MAX:
-                most = NAME_CHARACTERS_MAX - (len(longest) - len(name))
-                yield Finding(
-                    ("streams", name),
-                    f"expected a name of at most {most} characters for a stream with functions: the node's stream "
-                    f"{longest} belongs to it",
-                )
+        own = [errors_stream(name)] if errors_stream(name) in errors else []
+        own += [raw_stream(name)] if intake(name, stream) != name else []
+        longest = max(own, key=len, default=name)
+        if own and len(longest) > NAME_CHARACTERS_MAX:
+            most = NAME_CHARACTERS_MAX - (len(longest) - len(name))
+            yield Finding(
+                ("streams", name),
+                f"expected a name of at most {most} characters for this stream: the node's stream {longest} belongs "
+                "to it",
+            )
     for cycle in flow.cycles:
         yield _circle(cycle, config)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.config.errors import Finding, KeyPath
-from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
+from weft.config.intake.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.units import UnixSocket, parse_bind, parse_listen, quoted
 from weft.config.values import Anonymous

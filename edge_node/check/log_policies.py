@@ -15,6 +15,10 @@ PENDING_READS_MIN = 3
 """Minimum number of longest reads that may wait for the disk, for any ``limits.pending``."""
 KEY_RECORD_BYTES = 256
 """Approximate bytes of a remembered idempotency key in the log."""
+DOWN_RETAIN_S = 7 * 86_400.0
+"""Time that messages from hubs stay in the log: as long as the hub's longest expiry."""
+DOWN_SHARE = 16
+"""Divisor of the log's budget: the maximum share for them."""
 KEYS_SHARE = 16
 """Divisor of the log's budget: the maximum share for such keys."""
 
@@ -53,6 +57,11 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
             retain = stream.raw if isinstance(stream.raw, Retain) else Retain()
             policies[raw_stream(name)] = StreamPolicy(stream.when_full, retain.time_s, retain.size_bytes)
     return policies
+
+
+def down_policy(config: EdgeConfig) -> StreamPolicy:
+    """Return the retention of messages from hubs. Sessions of clients that were away for longer miss them."""
+    return StreamPolicy("drop_oldest", DOWN_RETAIN_S, config.disk.budget_bytes // DOWN_SHARE, replicated=False)
 
 
 def suppressed_streams(config: EdgeConfig, log: SegmentLog) -> frozenset[int]:

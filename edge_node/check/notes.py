@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.config.listeners import bind_of, protocol_of
+from weft.config.intake.listeners import bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain
 from weft.config.units import format_size, parse_bind, parse_listen

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
+from weft.config.links import Link
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link, Stream
+from weft.config.payload_schema.checked import check_checked
+from weft.config.streams import Stream
 from weft.config.units import format_size, quoted
-from weft.edge_node.check.derived import carried_streams, streams_of
+from weft.edge_node.check.derived import carried_streams, intake, streams_of
 from weft.edge_node.check.functions import function_rules
 from weft.edge_node.check.listeners import listeners
 from weft.edge_node.check.sizes import SEGMENTS_MIN, segment_bytes, unrouted_bytes
@@ -18,10 +20,13 @@ from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.topics import compile_pattern
 
+_SCHEMA_FORMATS = ("json", "cbor", "msgpack")
+"""Formats of payloads that schemas have, too."""
+
 
 def check(config: EdgeConfig) -> list[Finding]:
     """Return the errors in ``config``, without touching disk or network."""
-    findings = [*_names(config), *listeners(config), *sources(config)]
+    findings = [*_names(config), *listeners(config), *sources(config), *_key(config)]
     if segment_bytes(config) * SEGMENTS_MIN > config.disk.budget_bytes:
         most = format_size(config.disk.budget_bytes // SEGMENTS_MIN)
         message = f"expected at most a quarter of disk.budget ({most}), got {format_size(segment_bytes(config))}"
@@ -36,7 +41,7 @@ def check(config: EdgeConfig) -> list[Finding]:
         findings += _stream(name, stream, config)
     for name, link in config.links.items():
         findings += _link(name, link, config)
-    return [*findings, *function_rules(config), *_same_hub(config)]
+    return [*findings, *function_rules(config), *_schemas(config), *_same_hub(config), *_one_hub_configures(config)]
 
 
 def _names(config: EdgeConfig) -> Iterator[Finding]:
@@ -62,6 +67,12 @@ def _names(config: EdgeConfig) -> Iterator[Finding]:
             yield Finding(path, f"expected a name ({NAME_RULE}), got {quoted(name)}")
 
 
+def _key(config: EdgeConfig) -> Iterator[Finding]:
+    given = config.encryption
+    if given is not None and sum(map(bool, (given.key_file, given.command, given.environment))) != 1:
+        yield Finding(("encryption",), "expected exactly one of `key_file`, `command` and `environment`")
+
+
 def _stream(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
     if stream.retain.size_bytes is not None and stream.retain.size_bytes > config.disk.budget_bytes:
         yield Finding(("streams", name, "retain", "size"), "expected at most disk.budget")
@@ -71,6 +82,15 @@ def _stream(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
             compile_pattern(pattern)
         except ValueError as error:
             yield Finding(path, str(error))
+
+
+def _pull(path: tuple[str, ...], link: Link, config: EdgeConfig) -> Iterator[Finding]:
+    """Check that streams which a hub may ask for exist. Patterns may match none: they are for streams to come."""
+    known = {*streams_of(config), *(intake(name, stream) for name, stream in config.streams.items())}
+    for stream in () if link.pull is None else link.pull.streams:
+        if not set("*?[") & set(stream) and stream not in known:
+            names = ", ".join(sorted(known)) or "there are none"
+            yield Finding(path, f"{quoted(stream)} is not a stream of this node; streams: {names}")
 
 
 def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
@@ -86,6 +106,7 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
             yield Finding((*path, "streams"), f"{quoted(stream)} is not a stream of this node; streams: {names}")
         elif not known[stream].replicate:
             yield Finding((*path, "streams"), f"{quoted(stream)} has `replicate: false`; no link may carry it")
+    yield from _pull((*path, "pull", "streams"), link, config)
     if (link.certificate is None) != (link.key is None):
         missing = "key" if link.key is None else "certificate"
         yield Finding((*path, missing), "is missing: a certificate and its key belong together. Name both files")
@@ -95,6 +116,14 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
                 yield Finding((*path, given), "is for TLS, and no URL of `to` begins with https://. Write https://")
     if link.retry_min_s > link.retry_max_s:
         yield Finding((*path, "retry_min"), "expected at most retry_max")
+
+
+def _one_hub_configures(config: EdgeConfig) -> Iterator[Finding]:
+    """Find links beyond the first whose hubs may set something: two hubs would overrule each other for good."""
+    first, *others = [name for name, link in config.links.items() if link.config_from_hub != "never"] or [""]
+    for name in others:
+        message = f"links.{first} lets its hub set settings already. Only one link may: set `never` for the other"
+        yield Finding(("links", name, "config_from_hub"), message)
 
 
 def _same_hub(config: EdgeConfig) -> Iterator[Finding]:
@@ -107,3 +136,33 @@ def _same_hub(config: EdgeConfig) -> Iterator[Finding]:
             if urls and set(carried_streams(link, config)) & set(carried_streams(before, config)):
                 message = f"{min(urls)} is in links.{other}.to, and both bring it the same streams. Remove one of them"
                 yield Finding(("links", name, "to"), message)
+
+
+def _schemas(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield the problems of streams with a schema, and of those that lack one."""
+    for name, stream in config.streams.items():
+        if stream.schema is not None:
+            yield from check_checked(stream.schema, ("streams", name, "schema"))
+            yield from _schema(name, stream)
+        elif stream.on_misfit != "accept":
+            yield Finding(
+                ("streams", name, "on_misfit"), "is for a stream with a `schema`: declare one, or remove this setting"
+            )
+
+
+def _schema(name: str, stream: Stream) -> Iterator[Finding]:
+    schema, path = stream.schema, ("streams", name, "schema")
+    assert schema is not None
+    if not stream.from_:
+        yield Finding(path, "is for a stream with `from`: the messages that clients publish are checked. Move it there")
+    elif stream.functions:
+        yield Finding(
+            path,
+            "is for a stream without `functions`: what these make of a message is not checked. Keep the messages in a "
+            "stream of their own with this schema, and derive this one from it (`from_stream`)",
+        )
+    given = None if stream.payload is None else stream.payload.format
+    if given in _SCHEMA_FORMATS and given != schema.format:
+        yield Finding(
+            (*path, "format"), f"is {schema.format}, and the stream's `payload` is {given}. Set both to the same format"
+        )

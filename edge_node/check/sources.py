@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
-from weft.config.listeners import bind_of, protocol_of
+from weft.config.intake.listeners import bind_of, protocol_of
+from weft.config.intake.sources import AmqpSource, MqttSource, Source, SourceSettings
 from weft.config.models import EdgeConfig
-from weft.config.sources import AmqpSource, MqttSource, Source, SourceSettings
 from weft.config.units import Address, UnixSocket, parse_listen, quoted
 from weft.protocols.topics import SHARE_PREFIX, check_filter, compile_rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ DROP_PATH = "/drop"
 ACKNOWLEDGE_PATH = "/acknowledge"
 RELOAD_PATH = "/reload"
 REPLAY_PATH = "/replay"
+LINKS_PATH = "/links"
 REPLY_S_MAX = 20.0
 """Longest time until the node answers, even while its disk does not accept writes."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
@@ -57,6 +58,22 @@ class ReloadReply(msgspec.Struct, frozen=True):
     """Settings that were applied."""
     restart: list[str] = []
     """Settings that differ in the file and need a restart."""
+    error: str = ""
+
+
+class LinksRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the status of links, to let their data wait, or to let it go on."""
+
+    action: Literal["status", "pause", "resume"]
+    link: str = ""
+    """Name of the link; empty for all."""
+
+
+class LinksReply(msgspec.Struct, frozen=True):
+    """The links after the request, or the reason why nothing was done (``error``)."""
+
+    links: dict[str, dict[str, Any]] = {}
+    """Name -> its section of the node's status."""
     error: str = ""
 
 
@@ -139,6 +156,23 @@ def ask_reload(directory: str) -> ReloadReply:
             return reply
     except msgspec.MsgspecError:
         reply = ReloadReply()
+    raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
+
+
+def ask_links(directory: str, request: LinksRequest) -> dict[str, dict[str, Any]]:
+    """Request the node that runs on ``directory`` to report, pause or resume links; return them. Blocks until it has
+    answered.
+
+    Raises:
+        ControlFailed: the node did nothing, or is of another release.
+    """
+    status, body = _post(directory, LINKS_PATH, msgspec.json.encode(request))
+    try:
+        reply = msgspec.json.decode(body, type=LinksReply)
+        if status == http.HTTPStatus.OK:
+            return reply.links
+    except msgspec.MsgspecError:
+        reply = LinksReply()
     raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
 
 

@@ -1,9 +1,10 @@
 """The node's control socket, ``<data_dir>/control.sock``: requests of an operator to a running node.
 
 ``POST /drop``: drop a backlog (``weft log drop``). ``POST /acknowledge``: end the alarms of links (``weft link
-acknowledge``). ``POST /reload``: read the configuration again (``weft edge reload``). ``POST /replay``: compute a
-derived stream again (``weft edge replay``). A user who may write the data_dir can do the same to a stopped node, so
-only the node's user and root may use the socket, and none of it is on the network.
+acknowledge``). ``POST /links``: report, pause or resume links (``weft link``). ``POST /reload``: read the configuration
+again (``weft edge reload``). ``POST /replay``: compute a derived stream again (``weft edge replay``). A user who may
+write the data_dir can do the same to a stopped node, so only the node's user and root may use the socket, and none of
+it is on the network.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from aiohttp import web
 from weft.edge_node.control.client import (
     ACKNOWLEDGE_PATH,
     DROP_PATH,
+    LINKS_PATH,
     RELOAD_PATH,
     REPLAY_PATH,
     REPLY_S_MAX,
     AcknowledgeReply,
     DropReply,
     DropRequest,
+    LinksReply,
+    LinksRequest,
     ReloadReply,
     ReplayReply,
     ReplayRequest,
@@ -69,6 +73,7 @@ class Control:
         acknowledge: Callable[[], list[str]] = list,
         reload: Callable[[], Awaitable[ReloadReply]] | None = None,
         replay: Callable[[ReplayRequest], Awaitable[ReplayReply]] | None = None,
+        links: Callable[[LinksRequest], Awaitable[LinksReply]] | None = None,
     ) -> None:
         """Serve the log in ``directory``, which this process has locked.
 
@@ -76,9 +81,11 @@ class Control:
             acknowledge: ends the alarms of links, and returns them.
             reload: reads the configuration again; its answer has an error when the node keeps its settings.
             replay: begins a replay, or reports its progress.
+            links: reports, pauses or resumes links.
         """
         self._reload_configuration = reload
         self._replay_stream = replay
+        self._order_links = links
         self._acknowledge_alarms = acknowledge
         self._path = socket_path(directory)
         self._log = log
@@ -103,6 +110,7 @@ class Control:
         app.router.add_post(ACKNOWLEDGE_PATH, self._acknowledge)
         app.router.add_post(RELOAD_PATH, self._reload)
         app.router.add_post(REPLAY_PATH, self._replay)
+        app.router.add_post(LINKS_PATH, self._links)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -160,6 +168,21 @@ class Control:
         if self._replay_stream is None:
             return _answer(409, ReplayReply(error="the node has no derived streams"))
         reply = await self._replay_stream(order)
+        return _answer(409 if reply.error else 200, reply)
+
+    async def _links(self, request: web.Request) -> web.Response:
+        try:
+            _check_peer(request)
+            order = msgspec.json.decode(await request.read(), type=LinksRequest)
+        except OrderRefused as error:
+            return _answer(error.status, LinksReply(error=str(error)))
+        except msgspec.MsgspecError as error:
+            return _answer(400, LinksReply(error=f"expected action and link: {error}"))
+        if self._order_links is None:
+            return _answer(409, LinksReply(error="the node has no links"))
+        reply = await self._order_links(order)
+        if order.action != "status" and not reply.error:
+            logger.warning("an operator let links %s: %s", order.action, order.link or ", ".join(reply.links))
         return _answer(409 if reply.error else 200, reply)
 
     async def _drop_backlog(self, order: DropRequest) -> RangeSet:
@@ -250,7 +273,7 @@ def _decode(body: bytes) -> DropRequest:
         raise OrderRefused(400, f"expected log_id, stream and below: {error}") from None
 
 
-def _answer(status: int, reply: AcknowledgeReply | ReloadReply | ReplayReply) -> web.Response:
+def _answer(status: int, reply: AcknowledgeReply | LinksReply | ReloadReply | ReplayReply) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(reply), content_type="application/json")
 
 

@@ -16,6 +16,7 @@ from weft.config.functions.enrich import Enrich
 from weft.config.functions.user_code import Python
 from weft.config.machine import why_unreadable
 from weft.config.models import EdgeConfig
+from weft.config.signing.code import CodeNotSigned, check_code, digest_of
 from weft.config.streams import Stream
 from weft.config.units import format_duration
 from weft.config.values import Section
@@ -86,12 +87,33 @@ def function_files(config: EdgeConfig) -> Iterator[Finding]:
         for at, step in enumerate(stream.functions):
             kind, settings = step.chosen
             path: KeyPath = ("streams", name, "functions", at, kind)
-            found = list(_unreadable(settings))
+            found = list(_unreadable(settings)) or list(_unsigned(settings, config))
             problem = None if found else unusable_content(settings)
             if problem is not None:
                 found = [("file", problem)]
             for key, each in found:
                 yield Finding((*path, key), f"{each}. The functions of {name} wait for it")
+
+
+def code_findings(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield the files of functions that no key of ``functions_signed_by`` signed as they are. Blocks."""
+    for name, stream in config.streams.items():
+        for at, step in enumerate(stream.functions):
+            kind, settings = step.chosen
+            for key, problem in _unsigned(settings, config):
+                yield Finding(("streams", name, "functions", at, kind, key), problem)
+
+
+def _unsigned(settings: Any, config: EdgeConfig) -> Iterator[tuple[str, str]]:
+    if not config.functions_signed_by or not isinstance(settings, Python):
+        return
+    for key, path in _files(settings):
+        try:
+            check_code(path, digest_of(path), config.functions_signed_by)
+        except CodeNotSigned as error:
+            yield key, str(error)
+        except (OSError, ValueError):
+            continue  # a file that cannot be read is not a matter of signatures: its function waits
 
 
 def _unreadable(settings: Any) -> Iterator[tuple[str, str]]:

@@ -254,3 +254,5 @@ class Context(NamedTuple):
     """All names that ``levels`` may return."""
     nulls: bool = False
     """True where the function's expressions treat a missing field as null, as in SQL (``missing: null``)."""
+    signed_by: tuple[str, ...] = ()
+    """PEM files with the keys that sign code; empty where code needs no signature."""

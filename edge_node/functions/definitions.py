@@ -121,8 +121,9 @@ def context(config: EdgeConfig, flow: Flow, name: str, at: int) -> Context:
     patterns = flow.patterns_before(name, at)
     stream = config.streams[name]
     return Context(
-        name, inputs(name, stream), Levels(patterns), level_names(patterns), stream.functions[at].takes_nulls
-    )
+        name, inputs(name, stream), Levels(patterns), level_names(patterns), stream.functions[at].takes_nulls,
+        config.functions_signed_by,
+    )  # fmt: skip
 
 
 def chain_of(config: EdgeConfig, flow: Flow, name: str) -> Chain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure
@@ -11,6 +11,7 @@ from weft.edge_node.ingest.queueing import QueuedRun, queued_run
 from weft.edge_node.ingest.record import Gathering, NodeRecord, NodeSource, Records, Source
 from weft.edge_node.ingest.routes import Destination
 from weft.edge_node.ingest.routing import Routing
+from weft.edge_node.ingest.traces import Traces
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER
@@ -54,6 +55,8 @@ class Ingest:
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
+        self.traces: Traces | None = None
+        """Spans of messages; None for a node that traces none."""
         self._ends: Mapping[int, int] | None = None
         """Answer of ``ends`` while a message is delivered, at which thousands of clients may fall behind."""
         turn.stores_in(self)
@@ -84,6 +87,8 @@ class Ingest:
                 acknowledged. Nothing was delivered.
         """
         now = self._wall_clock()
+        if self.traces is not None:
+            self.traces.begin(gathered)
         made = [
             (each, records, each.runs(records.keys, records.payloads, records.headers, now))
             for destination, records in gathered.groups.items()
@@ -111,10 +116,12 @@ class Ingest:
             before_log.stored(records.payloads, runs)
         for destination, records in gathered.groups.items():
             for stream in _streams_of(destination, records):
-                seq, count = self._append(stream, records, now), len(records.keys)
-                records.seqs = records.by_stream[stream] = range(seq, seq + count)
-            if records.seqs:
-                stored.append((stream, seq, count))
+                records.seqs = records.by_stream[stream] = self._append_kept(stream, records, now)
+            if records.left:
+                numbers = [seq for seq in records.seqs if seq is not None]
+                stored += [(stream, numbers[0], len(numbers))] if numbers else []
+            elif (first := next(iter(records.seqs), None)) is not None:
+                stored.append((stream, first, len(records.keys)))
         if queued is not None:
             self._append_queued(queued, now, None)
         self._stored(gathered)
@@ -129,6 +136,8 @@ class Ingest:
             Source -> reason why some of its records were not stored: it must not be acknowledged.
         """
         now, refused = self._wall_clock(), dict[Source, Exception]()
+        if self.traces is not None:
+            self.traces.begin(gathered)
         for destination, records in gathered.groups.items():
             if destination.before_log and not self._work(destination, records, now, refused):
                 for stream in _streams_of(destination, records):
@@ -138,11 +147,9 @@ class Ingest:
                 continue
             for stream in _streams_of(destination, records):
                 try:
-                    seq = self._append(stream, records, now)
+                    records.seqs = records.by_stream[stream] = self._append_kept(stream, records, now)
                 except LogError:
                     self._append_by_source(stream, records, now, refused)
-                else:
-                    records.seqs = records.by_stream[stream] = range(seq, seq + len(records.keys))
         queued = queued_run(gathered, refused) if gathered.queued else None
         if queued is not None:
             self._append_queued(queued, now, refused)
@@ -176,6 +183,19 @@ class Ingest:
         flags = _flags_in(stream, records)
         return self.log.append(stream, now, records.keys, records.payloads, _headers_of(records), flags)
 
+    def _append_kept(self, stream: int, records: Records, now: int) -> Sequence[int | None]:
+        """Append the records of a run that a stream gets; return the seq of each record, None for the others."""
+        kept = records.kept_in(stream)
+        if kept is None:
+            seq = self._append(stream, records, now)
+            return range(seq, seq + len(records.keys))
+        seqs: list[int | None] = [None] * len(records.keys)
+        if kept:
+            first = self._append(stream, records.where(kept), now)
+            for seq, index in enumerate(kept, first):
+                seqs[index] = seq
+        return seqs
+
     def _work(self, destination: Destination, records: Records, now: int, refused: dict[Source, Exception]) -> bool:
         """Append the results of functions before the log. Return False where sources were refused because of them."""
         whole = True
@@ -207,7 +227,8 @@ class Ingest:
         """Append the part of a run for which a stream has room. The sources of the rest are refused."""
         count = len(records.keys)
         seqs: list[int | None] = [None] * count
-        for stretch in records.by_source(range(count)):
+        kept = records.kept_in(stream)
+        for stretch in records.by_source(range(count) if kept is None else kept):
             source = records.sources[stretch[0]]
             if source in refused:
                 continue  # records behind a refused one would overtake it when it is sent again
@@ -216,7 +237,8 @@ class Ingest:
             except LogError as error:
                 refused[source] = error
             else:
-                seqs[stretch[0] : stretch[-1] + 1] = range(seq, seq + len(stretch))
+                for at, index in enumerate(stretch):
+                    seqs[index] = seq + at
         records.seqs = records.by_stream[stream] = seqs
 
     def _asked(self, queued: QueuedRun | None) -> list[tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs]]]:
@@ -249,11 +271,15 @@ class Ingest:
         """Count the records that are in the log now, and deliver them to subscribers."""
         counters = self._counters
         for destination, records in gathered.groups.items():
+            if destination.is_beside:
+                continue
             counters.publishes_received += len(records.keys)
             counters.publish_bytes_received += sum(map(len, records.payloads))
             if destination.unrouted:
                 self.routing.unrouted.count(records.keys)
         self.back_pressure.appended()
+        if self.traces is not None:
+            self.traces.stored()
         if gathered.live:
             self._deliver(gathered)
 

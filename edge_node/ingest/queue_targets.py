@@ -37,3 +37,7 @@ class QueueTargets(Protocol):
             size: of its payload.
         """
         ...
+
+    def withdraw(self) -> None:
+        """Give back the room that was reserved for a message, which is not stored after all."""
+        ...

@@ -8,9 +8,14 @@ from itertools import groupby
 from typing import NamedTuple, Protocol
 
 from weft.edge_node.ingest.queue_targets import QueueTargets
-from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.ingest.routes import Destination, Misfits, Route
 from weft.edge_node.subscriptions.message import NOWHERE
 from weft.protocols.batch import HeaderPairs
+from weft.protocols.message_headers import REASON, SENDER
+
+SENDER_CHARACTERS_MAX = 256
+_NONE_LEFT: dict[int, frozenset[int]] = {}
+"""Shared by all runs whose records go to all of their streams. It stays empty."""
 
 
 class NodeRecord(NamedTuple):
@@ -57,7 +62,7 @@ class NodeSource:
 class Records:
     """A run of records for one destination, in order of receipt."""
 
-    __slots__ = ("by_stream", "copied_in", "flags", "headers", "keys", "marked", "payloads", "seqs", "sources")
+    __slots__ = ("by_stream", "copied_in", "flags", "headers", "keys", "left", "marked", "payloads", "seqs", "sources")
 
     def __init__(self, copied_in: int = NOWHERE) -> None:
         self.copied_in = copied_in
@@ -72,8 +77,10 @@ class Records:
         """Likewise."""
         self.marked: list[int] = []
         """Indexes of the records that name their publisher."""
+        self.left = _NONE_LEFT
+        """Index in this run -> streams that do not get the record, for those that do not fit all streams."""
         self.seqs: Sequence[int | None] = ()
-        """Once it is stored: the seq of each record in the first of its streams; None for one that was refused."""
+        """Once it is stored: the seq of each record in the first of its streams; None for one that is not there."""
         self.by_stream: dict[int, Sequence[int | None]] = {}
         """Once it is stored: the same for each of its streams."""
 
@@ -97,6 +104,30 @@ class Records:
         self.payloads += payloads
         self.sources += [source] * len(keys)
 
+    def leave(self, streams: frozenset[int]) -> None:
+        """Leave the last record out of some streams."""
+        if not self.left:
+            self.left = {}  # of its own
+        self.left[len(self.keys) - 1] = streams
+
+    def kept_in(self, stream: int) -> list[int] | None:
+        """Return the indexes of the records that a stream gets; None for all."""
+        if not self.left:
+            return None
+        return [index for index in range(len(self.keys)) if stream not in self.left.get(index, ())]
+
+    def cut(self, first: int) -> list[tuple[bytes, bytes, Source, int, HeaderPairs]]:
+        """Take out the records from ``first`` on; return them as arguments of ``add``."""
+        taken = [
+            (
+                self.keys[index], self.payloads[index], self.sources[index],
+                self.flags.pop(index, 0), self.headers.pop(index, ()),
+            )
+            for index in range(first, len(self.keys))
+        ]  # fmt: skip
+        del self.keys[first:], self.payloads[first:], self.sources[first:]
+        return taken
+
     def where(self, indexes: Sequence[int]) -> Records:
         """Return a run of some of the records."""
         part = Records(self.copied_in)
@@ -113,6 +144,16 @@ class Records:
         """Return the indexes in stretches of one source each, in order."""
         for _, stretch in groupby(indexes, lambda index: id(self.sources[index])):
             yield list(stretch)
+
+
+def letter_headers(headers: HeaderPairs, why: str, sender: str | None) -> HeaderPairs:
+    """Return the headers of a dead letter.
+
+    Args:
+        sender: client identifier of its publisher.
+    """
+    own = ((REASON, why),) if sender is None else ((REASON, why), (SENDER, sender[:SENDER_CHARACTERS_MAX]))
+    return (*headers, *own)
 
 
 def _holds(ascending: list[int], index: int) -> bool:
@@ -153,16 +194,52 @@ class Gathering:
         return bool(self.groups or self.clients)
 
     def add(  # noqa: PLR0917
-        self, route: Route, key: bytes, payload: bytes, source: Source, flags: int = 0, headers: HeaderPairs = ()
-    ) -> None:
-        """Add one record."""
+        self, route: Route, key: bytes, payload: bytes, source: Source, flags: int = 0, headers: HeaderPairs = (),
+        misfits: Misfits | None = None,
+    ) -> Records | None:  # fmt: skip
+        """Add one record, and its dead letters.
+
+        Args:
+            misfits: what ``route.checks`` has found; None where it was not asked yet.
+
+        Returns:
+            The run whose last record it is; None for one that is a dead letter and nothing else.
+        """
+        parted = None
+        if route.checks is not None:
+            parted = route.checks.place(route.checks.look(payload) if misfits is None else misfits)
+        if parted is not None:
+            for letter, why in parted.letters:
+                self.add(letter, key, payload, source, flags, letter_headers(headers, why, source.publisher))
+            if parted.is_hidden and route.queues is not None:
+                route.queues.withdraw()
+            if not parted.goes_on:
+                return None
         run = self.groups[route.destination]
         run.add(key, payload, source, flags, headers)
-        if route.noted:
-            self.note(route, run, len(run.keys) - 1)
+        if parted is not None:
+            run.leave(parted.left)
+        if route.noted and (parted is None or not parted.is_hidden):
+            self.note_fitting(route, run, len(run.keys) - 1)
+        return run
 
     def note(self, route: Route, run: Records, first: int) -> None:
-        """Note that the records of ``run`` from ``first`` on are of a route that is ``noted``."""
+        """Note that the records of ``run`` from ``first`` on are of a route that is ``noted``. Those that do not fit
+        are taken out of it: whatever becomes of them, their publisher gets the answer of records that are stored."""
+        if route.checks is not None:
+            found = list(map(route.checks.look, run.payloads[first:]))
+            self.checked()
+            if any(found):
+                for (key, payload, source, flags, headers), misfits in zip(run.cut(first), found, strict=True):
+                    self.add(route, key, payload, source, flags, headers, misfits)
+                return
+        self.note_fitting(route, run, first)
+
+    def checked(self) -> None:
+        """Note that payloads were checked, which takes time."""
+
+    def note_fitting(self, route: Route, run: Records, first: int) -> None:
+        """Do what ``note`` does, for records whose payloads were checked."""
         indexes = range(first, len(run.keys))
         if route.marked:
             run.marked += indexes

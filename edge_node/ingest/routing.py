@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.before_log import BeforeLog
+from weft.edge_node.ingest.checks import Checks, StreamCheck
 from weft.edge_node.ingest.queue_targets import QueueTargets
 from weft.edge_node.ingest.queueing import Queueing
 from weft.edge_node.ingest.routes import Destination, Remembering, Route
@@ -45,6 +46,11 @@ class Router:
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of all streams, in the order of the configuration."""
         return tuple(number for number, _ in self._streams)
+
+    @property
+    def taking(self) -> tuple[int, ...]:
+        """Return the numbers of the streams with patterns."""
+        return tuple(number for number, patterns in self._streams if patterns)
 
     def streams(self, topic: str) -> tuple[int, ...]:
         """Return the numbers of the streams that match the topic, in the order of the configuration; may be empty."""
@@ -88,6 +94,7 @@ class Routing:
         self.queueing: Queueing | None = None
         """Queues that messages go to beside their streams."""
         self._before_log: Mapping[int, BeforeLog] = {}
+        self._checks: Mapping[int, StreamCheck] = {}
         self._destinations: dict[tuple[tuple[int, ...], bool, tuple[BeforeLog, ...]], Destination] = {}
         self._routes: dict[tuple[Destination, int, bool], Route] = {}
         subscriptions.watch(self.forget)
@@ -132,6 +139,17 @@ class Routing:
         self._routes.clear()
         self.forget()
 
+    def check_payloads(self, checks: Mapping[int, StreamCheck]) -> None:
+        """Set the checks of payloads, by the number of their stream."""
+        self._checks = checks
+        self._routes.clear()
+        self.forget()
+
+    @property
+    def has_checks(self) -> bool:
+        """Return whether the payloads of some stream are checked."""
+        return bool(self._checks)
+
     def matches(self, topic: bytes, stream: int) -> bool:
         """Return whether a stream's patterns match a topic."""
         return stream in self._router.streams(topic.decode())
@@ -144,7 +162,7 @@ class Routing:
     @property
     def taking(self) -> Collection[int]:
         """Return the streams that take messages of clients."""
-        return self._router.numbers
+        return self._router.taking
 
     def route(self, topic: bytes, into: int | None = None) -> Route:
         """Return the route of a topic's records. It is the same for every publisher.
@@ -171,13 +189,23 @@ class Routing:
         destination = self._destinations.get(place)
         if destination is None:
             destination = self._destinations[place] = Destination(streams, kept_for_sessions, unrouted, before_log)
-        if queues is not None:  # not remembered here: queues come and go
-            return Route(destination, live=recipients.live, marked=recipients.marked, queues=queues)
+        checks = [self._checks[stream] for stream in matching if stream in self._checks] if self._checks else ()
+        # Routes with queues are not remembered here, as these come and go.
         key = (destination, recipients.live, recipients.marked)
-        found = self._routes.get(key)
+        found = self._routes.get(key) if queues is None else None
         if found is None:
-            found = self._routes[key] = Route(destination, live=recipients.live, marked=recipients.marked)
+            found = Route(destination, live=recipients.live, marked=recipients.marked, queues=queues)
+            if checks:
+                found.check_by(Checks(checks, destination))
+            if queues is None:
+                self._routes[key] = found
         return found
+
+    def hides(self, topic: bytes, payload: bytes) -> bool:
+        """Return whether subscribers do not get a payload, because it does not fit: it must not be retained either. An
+        empty one retains nothing."""
+        checks = self.route(topic).checks if self._checks and payload else None
+        return checks is not None and checks.hides(checks.look(payload))
 
     def refuses(self, topic: bytes) -> bool:
         """Return whether no stream matches a topic, and such messages are refused."""
@@ -201,7 +229,8 @@ class RouteCache:
         self.plain: dict[bytes, Route] = {}
         """Known topics; call ``route`` for others."""
         self.matched: dict[bytes, Route] = {}
-        """The same without topics that no stream and no subscriber takes: MQTT 5.0 has a reason code for them."""
+        """The same without topics that no stream and no subscriber takes, and those of a stream that refuses what does
+        not fit it: MQTT 5.0 has reason codes for both."""
 
     def route(self, topic: bytes) -> Route | None:
         """Return the route of a valid topic's records; None when the client may not publish to it, or when no stream
@@ -222,7 +251,7 @@ class RouteCache:
                 self.clear()
             routing.remembering.add(self)
             self.plain[topic] = found
-            if found.taken:
+            if found.taken and (found.checks is None or not found.checks.refuses):
                 self.matched[topic] = found
         return found
 

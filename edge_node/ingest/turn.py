@@ -24,6 +24,8 @@ TURN_BYTES_MAX = 1 << 20
 COST_MAX = 16_384
 """The same bound in deliveries to clients, or in entries in queues of that cost: they take five to ten milliseconds,
 regardless of their bytes."""
+CHECKS_S_MAX = 0.01
+"""Seconds of a turn after which reads with checks of payloads are no longer handled without a look at the clock."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +82,8 @@ class Turn(Gathering):
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
         self.is_heavy = False
-        """True if this turn had to be stored before its end because of its cost for subscribers and queues."""
+        """True if this turn had to be stored before its end because of its cost for subscribers and queues, or if its
+        checks of payloads have taken long: reads that come now are handled as long as ``Turns`` admits them."""
         self.stores = 0
         """Number of stores: it separates what a source gathered before from its present records."""
 
@@ -110,6 +113,11 @@ class Turn(Gathering):
         if self.cost > COST_MAX:
             self.is_heavy = True
             self.store()
+
+    def checked(self) -> None:
+        """Note that payloads were checked: a fleet may have sent one each, of up to 10 ms."""
+        if self.begun and self._clock() - self.now > CHECKS_S_MAX:
+            self.is_heavy = True
 
     def at_end(self, callback: Callable[[], None]) -> None:
         """Call back at the end of the turn, after all of its records were appended."""

@@ -21,8 +21,9 @@ from weft.edge_node.links.conflicts import has_conflicts
 from weft.edge_node.links.forked import Fork, find_fork, write_fork
 from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.lane import NodeName, format_log_id
-from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem
+from weft.storage.filesystem import DirectoryInUse, FileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log.sealed.disk import disk_of
 
 _SPARE_BYTES = 64 << 20
 """Free space required beyond a copied log."""
@@ -63,7 +64,7 @@ def import_log(config: EdgeConfig, directory: str) -> Imported:
     _refuse_special_files(directory)
     log_id = _check(config, directory)
     check_user(config.data_dir)
-    filesystem = OSFileSystem()
+    filesystem = disk_of(config.data_dir)
     folder = imported.folder(config.data_dir)
     target = os.path.join(folder, log_id)
     filesystem.make_directory(folder)
@@ -110,7 +111,7 @@ def import_fork(config: EdgeConfig, directory: str) -> Imported:
             f"no hub is known to have refused the log in {directory}. Import it without --as-new: its records reach "
             "the hubs under their own numbers"
         )
-    filesystem = OSFileSystem()
+    filesystem = disk_of(config.data_dir)
     filesystem.make_directory(folder)
     settings = _settings(config, directory)
     with _importable(directory), exclusive_log(directory, settings) as log:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from weft.config.streams import Link
+from weft.config.links import Link
 from weft.config.units import approximate_duration
 from weft.replication.status import LinkStatus
 

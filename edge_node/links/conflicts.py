@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from weft.replication.status import LinkStatus
-from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from weft.storage.filesystem import FileSystem, write_atomically
+from weft.storage.segment_log.sealed.disk import disk_of
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Conflicts:
 
 def has_conflicts(data_dir: str) -> bool:
     """Return whether hubs refuse a stopped node's log, as far as its node has recorded."""
-    return bool(_read(OSFileSystem(), os.path.join(data_dir, "links", FILE)))
+    return bool(_read(disk_of(data_dir), os.path.join(data_dir, "links", FILE)))
 
 
 def _read(filesystem: FileSystem, path: str) -> dict[str, str]:

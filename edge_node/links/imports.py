@@ -27,8 +27,9 @@ from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.lane import NodeName
 from weft.replication.status import LinkState
-from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log import LogError, LogSettings, SegmentLog
+from weft.storage.segment_log.sealed.disk import disk_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Imports(Part):
         self._config = config
         self._software = software
         self._post = post
-        self._filesystem = filesystem or OSFileSystem()
+        self._filesystem = filesystem or disk_of(config.data_dir)
         self._imports: dict[str, _Import] = {}
         self._now = asyncio.get_running_loop().time
         self._stop = asyncio.Event()

@@ -11,29 +11,35 @@ import random
 import ssl
 from collections.abc import Callable
 
+from weft.config.links import Link
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link
 from weft.edge_node.check import Flow, carried_streams
-from weft.edge_node.links import acknowledged_file, conflicts, hub_high_watermarks
+from weft.edge_node.links import acknowledged_file, conflicts, hub_high_watermarks, orders
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.comparison import compared
 from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
+from weft.edge_node.links.orders import Orders, without_policy
+from weft.edge_node.links.pull.puller import LinkPuller, carrier
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.network.tls.files import ClientTlsFiles
+from weft.network.token_file import read_token
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
-from weft.replication.epochs import Epochs
+from weft.replication.attempts.epochs import Epochs
 from weft.replication.liveness import SECOND
 from weft.replication.release import Party, ReleaseLedger
-from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
+from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, no_token, run_link
+from weft.replication.runner.messages import MessageTaker
+from weft.replication.runner.proxy import LinkProxy
 from weft.replication.settings import SenderSettings
 from weft.replication.status import LinkState, LinkStatus
-from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log import LogError, SegmentLog
+from weft.storage.segment_log.sealed.disk import disk_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,7 @@ class Links:
     to hubs (``edge_node.links.hub_high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
 
     Args:
+        config_door: takes configurations from the hub of a link that allows it.
         tls: for ``https`` hubs, instead of the files that links name.
     """
 
@@ -63,14 +70,16 @@ class Links:
         rng: random.Random | None = None,
         clock_reading: Callable[[], ClockReading] | None = None,
         clock_error: Callable[[], int] = lambda: SECOND,
+        config_door: ConfigDoor | None = None,
     ) -> None:
+        self._config_door = config_door
         self._config = config
         self._flow = Flow(config)
         self._log = log
         self._wall_clock = wall_clock
         boot = clock_reading().boot_id if clock_reading is not None else 0
         self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software, boot)
-        self._filesystem = filesystem or OSFileSystem()
+        self._filesystem = filesystem or disk_of(config.data_dir)
         self._tls = tls
         self._epochs = epoch_file(self._filesystem, os.path.join(config.data_dir, "links", "epoch"))
         self._rng = rng or random.Random()
@@ -94,6 +103,11 @@ class Links:
         """Records that the log may forget once all readers have them."""
         self.clocks = BootClocks(log, clock_reading, wall_clock, clock_error)
         """The clocks of the boots that wrote the log. They need ``look`` now and then."""
+        path = os.path.join(config.data_dir, "links", orders.FILE)
+        self.orders = Orders(self._filesystem, path, lambda: wall_clock() + self.clocks.correction())
+        """Policies of the links, and the orders of operators to them."""
+        self.taker: Callable[[str], MessageTaker | None] = lambda _: None
+        """Taker of the hub's messages, by link; None for a link that takes none."""
         self.conflicts = self._known_conflicts()
         """Links that hubs refuse because another copy of the log has taken over. They need ``look`` now and then."""
 
@@ -120,7 +134,8 @@ class Links:
         self.conflicts.look(self.statuses)
 
     def adopt(self, config: EdgeConfig) -> None:
-        """Run the links of another configuration of the same node from now on. Unchanged links continue.
+        """Run the links of another configuration of the same node from now on. Unchanged links continue, and take over
+        another policy as they are.
 
         New and changed links connect once all removed ones have ended: two of them would bring the same streams to the
         same hub, and take them from each other.
@@ -133,7 +148,8 @@ class Links:
         same = {
             name
             for name, link in config.links.items()
-            if link == self._config.links.get(name)
+            if (before := self._config.links.get(name)) is not None
+            and without_policy(link) == without_policy(before)
             and {stream: _offered(flow, stream) for stream in carried[name]}
             == {stream: _offered(self._flow, stream) for stream in self._carried[name]}
         }
@@ -150,6 +166,8 @@ class Links:
             for stream in set(streams) - set(carried.get(party.name, ())):
                 self.ledger.leave(party, self._log.stream(stream))
         self._config, self._flow, self._carried = config, flow, carried
+        for name in same:
+            self.orders.control(name, config.links[name])
         known = {status.name: status for status in self.statuses}
         # In place: other objects hold this list.
         self.statuses[:] = [known[name] if name in same else LinkStatus(name) for name in config.links]
@@ -175,6 +193,23 @@ class Links:
             status.alarm = ""
         return ended
 
+    async def pause(self, name: str, *, is_paused: bool) -> None:
+        """Let the data of a link wait, or go on, also after a restart; of all links without a name.
+
+        Raises:
+            ValueError: there is no such link.
+            OSError: the order cannot be stored: it counts until the node stops.
+        """
+        if not self.statuses or (name and name not in self._config.links):
+            raise ValueError(f"there is no link {name!r}; links: {', '.join(self._config.links) or 'none'}")
+        for status in self.statuses:
+            if name in ("", status.name):
+                control = self.orders.control(status.name, self._config.links[status.name])
+                try:
+                    await control.pause(is_paused)
+                finally:
+                    control.describe(status)
+
     async def close(self) -> None:
         """Stop every link. Records that hubs have not acknowledged stay in the log.
 
@@ -186,6 +221,7 @@ class Links:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+        await self.orders.save(self._config.links)
         await asyncio.to_thread(self._watermarks.close)
         await self._acknowledged.save()
 
@@ -241,6 +277,21 @@ class Links:
         ):
             self.ledger.released(Party("link", link), stream, ranges)
 
+    def _puller(self, status: LinkStatus) -> LinkPuller:
+        name = status.name
+        return LinkPuller(
+            status,
+            lambda: link.pull if (link := self._config.links.get(name)) else None, self._log,
+            lambda stream, hub: carrier(stream, hub, self._carried, self.statuses),
+            lambda stream: _offered(self._flow, stream), self._watermarks.get, lambda: self._may_pull(name),
+        )  # fmt: skip
+
+    def _may_pull(self, name: str) -> bool:
+        """Return whether a hub may ask a link for records. One that allows none leaves the word to those that do, which
+        may lead to the same hub, and says no itself if there are none."""
+        allowed = {link for link, of in self._config.links.items() if of.pull is not None}
+        return name in allowed or not allowed
+
     def _carried_if_conflicts_count(self) -> dict[str, list[int]]:
         """Return link -> the numbers of its streams, of links that stop the node at a conflict."""
         return {
@@ -273,6 +324,9 @@ class Links:
                     source, self._identity, settings, self._epochs, status,
                     tls=self._tls, rng=self._rng, wall_clock=self._wall_clock, clocks=self.clocks,
                     acknowledged=self._acknowledged.acknowledged, stopping=self._stopping,
+                    config=self._config_door if link.config_from_hub != "never" else None,
+                    control=self.orders.control(status.name, link),
+                    taker=self.taker(status.name), puller=self._puller(status),
                 )  # fmt: skip
             except Exception as error:
                 # run_link handles failures of networks, hubs and disks; this is a fault in the code, and must not stop
@@ -316,6 +370,8 @@ def link_settings(link: Link) -> LinkSettings:
         urls=link.to,
         token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),
         tls=link_tls(link),
+        redirects=link.redirects,
+        proxy=LinkProxy(link.proxy, link.proxy_username, link.proxy_password_file, link.proxy_password_env),
         retry_min_s=link.retry_min_s,
         retry_max_s=link.retry_max_s,
         hold_at_start_s=link.hold_at_start_s,

@@ -128,9 +128,12 @@ class SegmentLogSource:
         Raises:
             OSError: the write failed.
         """
-        if self._watermarks.is_unsent and any(ends.values()):
+        await self.prepare(hub, {self._streams[lane]: end for lane, end in ends.items()})
+
+    async def prepare(self, hub: str, named: Mapping[str, int]) -> None:
+        """Prepare to send records of streams, also of others than the link's; as ``prepare_to_send``, by names."""
+        if self._watermarks.is_unsent and any(named.values()):
             await asyncio.to_thread(self._watermarks.record_first_send)
-        named = {self._streams[lane]: end for lane, end in ends.items()}
         if self._watermarks.blocks(hub, named):
             await asyncio.to_thread(self._watermarks.record_passed, hub, named)
         self._watermarks.raise_to(hub, named)

@@ -117,7 +117,8 @@ class Wills:
             return
         self._due[session.client_id] = session
         self._counters.wills_waiting += 1
-        if will.retain:  # durable before the journal forgets the will, or a crash could take it from both
+        if will.retain and not self._ingest.routing.hides(will.topic, will.payload):
+            # Durable before the journal forgets the will, or a crash could take it from both.
             self._retaining.add(session)
             if not self._retained.retain(_packet(will), self._wall_clock(), session.owner):
                 self._counters.retained_refused += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.queues.topics import headers_of_route, topic_of
-from weft.edge_node.sources.amqp_frames import Delivery
+from weft.edge_node.sources.amqp_frames import BYTES_EACH, Delivery
 from weft.edge_node.sources.connection import Memory, NodeParts, SourceConnection, SourceDown
 from weft.edge_node.sources.status import SourceStatus
 from weft.edge_node.sources.topics import Topics
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiormq.abc import AbstractChannel as Underlay
     from pamqp.common import FieldTable
 
-    from weft.config.sources import AmqpSource
+    from weft.config.intake.sources import AmqpSource
     from weft.edge_node.sources.amqp_frames import Deliveries, Delivery
 
 log = logging.getLogger(__name__)
@@ -146,12 +146,15 @@ class AmqpConnection(SourceConnection):
 
     def go_on(self) -> None:
         """Handle messages that arrived meanwhile, some in each turn."""
-        for _ in range(min(AT_A_TIME, len(self._ahead))):
-            if self.is_held or not self._ahead:
+        left = AT_A_TIME
+        while left > 0 and self._ahead:
+            if self.is_held:
                 # The log has refused one, and the acknowledgement of a later one would include it; or the connection
                 # has ended.
                 return
-            self._try(self._ahead.popleft())
+            delivery = self._ahead.popleft()
+            self._try(delivery)
+            left -= 1 + delivery.size // BYTES_EACH
         if self._ahead:
             self.hold(Pause.TURN)
             self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))

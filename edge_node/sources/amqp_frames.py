@@ -22,6 +22,8 @@ FRAME_BYTES_MAX = 16 << 20
 """Longest accepted frame: RabbitMQ's are 128 KiB."""
 AT_A_TIME = 64
 """Number of deliveries before others have their turn."""
+BYTES_EACH = 512
+"""Bytes that count as one more delivery: their payloads may be checked."""
 HEARD_S = 1.0
 """Interval at which aiormq gets a heartbeat: a broker sends none while it sends messages."""
 _HEAD = struct.Struct(">BHI")
@@ -160,7 +162,7 @@ class FrameReader:
         if self._left <= 0:
             begun, parts, self._begun, self._parts = self._begun, self._parts, None, []
             body = parts[0] if len(parts) == 1 else b"".join(parts)
-            self._taken += 1
+            self._taken += 1 + self._size // BYTES_EACH
             self._take(Delivery(*begun, self._properties, self._size, body))
         return True
 

@@ -11,7 +11,7 @@ from aio_pika import Connection
 from aio_pika.exceptions import AMQPError
 from yarl import URL
 
-from weft.config.sources import AmqpSource
+from weft.config.intake.sources import AmqpSource
 from weft.edge_node.sources.amqp_connection import AmqpConnection, told
 from weft.edge_node.sources.amqp_frames import Deliveries
 from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, NodeParts, SourceConnection, SourceDown

@@ -9,9 +9,9 @@ import ssl
 from typing import NamedTuple
 
 from weft.config.errors import Finding, KeyPath
+from weft.config.intake.sources import Source, SourceSettings
 from weft.config.machine import CREDENTIALS, too_readable
 from weft.config.models import EdgeConfig
-from weft.config.sources import Source, SourceSettings
 from weft.edge_node.check.sources import brokers, listeners_on, loop_message, own_listeners
 from weft.edge_node.sources.credentials import CredentialsUnusable, client_context, read_password
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from weft.config.intake.sources import SourceSettings
 from weft.config.machine import why_unreadable
-from weft.config.sources import SourceSettings
 from weft.config.units import Address
 from weft.edge_node.check.sources import PORTS
 

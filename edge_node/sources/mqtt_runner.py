@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from weft.config.sources import MqttSource
+from weft.config.intake.sources import MqttSource
 from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, NodeParts, SourceConnection, SourceDown
 from weft.edge_node.sources.credentials import client_context, read_password, target_of
 from weft.edge_node.sources.mqtt_connection import MqttConnection, MqttTerms

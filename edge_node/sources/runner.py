@@ -10,15 +10,15 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 
+from weft.config.intake.sources import SourceSettings
 from weft.config.log_lines.repeats import left_out
 from weft.config.log_lines.up_and_down import UpAndDown
-from weft.config.sources import SourceSettings
 from weft.config.units import approximate_duration
 from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, Memory, NodeParts, SourceConnection, SourceDown
 from weft.edge_node.sources.credentials import CredentialsUnusable
 from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.sources.topics import Topics
-from weft.replication.runner.backoff import Backoff
+from weft.replication.attempts.backoff import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 
+from weft.config.intake.sources import Source
 from weft.config.models import EdgeConfig
-from weft.config.sources import Source
 from weft.edge_node.sources.check import NOT_INSTALLED, library_missing
 from weft.edge_node.sources.connection import NodeParts
 from weft.edge_node.sources.mqtt_runner import MqttRunner
 from weft.edge_node.sources.runner import Runner
 from weft.edge_node.sources.session_file import SessionFile
 from weft.edge_node.sources.status import SourceStatus
-from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.sealed.disk import disk_of
 
 
 class Sources:
@@ -34,7 +35,7 @@ class Sources:
         """
         self._node = node
         self._config = config
-        self._filesystem = filesystem or OSFileSystem()
+        self._filesystem = filesystem or disk_of(config.data_dir)
         self._rng = rng or random.Random()
         self._runners = {name: self._made(config, name, source) for name, source in config.sources.items()}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -12,7 +12,8 @@ from weft.bounds.refusals import RefusalCount
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.part import Part
-from weft.edge_node.status.outage import OutageEstimate
+from weft.edge_node.status.history import History
+from weft.edge_node.status.outage import SAMPLE_INTERVAL_S, OutageEstimate
 from weft.edge_node.streams import STATE_STREAMS
 from weft.edge_node.timing.clock import seconds
 from weft.protocols.batch import ClockReading, ClockState
@@ -50,7 +51,9 @@ class NodeStatus:
         self._monotonic = monotonic
         self._started = monotonic()
         self._clock_reading = clock_reading
+        self._wall_clock = wall_clock
         self._outage = OutageEstimate()
+        self.history = History(SAMPLE_INTERVAL_S)
 
     @property
     def is_clock_synchronised(self) -> bool:
@@ -67,8 +70,18 @@ class NodeStatus:
         return {name: value for each in counters for name, value in dataclasses.asdict(each).items()}
 
     def sample(self) -> None:
-        """Sample the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
-        self._outage.sample(self._monotonic(), self.log.stats().bytes_written)
+        """Note what estimates and charts need; called every ``outage.SAMPLE_INTERVAL_S``."""
+        now, stats = self._monotonic(), self.log.stats()
+        self._outage.sample(now, stats.bytes_written)
+        links = [link for part in self.parts for link in part.facts().get("links", {}).values()]
+        present = {
+            "disk_bytes": stats.bytes_on_disk,
+            "waiting_records": max((link["pending_records"] for link in links), default=0),
+            "waiting_seconds": max((link["pending_seconds"] for link in links), default=0),
+            "connections": self.counted().get("connections", 0),
+        }
+        totals = {"records_per_second": stats.records, "bytes_per_second": stats.bytes_written}
+        self.history.sample(now, self._wall_clock() / 1e9, totals, stats.ack, present)
 
     def low_water(self, stats: LogStats | None = None) -> str | None:
         """Return a warning while little space is left for records; None while there is enough."""

@@ -1,4 +1,5 @@
-"""The node's own pages: status for people at ``/``, for programs at ``/status``, Prometheus metrics at ``/metrics``.
+"""The node's own pages: a page for people at ``/``, and what it shows as JSON at ``/status``, ``/history``, ``/topics``
+and ``/live``; plain tables at ``/tables``, Prometheus metrics at ``/metrics``.
 
 Service managers and load balancers ask ``/healthz`` and ``/readyz``.
 """
@@ -21,7 +22,9 @@ from weft.config.metrics.exposition import CONTENT_TYPE, load
 from weft.config.units import approximate_duration, approximate_size, parse_bind
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left
+from weft.edge_node.status.page.messages import MessagePages
 from weft.network.http_server import HttpServer
+from weft.network.pages.assets import Assets
 from weft.protocols.health import health_answer
 
 _STYLE = (
@@ -34,7 +37,9 @@ _FUNCTIONS = (
     "derived stream", "version", "rows in", "rows out", "rejected", "records waiting", "behind by", "remembers",
     "trouble",
 )  # fmt: skip
+_SCHEMAS = ("schema of stream", "checked", "too long", "accepted", "dead letters", "refused", "last misfit in")
 _SOURCES = ("source", "broker", "state", "messages", "waiting for the disk", "waiting at the broker", "trouble")
+PAGE = "edge.html"
 SHUTDOWN_TIMEOUT_S = 1.0
 
 
@@ -47,6 +52,8 @@ class Pages:
         metrics: Callable[[], bytes],
         health: Health,
         *,
+        history: Callable[[bool], dict[str, Any]],
+        messages: MessagePages,
         connections_max: int,
         monotonic: Callable[[], float],
         refusals: Refusals,
@@ -57,6 +64,8 @@ class Pages:
             status: returns the facts of ``edge_node.status.facts``.
             metrics: the metrics in Prometheus's text format.
             health: whether the node is well and ready.
+            history: returns the points of ``edge_node.status.history``, of the last day if the argument is True.
+            messages: pages with messages.
             connections_max: maximum number of open connections; a request is answered within a turn of the loop.
             monotonic: seconds.
             refusals: counts refusals because of bounds.
@@ -64,6 +73,9 @@ class Pages:
         self._status = status
         self._metrics = metrics
         self._health = health
+        self._history = history
+        self._messages = messages
+        self._assets = Assets("weft.edge_node.status.page")
         self._server = HttpServer(
             connections_max, "limits.http_connections", monotonic, refusals, shutdown_s=SHUTDOWN_TIMEOUT_S
         )
@@ -82,7 +94,11 @@ class Pages:
         names = [] if hosts is None else [_under_names(hosts)]
         app = web.Application(client_max_size=1024, middlewares=[self._server.middleware, *names])
         app.router.add_get("/", self._page)
+        app.router.add_get("/page/{asset}", self._asset)
+        app.router.add_get("/tables", self._tables)
         app.router.add_get("/status", self._json)
+        app.router.add_get("/history", self._points)
+        self._messages.add_to(app)
         app.router.add_get("/metrics", self._text)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -94,6 +110,7 @@ class Pages:
 
     async def close(self) -> None:
         """Stop listening and end open requests."""
+        self._messages.close()
         await self._server.close()
 
     async def _json(self, _request: web.Request) -> web.Response:
@@ -110,8 +127,25 @@ class Pages:
     async def _readyz(self, request: web.Request) -> web.Response:
         return web.Response(**health_answer("ready", self._health.unready(), request.headers))
 
-    async def _page(self, _request: web.Request) -> web.Response:
-        return web.Response(text=page(self._status()), content_type="text/html", headers=_HEADERS)
+    async def _page(self, request: web.Request) -> web.Response:
+        return await self._answer(request, PAGE)
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        return await self._answer(request, request.match_info["asset"])
+
+    async def _answer(self, request: web.Request, name: str) -> web.Response:
+        answer = await self._assets.answer(request, name)
+        return web.Response(status=404, text="the page has no such file\n") if answer is None else answer
+
+    async def _tables(self, _request: web.Request) -> web.Response:
+        return web.Response(text=tables(self._status()), content_type="text/html", headers=_HEADERS)
+
+    async def _points(self, request: web.Request) -> web.Response:
+        span = request.query.get("span", "hour")
+        if span not in ("hour", "day"):
+            return web.Response(status=400, text="span is hour or day\n")
+        body = msgspec.json.encode(self._history(span == "day"))
+        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
 
 def _under_names(names: Collection[str]) -> Middleware:
@@ -127,8 +161,8 @@ def _under_names(names: Collection[str]) -> Middleware:
     return middleware
 
 
-def page(facts: dict[str, Any]) -> str:
-    """Return the status page, which reloads itself every few seconds."""
+def tables(facts: dict[str, Any]) -> str:
+    """Return the page of plain tables, which reloads itself every few seconds."""
     disk, unrouted = facts["disk"], facts["unrouted"]
     title = escape(f"{facts['tenant']}/{facts['node']}")
     summary = [
@@ -164,6 +198,8 @@ def page(facts: dict[str, Any]) -> str:
         )
         for name, source in facts["sources"].items()
     ]  # fmt: skip
+    counts = ("checked", "unchecked", "accepted", "dead_lettered", "refused", "last_misfit")
+    schemas = [(name, *(each[count] for count in counts)) for name, each in facts.get("schemas", {}).items()]
     busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
@@ -171,16 +207,17 @@ def page(facts: dict[str, Any]) -> str:
         + _table((), summary)
         + _table(("stream", "records", "waiting for the disk", "lost"), streams)
         + (_table(_SOURCES, sources) if sources else "")
+        + (_table(_SCHEMAS, schemas) if schemas else "")
         + (_table(_FUNCTIONS, functions) if functions else "")
         + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
         + (_table(("topic that no stream matches", "messages"), busiest) if busiest else "")
-        + '<p><a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
+        + '<p><a href=".">page</a> · <a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
     )
 
 
 def trouble(link: dict[str, Any]) -> str:
-    """Return the error that stops a link or a source now. Past errors are not shown to people."""
-    return "" if link["state"] == "connected" else link["last_error"]
+    """Return what stops a link or a source now. Past errors are not shown to people."""
+    return str(link.get("canary_alarm", "")) if link["state"] == "connected" else link["last_error"]
 
 
 def _lost(by_reason: dict[str, int]) -> str:

@@ -31,7 +31,9 @@ from weft.proofs.audit.table_task import AuditedTable, TableTask, table_columns
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import ShardLog, open_cluster, table_key
 from weft.storage.chunks.open_gaps import NamedOpenGap
+from weft.storage.hub_keys import latest_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
+from weft.storage.table.instead import only_latest
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 ATTEMPTS_MAX = 3
@@ -89,7 +91,7 @@ class _Audit:
         self._bases: dict[int, ShardBase] = {}
         self._skipped: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._open_gaps: list[NamedOpenGap] = []
-        self._declared = DeclaredDeletions({}, {})
+        self._declared = DeclaredDeletions({}, {}, [])
 
     async def run(self, *, payloads: bool, is_last: bool) -> AuditReport:
         await self._open_table(payloads=payloads)
@@ -109,7 +111,7 @@ class _Audit:
                 stated[lane].update(ranges)
         version = self._table.version if self._table is not None else None
         report = Comparison(self._scope, self._part, stated, self._skipped, ends, version, self._declared).report()
-        return msgspec.structs.replace(report, open_gaps=self._open_gaps)
+        return msgspec.structs.replace(report, open_gaps=self._open_gaps, deletions=self._declared.told)
 
     async def _count(self, tasks: Sequence[Task]) -> None:
         if tasks:
@@ -124,7 +126,9 @@ class _Audit:
         heads = {shard: await read_head(self._log(shard), scope) for shard in range(scope.cluster.tree.count)}
         self._open_gaps = [gap for head in heads.values() for gap in head.open_gaps]
         try:
-            uri, options = self._store.location(table_key(scope.tenant, scope.stream))
+            is_only = await only_latest(self._store, scope.cluster, (scope.tenant, scope.stream)) is not None
+            key = latest_key if is_only else table_key
+            uri, options = self._store.location(key(scope.tenant, scope.stream))
         except StoreUnfit:
             # Such a store cannot hold tables, but its log can still be read.
             return
@@ -136,12 +140,13 @@ class _Audit:
         for head in heads.values():
             for lane, ranges in head.records.items():
                 self._skipped[lane].update(ranges)
+        payloads &= not is_only  # sums of some rows cannot be compared with those of all records
         kept = [name for name in ("payload", BYTES_COLUMN) if name in table.schema.names] if payloads else []
         unsummed = {shard: offsets.copy() for shard, offsets in skips.items()}
         for shard, offsets in self._declared.offsets.items():
             unsummed.setdefault(shard, RangeSet()).update(offsets)
         self._scope = replace(
-            scope, positions=table.positions, skips=skips, unsummed=unsummed,
+            scope, positions=table.positions, skips=skips, unsummed=unsummed, only_latest=is_only,
             payload=table.payload if payloads else scope.payload,
             payload_columns=tuple(kept),
         )  # fmt: skip

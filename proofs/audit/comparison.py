@@ -95,12 +95,14 @@ class Comparison:
             *damage,
             *lane_problems(lanes),
             *shard_problems(shards),
-            *time_problems(part.log_times, part.table_times),
-            *payload_problems(part.log_payloads, part.table_payloads),
         ]
+        if not scope.only_latest:  # their sums are of all rows
+            problems += time_problems(part.log_times, part.table_times)
+            problems += payload_problems(part.log_payloads, part.table_payloads)
         return AuditReport(
-            scope.tenant, scope.stream, self._version, lanes, shards, damage, problems, agrees=not problems
-        )
+            scope.tenant, scope.stream, self._version, lanes, shards, damage, problems, agrees=not problems,
+            only_latest=scope.only_latest,
+        )  # fmt: skip
 
     def _lane(self, key: LaneKey) -> LaneAudit:
         part, skipped = self._part, self._skipped[key]
@@ -119,7 +121,8 @@ class Comparison:
         holes = accounted.missing(0, end)
         absent = without(below, table)
         absent.update(without(lost, table))
-        missing = without(absent, self._declared.lanes.get(key, RangeSet()))
+        replaced = absent if self._scope.only_latest else RangeSet()
+        missing = without(without(absent, replaced), self._declared.lanes.get(key, RangeSet()))
         return LaneAudit(
             edge=key[0],
             log_id=key[1],
@@ -130,7 +133,8 @@ class Comparison:
             table_doubled=part.table.doubled[key],
             waiting=without(above, table).count(),
             missing=missing.count(),
-            deleted=absent.count() - missing.count(),
+            deleted=absent.count() - replaced.count() - missing.count(),
+            replaced=replaced.count(),
             unknown=without(table, log).count(),
             gaps={reason: told.count() for reason, told in gaps.items() if told},
             holes=sum(end - first for first, end in holes),
@@ -165,6 +169,8 @@ class Comparison:
         position, held = self._scope.positions.get(shard, 0), self._part.offsets.held[shard]
         absent = RangeSet(held.missing(0, position))
         unskipped = without(absent, self._scope.skips.get(shard, RangeSet()))
+        if self._scope.only_latest:
+            unskipped = RangeSet()
         missing = without(unskipped, self._declared.offsets.get(shard, RangeSet())).count()
         return ShardAudit(
             shard=shard,
@@ -174,6 +180,6 @@ class Comparison:
             missing=missing,
             doubled=self._part.offsets.doubled[shard],
             ahead=held.count() - (position - absent.count()),
-            skipped=absent.count() - unskipped.count(),
+            skipped=0 if self._scope.only_latest else absent.count() - unskipped.count(),
             deleted=unskipped.count() - missing,
         )

@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.proofs.audit.counts import LaneKey, SeqCounts, coded, lanes_of, unsigned
 from weft.proofs.audit.log_task import COLUMNS
+from weft.proofs.audit.report import ToldDeletion
 from weft.proofs.audit.table_task import AuditedTable, TableTask
 from weft.protocols.ranges import Range, RangeSet
 from weft.storage.chunk_log import open_cluster, table_key
-from weft.storage.hub_keys import deletion_key, deletion_prefix
-from weft.storage.object_store import AlreadyExists, ObjectStore
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.deletions import RANGES_MAX, Deletion, stored_deletions
 from weft.storage.table.delta.calls import guarded
 from weft.storage.table.errors import TableError
-
-FORMAT: Final = 1
-RANGES_MAX: Final = 1_000_000
-"""Maximum number of ranges in one declaration, some 20 MB; more are declared in parts, by time for example."""
 
 
 class Rows(NamedTuple):
@@ -52,34 +47,13 @@ class Rows(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None)
 
 
-class Deletion(msgspec.Struct, frozen=True):
-    """A declaration in its JSON form."""
-
-    format: int
-    time: int
-    """Time at which it was made, ns since 1970."""
-    by: str
-    reason: str
-    rows: str
-    """The choice of rows, for people."""
-    version: int
-    """Version of the table that had the rows."""
-    lanes: list[tuple[str, str, list[Range]]]
-    """(edge, log id, numbers)"""
-    offsets: list[tuple[int, list[Range]]]
-    """(shard, offsets)"""
-
-    @property
-    def count(self) -> int:
-        """Return the number of its rows."""
-        return sum(end - first for _, ranges in self.offsets for first, end in ranges)
-
-
 class DeclaredDeletions(NamedTuple):
     """All declared deletions of a stream together."""
 
     lanes: dict[LaneKey, RangeSet]
     offsets: dict[int, RangeSet]
+    told: list[ToldDeletion]
+    """Each of them, for people."""
 
 
 async def find_rows(
@@ -132,18 +106,6 @@ def _chosen(batch: pa.RecordBatch, rows: Rows) -> pa.Array:
     return pa.array(chosen)
 
 
-async def declare(store: ObjectStore, tenant: str, stream: str, deletion: Deletion) -> None:
-    """Store a declaration, durably when this returns."""
-    data = msgspec.json.encode(deletion)
-    number = len(await store.list(deletion_prefix(tenant, stream)))
-    while True:
-        try:
-            await store.create(deletion_key(tenant, stream, number), data)
-            return
-        except AlreadyExists:
-            number += 1
-
-
 def stored(seqs: SeqCounts[LaneKey]) -> list[tuple[str, str, list[Range]]]:
     """Return numbers by lane in the form of a declaration."""
     return [(edge, log_id, list(held)) for (edge, log_id), held in sorted(seqs.held.items())]
@@ -157,28 +119,16 @@ async def read_declared(store: ObjectStore, tenant: str, stream: str) -> Declare
     """
     lanes: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
     offsets: dict[int, RangeSet] = defaultdict(RangeSet)
-    for each in await _keys(store, deletion_prefix(tenant, stream)):
-        deletion = _decoded(each, (await store.get(each)).data)
+    found = await stored_deletions(store, tenant, stream)
+    for deletion in found.values():
         for edge, log_id, ranges in deletion.lanes:
             lanes[edge, log_id].update(RangeSet(ranges))
         for shard, ranges in deletion.offsets:
             offsets[shard].update(RangeSet(ranges))
-    return DeclaredDeletions(lanes, offsets)
+    return DeclaredDeletions(lanes, offsets, [_told(number, each) for number, each in found.items()])
 
 
-async def _keys(store: ObjectStore, prefix: str) -> Sequence[str]:
-    return [listed.key for listed in await store.list(prefix)]
-
-
-class _Format(msgspec.Struct):
-    format: int
-
-
-def _decoded(key: str, data: bytes) -> Deletion:
-    try:
-        found = msgspec.json.decode(data, type=_Format).format
-        if found > FORMAT:
-            raise TableError(f"{key} was written by a later release of Weft: audit with that one")
-        return msgspec.json.decode(data, type=Deletion)
-    except msgspec.MsgspecError as error:
-        raise TableError(f"{key}, a declared deletion, is damaged ({error}): restore it from a backup") from None
+def _told(number: int, deletion: Deletion) -> ToldDeletion:
+    is_erased = deletion.erasure is not None
+    told = number, deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
+    return ToldDeletion(*told, is_erased=is_erased, received_until=deletion.received_until)

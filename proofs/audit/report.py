@@ -48,6 +48,9 @@ class LaneAudit(msgspec.Struct, frozen=True):
     """Records that are not in the table because their deletion was declared (``weft hub declare-deletion``)."""
     named_twice: dict[str, int] = {}
     """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
+    replaced: int = 0
+    """Records that a latest table took in, and of which it has no row: a newer record of their key replaced or deleted
+    them. The stream has no table of all rows, so more is not known of them."""
     origins: dict[str, int] = {}
     """Records in the log that were not made by a device, by origin, such as ``calm@8a1f03c4``."""
 
@@ -71,6 +74,24 @@ class ShardAudit(msgspec.Struct, frozen=True):
     """Offsets below the position whose row was deleted as declared."""
 
 
+class ToldDeletion(msgspec.Struct, frozen=True):
+    """A declared deletion: by whom, when and why."""
+
+    number: int
+    time: int
+    """Nanoseconds since 1970."""
+    by: str
+    reason: str
+    rows: str
+    """The choice of rows; of an erasure without the values."""
+    count: int
+    """Number of rows that it names."""
+    is_erased: bool
+    """True if they are erased from the log as well, as far as ``weft hub erasures`` says."""
+    received_until: int | None = None
+    """Time of receipt of the newest row, nanoseconds since 1970, if retention removed them."""
+
+
 class AuditReport(msgspec.Struct, frozen=True):
     """The result of an audit."""
 
@@ -88,6 +109,10 @@ class AuditReport(msgspec.Struct, frozen=True):
     """True when every record is in the log once, and every one below the table's position is in the table once."""
     open_gaps: list[NamedOpenGap] = []
     """Losses without a number, of lanes that ended without a last word. Log and table may agree nevertheless."""
+    deletions: list[ToldDeletion] = []
+    """Declared deletions of the stream, oldest first."""
+    only_latest: bool = False
+    """True if the stream has a latest table instead of a table of all rows, and was compared with that."""
 
     def origins(self) -> dict[str, int]:
         """Return the sums of ``LaneAudit.origins`` over the lanes, by name."""

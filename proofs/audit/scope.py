@@ -23,6 +23,8 @@ class Scope:
     """Shard -> offsets that an operator skipped."""
     unsummed: Mapping[int, RangeSet] = field(default_factory=dict)
     """Shard -> offsets whose payloads and times are not compared: those of ``skips`` and of declared deletions."""
+    only_latest: bool = False
+    """True if the table is a latest table that stands instead of the table of all rows."""
     payload: PayloadKind = PayloadKind.BYTES
     """Payload kind of the table."""
     payload_columns: tuple[str, ...] = ()

@@ -19,8 +19,9 @@ PAGE = 1000
 """Number of objects that are listed at a time."""
 AFTER_ALL = "~"
 """Name after all others of a folder: no name of an object begins with it."""
-PASSING = (hub_keys.NODES, hub_keys.KEEPERS, PROBES)
-"""Folders of running nodes, of which a backup keeps nothing."""
+PASSING = (hub_keys.NODES, hub_keys.KEEPERS, hub_keys.LATEST, hub_keys.REQUESTS, PROBES)
+"""Folders of which a backup keeps nothing: those of running nodes, tables that a hub makes again from others, and
+options of acts that wait for approval: they may name a person, and an approval that was used must not come back."""
 _SHARD = re.compile(r"shard-\d+")
 _OF_LOG = ("chunk", "snapshot", "ended")
 LOG_FOLDER = "_delta_log"
@@ -52,15 +53,15 @@ async def listed(store: ObjectStore, prefix: str, after: str | None = None) -> A
         after = page[-1].key
 
 
-async def tables(store: ObjectStore) -> AsyncIterator[tuple[str, str]]:
+async def tables(store: ObjectStore, top: str = "tables") -> AsyncIterator[tuple[str, str]]:
     """Yield tenant and stream of each folder of a table, without a listing of its files."""
     after: str | None = None
-    while page := await store.list("tables", after=after, limit=1):
+    while page := await store.list(top, after=after, limit=1):
         parts = page[0].key.split("/")
         after = page[0].key
         if len(parts) > 3:
             yield parts[1], parts[2]
-            after = f"{hub_keys.table_key(parts[1], parts[2])}/{AFTER_ALL}"
+            after = f"{'/'.join(parts[:3])}/{AFTER_ALL}"
 
 
 async def others(store: ObjectStore) -> AsyncIterator[Listed]:

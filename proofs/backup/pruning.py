@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import msgspec
-
 from weft.proofs.backup.copying import CONTENTS, CopyTurns
 from weft.proofs.backup.places import PAGE, listed, table_home, tables, version_of
 from weft.proofs.backup.record import BackupUnusable, TablePart, read_record
@@ -14,7 +12,7 @@ from weft.proofs.backup.view import BackupView
 from weft.protocols.chunk import parse_file_name
 from weft.storage import hub_keys
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta.log import LastCheckpoint, TableLog
+from weft.storage.table.delta.log import TableLog, decode_pointer
 
 
 async def prune(place: ObjectStore, view: BackupView) -> int:
@@ -82,7 +80,7 @@ async def _of_table(
         await TableLog(view, key).follow(live)
     newest = -1
     if part is not None and part.last_checkpoint is not None:
-        newest = msgspec.json.decode(part.last_checkpoint, type=LastCheckpoint).version
+        newest = decode_pointer(part.last_checkpoint).version
     elif home:
         newest = await _newest_checkpoint(place, home, live.version)
     async for item in listed(place, key):

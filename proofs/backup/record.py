@@ -84,7 +84,7 @@ async def read_record(store: ObjectStore) -> FoundRecord | None:
                 "made the backup"
             )
         return FoundRecord(msgspec.json.decode(found.data, type=BackupRecord), found.etag)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackupUnusable(f"{RECORD} is damaged: {error}. Make the backup in a new place") from error
 
 

@@ -16,6 +16,7 @@ from weft.proofs.backup.view import BackupView
 from weft.storage import hub_keys
 from weft.storage.cluster import restored
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
+from weft.storage.object_store.placed import lay_out
 
 _logger = logging.getLogger(__name__)
 MARK = hub_keys.RESTORING
@@ -35,6 +36,7 @@ async def restore(
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
     copier = Copier(view, target)
+    lay_out(target, view.record.cluster)
     if await _begin(view, target):
         await target.delete(MARK)
         return copier.counts

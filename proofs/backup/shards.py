@@ -112,7 +112,7 @@ async def _same(target: ObjectStore, key: str, data: memoryview) -> None:
 
 async def _copy_snapshots(log: ShardLog, manifest: Manifest, copier: Copier) -> None:
     # Of a shard that a split makes, the log of the halved shard names the first state: it is there before the SEAL.
-    begins = log.shard >= log.cluster.shards and manifest.snapshot is None
+    begins = not log.is_first and manifest.snapshot is None
     wanted = [
         item
         async for item in listed(log.store, hub_keys.snapshot_prefix(log.shard))

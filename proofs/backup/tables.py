@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import IO
 
-import msgspec
-
 from weft.proofs.backup.copying import Copier, CopyTurns, missing
 from weft.proofs.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home, tables, version_of
 from weft.proofs.backup.record import TablePart
@@ -15,7 +13,8 @@ from weft.storage import hub_keys
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.delta import checkpoint
 from weft.storage.table.delta.entries import Action, plain_path
-from weft.storage.table.delta.log import LastCheckpoint, TableLog
+from weft.storage.table.delta.log import TableLog, decode_pointer
+from weft.storage.table.instead import stands_instead
 
 
 class LiveFiles:
@@ -59,6 +58,11 @@ async def table_parts(store: ObjectStore, note: Callable[[str], None]) -> list[T
             found.append(part)
         else:
             note(f"{hub_keys.table_key(tenant, stream)} is no table, and is left out")
+    with_all_rows = {(part.tenant, part.stream) for part in found}
+    async for tenant, stream in tables(store, hub_keys.LATEST):
+        key = hub_keys.latest_key(tenant, stream)
+        if (tenant, stream) not in with_all_rows and stands_instead(await TableLog(store, key).read()):
+            note(f"{key}, the only table of its stream, is left out: a restored hub makes it again from the log alone")
     return found
 
 
@@ -70,9 +74,9 @@ async def _part(store: ObjectStore, tenant: str, stream: str) -> TablePart | Non
     pointer: bytes | None = None
     try:
         pointer = (await store.get(f"{key}/{LAST_CHECKPOINT}")).data
-        if msgspec.json.decode(pointer, type=LastCheckpoint).version > state.version:
+        if not 0 <= decode_pointer(pointer).version <= state.version:
             pointer = None
-    except (NotFound, msgspec.DecodeError):
+    except NotFound:
         pointer = None
     return TablePart(tenant, stream, str(state.metadata["id"]), state.version, pointer)
 

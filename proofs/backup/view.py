@@ -199,7 +199,7 @@ async def read_others(store: ObjectStore, record: BackupRecord) -> list[tuple[st
     try:
         lines = (await store.get(record.others)).data.splitlines()
         return [msgspec.json.decode(line, type=tuple[str, str, int]) for line in lines]
-    except (NotFound, msgspec.MsgspecError) as error:
+    except (NotFound, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackupUnusable(f"{record.others}, a list of objects, is missing or damaged: {error}") from error
 
 

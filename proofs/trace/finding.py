@@ -36,6 +36,7 @@ from weft.storage.table.delta.files import file_system
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.names import app_id, table_payload
 from weft.storage.table.rows import FIXED_COLUMNS, RowsOf, rows_of, usable_fields
+from weft.storage.table.typed_columns import FIELD
 
 ATTEMPTS_MAX = 3
 """Maximum number of attempts, since the collector may delete chunks during a trace."""
@@ -135,8 +136,9 @@ class OpenTable(NamedTuple):
         if table is None:
             return None
         types = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
+        typed = {field.name for field in table.schema().fields if FIELD in field.metadata}
         payload = table_payload(types.get("payload"), table.metadata().configuration)
-        levels = [name for name, kind in types.items() if name not in FIXED_COLUMNS and kind == "string"]
+        levels = [name for name, kind in types.items() if name not in FIXED_COLUMNS | typed and kind == "string"]
         files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         return cls(table, pa.schema(table.schema()), payload, levels, files, file_system(uri, options))
 

@@ -224,7 +224,7 @@ def payload_fields(payload: str | None) -> dict[str, Any]:
     """Return the fields of a payload in JSON, such as a pipeline's row; empty for any other payload."""
     try:
         found = msgspec.json.decode(payload or "")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

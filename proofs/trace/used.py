@@ -49,7 +49,7 @@ def parse_used(value: str | bytes | object) -> list[Used]:
     try:
         found = msgspec.json.decode(value) if isinstance(value, str | bytes) else value
         ranges = msgspec.convert([found] if isinstance(found, dict) else found, list[Used])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f'expected the value of a column _from such as [{{"edge": "press-1", "log": "1", "first": 0, "last": 9, '
             f'"count": 10}}]; {error}'

@@ -32,12 +32,14 @@ BLOCKS = 1
 """Bit of ``must_understand``: the index has a block for each stream (level 2)."""
 SPLITS = 2
 """Bit of ``must_understand``: the chunk has a SEAL record (level 3)."""
-UNDERSTOOD = BLOCKS | SPLITS
+APART = 4
+"""Bit of ``must_understand``: the chunk has an APART record (level 4)."""
+UNDERSTOOD = BLOCKS | SPLITS | APART
 """Bits of ``must_understand`` that this release knows."""
 
 BLOCKS_LEVEL = 2
 """Fold level from which on chunks have a block for each stream."""
-LEVEL_MAX = 3
+LEVEL_MAX = 4
 """Fold level of this release: the highest level that it writes and that its fold keeps."""
 
 
@@ -149,6 +151,8 @@ class ControlKind(IntEnum):
     """An operator deletes a stream, whose lanes have left: the state keeps its next offset and its skips."""
     TIME = 10
     """An operator lowers the time of the shard, which a wrong clock wrote. From level 2 on."""
+    APART = 11
+    """The shard takes nothing of a tenant, which gets a shard of its own. From level 4 on, and alone in its chunk."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

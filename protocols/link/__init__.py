@@ -18,6 +18,11 @@ from weft.protocols.batch import Buffer
 from weft.protocols.chunk_index.footer import LaneFlag
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
+from weft.protocols.link.canary import CANARY, Canary, CanaryBack
+from weft.protocols.link.configuration import ConfigDesired, ConfigState
+from weft.protocols.link.down import DOWN, DownOpen, Messages, Outcomes
+from weft.protocols.link.pull import PULL, Pulls, PullState
+from weft.protocols.link.throttle import THROTTLE, Throttled
 from weft.protocols.origin import Origin
 
 PROTOCOL_VERSION = 1
@@ -44,7 +49,8 @@ ACKNOWLEDGED_RANGES_MAX = 64
 ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
 LAST_WORDS = "last-words"
-FEATURES: tuple[str, ...] = (LAST_WORDS,)
+CONFIG = "config"
+FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE)
 """Features that this release announces. A frame of a feature is sent only to a peer that announced it too."""
 
 
@@ -71,6 +77,16 @@ class FrameType(IntEnum):
     CLOCK = 17
     ORIGINS = 18
     LAST_WORDS = 128
+    PULLS = 130
+    PULL_STATE = 131
+    DOWN_OPEN = 133
+    MESSAGES = 134
+    OUTCOMES = 135
+    CONFIG_DESIRED = 136
+    CONFIG_STATE = 137
+    CANARY = 140
+    CANARY_BACK = 141
+    THROTTLED = 142
 
 
 class RefuseCode(IntEnum):
@@ -126,6 +142,8 @@ class Welcome(msgspec.Struct, frozen=True):
     clock: Nanoseconds
     software: str
     features: Features = []
+    mark_interval: U64 = 0
+    """Longest time for which the receiver lets marks and canaries wait for a chunk, ns; 0 if it does not say."""
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -261,7 +279,8 @@ class LaneOrigins(msgspec.Struct, frozen=True, array_like=True):
 
 _Control = (
     Hello | Welcome | Refuse | Gap | Marks | Ack | Ping | Pong
-    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords
+    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords | ConfigDesired | ConfigState
+    | DownOpen | Messages | Outcomes | Pulls | PullState | Canary | CanaryBack | Throttled
 )  # fmt: skip
 Frame = Data | _Control
 
@@ -280,6 +299,16 @@ _CONTROL: dict[FrameType, type[_Control]] = {
     FrameType.CLOCK: Clock,
     FrameType.ORIGINS: LaneOrigins,
     FrameType.LAST_WORDS: LastWords,
+    FrameType.CONFIG_DESIRED: ConfigDesired,
+    FrameType.CONFIG_STATE: ConfigState,
+    FrameType.DOWN_OPEN: DownOpen,
+    FrameType.MESSAGES: Messages,
+    FrameType.OUTCOMES: Outcomes,
+    FrameType.PULLS: Pulls,
+    FrameType.PULL_STATE: PullState,
+    FrameType.CANARY: Canary,
+    FrameType.CANARY_BACK: CanaryBack,
+    FrameType.THROTTLED: Throttled,
 }
 _TYPE_OF = {kind: number for number, kind in _CONTROL.items()}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {

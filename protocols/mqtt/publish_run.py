@@ -168,7 +168,8 @@ def scan(  # noqa: PLR0917 - positional, for speed
     starts = data.startswith
     current: PublishRoute | None = None
     run: Any = None
-    noted, full = 0, sys.maxsize
+    noted = room = full = 0
+    is_limited = False
     keys: list[bytes] = []
     sources: list[Any] = []
     in_5, at_most_once, exactly_once = version == Version.V5, qos == 0, qos == 2
@@ -214,12 +215,13 @@ def scan(  # noqa: PLR0917 - positional, for speed
             if current is not None:
                 sources += [source] * (len(keys) - len(sources))
                 if current.noted:
-                    gathered.note(current, run, noted)
                     cost_max -= (len(keys) - noted) * current.cost
+                    gathered.note(current, run, noted)
             current = route
             run = groups[route.destination]
             noted = len(run.keys)
-            full = noted + max(1, cost_max // route.cost) if route.cost else sys.maxsize
+            if is_limited := route.cost > 0:
+                full = noted + max(1, cost_max // route.cost)
             keys, payloads, sources, flags = run.keys, run.payloads, run.sources, run.flags
             add_key = keys.append
             add_payload = payloads.append
@@ -229,14 +231,19 @@ def scan(  # noqa: PLR0917 - positional, for speed
         add_payload(data[start:after])
         size = after - start
         first, at = at, after
-        room = full - len(keys)
-        if not room:
-            break
+        if is_limited:
+            room = full - len(keys)
+            if not room:
+                break
         if at > last or data[at + 1] != data[first + 1] or exactly_once or not size:
             continue
         # Count the following packets with the same length and topic: each is as valid as the one just read.
         stride, stop, alike = after - first, at, data[first:topic_end]
-        limit = min(last, at + (room - 1) * stride, end - stride)
+        limit = end - stride
+        if last < limit:  # noqa: PLR1730 - a call of min takes longer
+            limit = last
+        if is_limited:
+            limit = min(limit, at + (room - 1) * stride)
         while stop <= limit and starts(alike, stop):
             stop += stride
         if in_5:
@@ -255,7 +262,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
         keys += [topic] * count
         payloads += [data[offset : offset + size] for offset in range(start + stride, stop, stride)]
         at = stop
-        if count == room:
+        if is_limited and count == room:
             break
     if current is not None:
         sources += [source] * (len(keys) - len(sources))

@@ -24,6 +24,8 @@ from weft.protocols.segment.header import (
     HEADER_BYTES,
     MAGIC,
     POSITION_MAX,
+    SEALED,
+    SEALED_VERSION,
     VERSION,
     EntryKind,
     SegmentHeader,
@@ -41,6 +43,8 @@ __all__ = [
     "HEADER_BYTES",
     "MAGIC",
     "POSITION_MAX",
+    "SEALED",
+    "SEALED_VERSION",
     "TRAILER_BYTES",
     "TRAILER_MAGIC",
     "VERSION",
@@ -90,7 +94,8 @@ BOOTS_MAX = 64
 """Maximum number of boots whose clock notices a log keeps; the one with the oldest notice is dropped first."""
 
 
-_KINDS = {kind.value: kind for kind in EntryKind if kind is not EntryKind.END}
+_KINDS = {kind | bit: kind for kind in EntryKind if kind is not EntryKind.END for bit in (0, SEALED)}
+"""Byte of the kind, also of a sealed entry -> kind."""
 
 
 class GapReason(IntEnum):
@@ -112,6 +117,8 @@ class EntryHeader(NamedTuple):
     length: int
     """Bytes of the body."""
     kind: int
+    """Without the bit of a sealed body."""
+    is_sealed: bool = False
 
 
 class EntryFrame(NamedTuple):
@@ -120,6 +127,8 @@ class EntryFrame(NamedTuple):
     kind: EntryKind
     body_start: int
     body_end: int
+    is_sealed: bool = False
+    """True if the body is sealed: it means nothing before it is opened."""
 
     @property
     def end(self) -> int:
@@ -226,9 +235,11 @@ def _entry_crc(position: int, kind: int, body: Buffer) -> int:
     return int(crc32c(body, crc32c(_SEED.pack(position, len(body), kind))))
 
 
-def encode_entry_header(position: int, kind: EntryKind, body: Buffer) -> bytes:
-    """Encode the frame before ``body`` for an entry at ``position`` of the log."""
-    return _ENTRY.pack(_entry_crc(position, kind, body), len(body), kind)
+def encode_entry_header(position: int, kind: EntryKind, body: Buffer, *, is_sealed: bool = False) -> bytes:
+    """Encode the frame before ``body`` for an entry at ``position`` of the log. The checksum is that of the bytes on
+    the disk, so that damage and a torn end are found without a key."""
+    byte = kind | SEALED if is_sealed else int(kind)
+    return _ENTRY.pack(_entry_crc(position, byte, body), len(body), byte)
 
 
 def peek_entry(data: Buffer, offset: int) -> EntryHeader | None:
@@ -238,12 +249,12 @@ def peek_entry(data: Buffer, offset: int) -> EntryHeader | None:
     Raises:
         Corrupt: no entry can be that long.
     """
-    header = EntryHeader(*_ENTRY.unpack_from(data, offset))
-    if not any(header):
+    crc, length, kind = _ENTRY.unpack_from(data, offset)
+    if not (crc or length or kind):
         return None
-    if header.length > ENTRY_BYTES_MAX:
-        raise Corrupt(f"an entry of {header.length} bytes at offset {offset}")
-    return header
+    if length > ENTRY_BYTES_MAX:
+        raise Corrupt(f"an entry of {length} bytes at offset {offset}")
+    return EntryHeader(crc, length, kind & ~SEALED, bool(kind & SEALED))
 
 
 def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame | None:
@@ -268,22 +279,23 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame |
     header = peek_entry(data, offset)
     if header is None:
         return None
-    crc, length, kind = header
+    crc, length, kind, is_sealed = header
     start = offset + ENTRY_HEADER_BYTES
     if start + length > len(data):
         raise Truncated(f"an entry of {length} bytes at offset {offset} runs past the end")
     # The padding is not part of the checksum, so it is compared on its own.
     padding = bytes(data[start - 3 : start])
+    byte = kind | SEALED if is_sealed else kind
     if (
         padding != b"\0\0\0"
-        or _entry_crc(first_position + offset, kind, memoryview(data)[start : start + length]) != crc
+        or _entry_crc(first_position + offset, byte, memoryview(data)[start : start + length]) != crc
     ):
         raise Corrupt(f"the entry at offset {offset} does not match its checksum")
     # Kind 0 marks the end, and the end has no body.
     if kind == EntryKind.END:
         raise Corrupt(f"the entry at offset {offset} has a body but no kind")
     try:
-        return EntryFrame(EntryKind(kind), start, start + length)
+        return EntryFrame(EntryKind(kind), start, start + length, is_sealed)
     except ValueError:
         raise UnsupportedVersion(f"an entry of unknown kind {kind} at offset {offset}") from None
 

@@ -19,8 +19,10 @@ from weft.protocols.columns import Buffer
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 
 MAGIC = b"WFS"
-VERSION = 1
+VERSION = 2
 """Newest version that this release reads and writes."""
+SEALED_VERSION = 2
+"""First version of a segment that may contain sealed entries."""
 HEADER = struct.Struct("<4sIQQQ")
 HEADER_BYTES = HEADER.size
 POSITION_MAX = (1 << 63) - 1
@@ -45,6 +47,9 @@ class EntryKind(IntEnum):
     ORIGINS = 9
     FOOTER = 15
 
+
+SEALED = 0x40
+"""Bit of an entry's kind byte: its body is sealed (docs/reference/formats/sealed.md)."""
 
 BATCHES = frozenset({EntryKind.BATCH, EntryKind.MOVED})
 """Kinds of entries whose body is a batch."""

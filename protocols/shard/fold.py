@@ -19,6 +19,7 @@ from weft.protocols.chunk_index.footer import (
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.apart import APART_LEVEL, after_apart
 from weft.protocols.shard.folded import BOOTS_MAX, Folded
 from weft.protocols.shard.forgotten import FORGET_LEVEL, forgotten
 from weft.protocols.shard.lane_controls import controlled
@@ -78,6 +79,8 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
             yield from _set_back(state, folded, control)
         elif control.kind == ControlKind.SEAL:
             yield from _seal(state, folded, told, control)
+        elif control.kind == ControlKind.APART:
+            _set_apart(state, folded, told, control)
         else:
             _fold_control(state, folded, control)
     created = folded.created
@@ -225,8 +228,20 @@ def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -
     folded.split = Split(seal.shard, seal.bit, n, seal.nonce)
 
 
+def _set_apart(state: ShardState, folded: Folded, told: Followed, control: Control) -> None:
+    """Take nothing of a tenant from here on, which gets a shard of its own; or take it again."""
+    if folded.chunk.footer.fold_level < APART_LEVEL:
+        return
+    n = folded.chunk.header.n
+    if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
+        raise Corrupt(f"chunk {n} of shard {state.shard} has an APART record and other things")
+    folded.apart = after_apart(state, control, n)
+
+
 def _check_here(state: ShardState, folded: Folded, lane: Lane) -> None:
-    """Refuse a lane that is new to the shard, if a split has moved its edge: the new shard has it."""
+    """Refuse a lane that is new to the shard, if its edge or tenant has another shard by now."""
+    if lane.tenant in state.apart:
+        raise Corrupt(f"chunk {folded.chunk.header.n} of shard {state.shard} has {lane}, whose tenant is set apart")
     if state.splits and (shard := moved_to(state.splits, lane.tenant, lane.edge)) is not None:
         raise Corrupt(f"chunk {folded.chunk.header.n} of shard {state.shard} has {lane}, which moved to shard {shard}")
 

@@ -43,6 +43,13 @@ class Folded:
     drops: int = 0
     split: Split | None = None
     """The split of the shard that the chunk makes; its lanes leave without being dropped."""
+    apart: frozenset[str] | None = None
+    """Tenants of which the shard takes nothing from the chunk on; None for no change."""
+
+    @property
+    def moves(self) -> bool:
+        """Return whether edges have another shard from the chunk on."""
+        return self.split is not None or self.apart is not None
 
     def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
         """Return the lanes whose epoch differs from the one in ``lanes``."""

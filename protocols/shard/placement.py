@@ -2,7 +2,8 @@
 
 All lanes of an edge are in one shard, so a failing shard affects only its own edges, and a hub process needs few shards
 to serve a link. A store begins with a power of two of shards, and any shard can split alone: the edges of one half of
-it, by the next bit of the digest, go to a new shard, and no edge of another shard moves. The rule is in
+it, by the next bit of the digest, go to a new shard, and no edge of another shard moves. A tenant that is set apart has
+a shard of its own, which begins with all of its edges, and splits like the others. The rule is in
 docs/reference/formats/shard-state.md.
 """
 
@@ -12,8 +13,8 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
-TENANT_EDGE = "tenant-edge"
-"""Name of the rule in ``cluster.json``."""
+TENANT_EDGE, TENANT_APART_EDGE = "tenant-edge", "tenant-apart-edge"
+"""Names of the rule in ``cluster.json``: without tenants that are set apart, and with some (level 4)."""
 SHARDS_MAX = 1024
 DIGEST_BYTES = 8
 BITS_MAX = 8 * DIGEST_BYTES
@@ -37,40 +38,78 @@ def shard_of(tenant: str, edge: str, shards: int) -> int:
 
 
 class ShardTree:
-    """The shards of a store: those it began with, and those made by splits, which have the next numbers.
+    """The shards of a store: those it began with, those of tenants that are set apart, and those made by splits.
 
     Args:
         roots: the number of shards at the start, a power of two.
-        splits: the shard that each split halved, in the order of the splits. The new one of split k is ``roots + k``.
+        splits: the shard that each split halved, in the order of the splits. The new ones have the numbers from
+            ``roots`` on that are no tenant's first shard.
+        apart: (tenant, number of its first shard) of each tenant that is set apart.
 
     Raises:
-        ValueError: a split is of a shard that did not exist, or there are more shards than allowed.
+        ValueError: a split is of a shard that did not exist, a tenant or a number comes twice or is out of bounds, or
+            there are more shards than allowed.
     """
 
-    def __init__(self, roots: int, splits: Sequence[int] = ()) -> None:
-        if not is_shard_count(roots) or roots + len(splits) > SHARDS_MAX:
-            raise ValueError(f"{roots} shards and {len(splits)} splits")
-        self.roots = roots
-        self.splits = tuple(splits)
+    def __init__(self, roots: int, splits: Sequence[int] = (), apart: Sequence[tuple[str, int]] = ()) -> None:
+        if not is_shard_count(roots) or roots + len(splits) + len(apart) > SHARDS_MAX:
+            raise ValueError(f"{roots} shards, {len(splits)} splits, and {len(apart)} tenants that are set apart")
+        self.roots, self.splits, self.apart = roots, tuple(splits), dict(apart)
+        tenants = {shard: tenant for tenant, shard in apart}
+        if min(len(tenants), len(self.apart)) < len(apart) or not all(roots <= shard < self.count for shard in tenants):
+            raise ValueError(f"the first shards of tenants that are set apart are {list(apart)}")
         self._depths = [roots.bit_length() - 1] * roots
+        self._tenants: list[str | None] = [None] * roots
+        self._parents: list[int | None] = [None] * roots
         self._children: dict[int, list[tuple[int, int]]] = {}
-        for shard, halved in enumerate(splits, roots):
+        halves = iter(splits)
+        for shard in range(roots, self.count):
+            if shard in tenants:
+                self._add(None, tenants[shard], 0)
+                continue
+            halved = next(halves)
             if not 0 <= halved < shard or self._depths[halved] >= BITS_MAX:
-                raise ValueError(f"split {shard - roots} is of shard {halved}")
+                raise ValueError(f"the split that made shard {shard} is of shard {halved}")
             bit = self._depths[halved]
             self._children.setdefault(halved, []).append((bit, shard))
             self._depths[halved] = bit + 1
-            self._depths.append(bit + 1)
+            self._add(halved, self._tenants[halved], bit + 1)
+
+    def _add(self, parent: int | None, tenant: str | None, depth: int) -> None:
+        self._parents.append(parent)
+        self._tenants.append(tenant)
+        self._depths.append(depth)
 
     @property
     def count(self) -> int:
         """Return the number of shards, which are numbered from 0."""
-        return self.roots + len(self.splits)
+        return self.roots + len(self.splits) + len(self.apart)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """Return the shards that no split made, by number."""
+        return *range(self.roots), *sorted(self.apart.values())
+
+    def firsts_of(self, tenant: str) -> tuple[int, ...]:
+        """Return the shards that no split made and that may have edges of a tenant, by number."""
+        return (self.apart[tenant],) if tenant in self.apart else tuple(range(self.roots))
+
+    def is_first(self, shard: int) -> bool:
+        """Return whether no split made a shard; false for one that is not known."""
+        return 0 <= shard < self.count and self._parents[shard] is None
+
+    def tenant_of(self, shard: int) -> str | None:
+        """Return the tenant that has a shard for itself; None for one with edges of all other tenants."""
+        return self._tenants[shard]
+
+    def first_of(self, tenant: str, edge: str) -> int:
+        """Return the shard in which an edge was before any split."""
+        own = self.apart.get(tenant)
+        return digest_of(tenant, edge) & (self.roots - 1) if own is None else own
 
     def shard_of(self, tenant: str, edge: str) -> int:
         """Return the shard of all lanes of an edge."""
-        digest = digest_of(tenant, edge)
-        shard = digest & (self.roots - 1)
+        digest, shard = digest_of(tenant, edge), self.first_of(tenant, edge)
         while (found := self._child(shard, digest)) is not None:
             shard = found
         return shard
@@ -80,12 +119,13 @@ class ShardTree:
 
     def parent(self, shard: int) -> int | None:
         """Return the shard that was halved to make this one; None for one of the first."""
-        return None if shard < self.roots else self.splits[shard - self.roots]
+        return self._parents[shard]
 
     def lineage(self, shard: int) -> tuple[int, ...]:
-        """Return the shards that had an edge of this one before, the last first; none for one of the first."""
+        """Return the shards that had an edge of this one before, the last first; none for one of the first, and for
+        one that is not known."""
         found = list[int]()
-        while (above := self.parent(shard)) is not None:
+        while shard < self.count and (above := self.parent(shard)) is not None:
             found.append(above)
             shard = above
         return tuple(found)

@@ -28,7 +28,16 @@ from weft.protocols.shard.folded import BOOTS_MAX, Folded, LogKey
 from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
 from weft.protocols.shard.open_gaps import OpenGap
-from weft.protocols.shard.snapshot import FIELDS_MAX, SPLITS, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
+from weft.protocols.shard.snapshot import (
+    APART,
+    FIELDS_MAX,
+    SPLITS,
+    BootClock,
+    LogClocks,
+    Skip,
+    Snapshot,
+    StreamSnapshot,
+)
 from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
 from weft.protocols.shard.splits import SPLIT_LEVEL, Split, is_moving, moving
 
@@ -60,9 +69,9 @@ class ShardState:
     """
 
     __slots__ = (
-        "_edges", "_extensions", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
-        "created", "drops", "fields", "fold_level", "footer_crc", "forgotten", "lanes", "n", "next_offset", "only",
-        "open_gaps", "retired", "rules", "shard", "skips", "splits", "texts",
+        "_edges", "_extensions", "_names", "_stopped", "_streams", "_tenants", "apart", "clocks", "cluster_id",
+        "conflicts", "created", "drops", "fields", "fold_level", "footer_crc", "forgotten", "lanes", "n",
+        "next_offset", "only", "open_gaps", "retired", "rules", "shard", "skips", "splits", "texts",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +105,8 @@ class ShardState:
         """Streams that an operator deleted, and that had records. Of these the state has the next offset and skips."""
         self.splits: list[Split] = []
         """Splits of this shard: it takes nothing of the edges that they moved."""
+        self.apart: frozenset[str] = frozenset()
+        """Tenants of which this shard takes nothing: they have shards of their own."""
         self.retired: dict[Lane, None] = {}
         """Lanes that no longer count."""
         self.texts = EdgeTexts()
@@ -148,6 +159,8 @@ class ShardState:
             self.rules.extensions[number].accept(held, change)
         if folded.split is not None:
             self.splits.append(folded.split)
+        if folded.apart is not None:
+            self.apart = folded.apart
         self.drops += folded.drops
         self.fold_level = max(self.fold_level, chunk.footer.fold_level)
         self.created = folded.created
@@ -268,7 +281,7 @@ class ShardState:
         """
         new = ShardState(self.cluster_id, split.shard, self.rules)
         new.n, new.footer_crc, new.created = split.n, footer_crc, created
-        new.fold_level, new.drops = max(self.fold_level, SPLIT_LEVEL), self.drops
+        new.fold_level, new.drops, new.apart = max(self.fold_level, SPLIT_LEVEL), self.drops, self.apart
         edges = sorted(moving(self._edges, split.bit))
         for edge in edges:
             for lane, held in sorted(self.edge_lanes(*edge).items()):
@@ -294,7 +307,7 @@ class ShardState:
         # Shallow copies are enough: the fold replaces the values in the tables, and never changes them.
         lanes = dict(self.lanes)
         skips, open_gaps = dict(self.skips), {key: gaps for key, gaps in self.open_gaps.items() if gaps}
-        forgotten, splits = dict(self.forgotten), list(self.splits)
+        forgotten, splits, apart = dict(self.forgotten), list(self.splits), sorted(self.apart)
         streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self.fields, *open_gaps}}
         fields, clocks = dict(self.fields), dict(self.clocks)
         extensions = {each: self.rules.extensions[each].freeze(held) for each, held in sorted(self._extensions.items())}
@@ -309,10 +322,11 @@ class ShardState:
             ]
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
             kept = {number: encoded() for number, encoded in extensions.items()}
-            snapshot = Snapshot(*head, SPLITS if splits else 0, *folded, told, [], known, kept)
+            needs = (SPLITS if splits else 0) | (APART if apart else 0)
+            snapshot = Snapshot(*head, needs, *folded, told, [], known, kept)
             # No node of level 1 reads the store of a log that has reached level 2.
             if snapshot.fold_level >= BLOCKS_LEVEL:
-                return snapshot_blocks.encode(snapshot, list(lanes.items()), splits)
+                return snapshot_blocks.encode(snapshot, list(lanes.items()), splits, apart)
             return snapshots.encode(snapshot, sorted(lanes.items()))
 
         return encode
@@ -337,7 +351,7 @@ class ShardState:
         cls, decoded: DecodedSnapshot, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None
     ) -> ShardState:
         """Return the state of a decoded snapshot. Raises as ``decode``."""
-        snapshot, lanes, splits = decoded
+        snapshot, lanes, splits, apart = decoded
         if snapshot.made_with < min(snapshot.fold_level, rules.level):
             raise Corrupt(
                 f"it was made at fold level {snapshot.made_with}, the log had reached {snapshot.fold_level}: it lacks "
@@ -346,6 +360,7 @@ class ShardState:
         state = cls(snapshot.cluster_id, snapshot.shard, rules, only)
         state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
         state.fold_level, state.drops, state.splits = snapshot.fold_level, snapshot.drops, list(splits)
+        state.apart = frozenset(apart)
         for stream in snapshot.streams:
             if stream.forgotten is None:
                 state._names.setdefault(stream.tenant, {})[stream.stream] = None

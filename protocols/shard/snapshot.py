@@ -33,7 +33,9 @@ _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
 SPLITS = 1
 """Bit of ``must_understand``: the shard has splits (level 3)."""
-UNDERSTOOD = SPLITS
+APART = 2
+"""Bit of ``must_understand``: the shard takes nothing of some tenants (level 4)."""
+UNDERSTOOD = SPLITS | APART
 """Bits of ``must_understand`` that this release knows."""
 LANES_AT_ONCE = 256
 """Number of lanes in one call of the encoder, which holds the interpreter: a hub's event loop must not wait long."""

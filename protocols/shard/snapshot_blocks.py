@@ -19,7 +19,7 @@ from weft.protocols.fields import U32, U64, Seq, unpack
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.placement import BITS_MAX
+from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX
 from weft.protocols.shard.snapshot import HEADER_BYTES, LaneSnapshot, LogClocks, Snapshot, StreamSnapshot
 from weft.protocols.shard.splits import Split
 
@@ -58,7 +58,9 @@ class SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
     clocks: SnapshotPlace
     extensions: dict[U32, bytes]
     splits: Annotated[list[Split], Meta(max_length=BITS_MAX)] = []
-    """Splits of the shard. The field is left out without any."""
+    """Splits of the shard. The field is left out where it and those behind it are empty."""
+    apart: Annotated[list[str], Meta(max_length=SHARDS_MAX)] = []
+    """Tenants of which the shard takes nothing, by name. Left out likewise."""
 
 
 class DecodedSnapshot(NamedTuple):
@@ -68,6 +70,7 @@ class DecodedSnapshot(NamedTuple):
     """Without lanes."""
     lanes: Iterable[tuple[Lane, LaneSnapshot]]
     splits: Sequence[Split] = ()
+    apart: Sequence[str] = ()
 
 
 _HEAD = msgspec.msgpack.Decoder(SnapshotHead)
@@ -75,13 +78,19 @@ _LANES = msgspec.msgpack.Decoder(list[LaneSnapshot])
 _CLOCKS = msgspec.msgpack.Decoder(list[LogClocks])
 
 
-def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]], splits: Sequence[Split] = ()) -> bytes:
+def encode(
+    snapshot: Snapshot,
+    lanes: Sequence[tuple[Lane, LaneState]],
+    splits: Sequence[Split] = (),
+    apart: Sequence[str] = (),
+) -> bytes:
     """Encode a snapshot. One state has one encoding.
 
     Args:
         snapshot: without lanes.
         lanes: in any order.
         splits: of the shard.
+        apart: tenants of which the shard takes nothing, by name.
     """
     # Names of the stream once, in the head: the lanes of a block have empty ones.
     ordered = sorted(lanes, key=lambda item: (item[0].tenant, item[0].stream, item[0].edge, item[0].log_id))
@@ -89,8 +98,8 @@ def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]], splits: 
         key: _block([(Lane("", lane.edge, lane.log_id, ""), held) for lane, held in some])
         for key, some in groupby(ordered, key=lambda item: (item[0].tenant, item[0].stream))
     }
-    told = {(stream.tenant, stream.stream): stream for stream in snapshot.streams}
-    known = {key: told.get(key) or StreamSnapshot(*key, 0, [], [], []) for key in {*told, *blocks}}
+    named = {(stream.tenant, stream.stream): stream for stream in snapshot.streams}
+    known = {key: named.get(key) or StreamSnapshot(*key, 0, [], [], []) for key in {*named, *blocks}}
     parts, streams, at = list[bytes](), [], 0
     for key in sorted(known):
         data = blocks.get(key, b"")
@@ -101,12 +110,11 @@ def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]], splits: 
     head = SnapshotHead(
         snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
         snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops, streams,
-        SnapshotPlace(at, len(clocks), crc32c(clocks)), snapshot.extensions, list(splits),
+        SnapshotPlace(at, len(clocks), crc32c(clocks)), snapshot.extensions, list(splits), list(apart),
     )  # fmt: skip
     fields = msgspec.structs.astuple(head)
-    body = snapshots.with_header(
-        snapshots.BLOCKS_VERSION, msgspec.msgpack.encode(fields if head.splits else fields[:-1])
-    )
+    told = len(fields) if head.apart else len(fields) - 1 if head.splits else len(fields) - 2
+    body = snapshots.with_header(snapshots.BLOCKS_VERSION, msgspec.msgpack.encode(fields[:told]))
     return b"".join([body, *parts, clocks])
 
 
@@ -178,7 +186,7 @@ def with_lanes(
         head.cluster_id, head.shard, head.n, head.footer_crc, head.must_understand, head.made_with, head.fold_level,
         head.created, head.drops, [each.stream for each in wanted], [], clocks, head.extensions,
     )  # fmt: skip
-    return DecodedSnapshot(found, _lanes(wanted, data, start), head.splits)
+    return DecodedSnapshot(found, _lanes(wanted, data, start), head.splits, head.apart)
 
 
 def _lanes(wanted: Sequence[StreamPlace], data: Buffer, start: int) -> Iterator[tuple[Lane, LaneSnapshot]]:

@@ -2,18 +2,19 @@
 
 import weft.replication.runner.light_aiohttp
 from weft.replication.runner.connect import run_link
-from weft.replication.runner.serve import LINK_PATH, LinkHandler, LinkRefused, LinkSession, serve_link
-from weft.replication.runner.settings import LinkIdentity, LinkSettings, no_token, read_token
+from weft.replication.runner.serve import LinkHandler, LinkRefused, LinkSession, serve_link
+from weft.replication.runner.settings import ConfigDoor, LinkIdentity, LinkSettings, no_token
+from weft.replication.settings import LINK_PATH
 
 __all__ = [
     "LINK_PATH",
+    "ConfigDoor",
     "LinkHandler",
     "LinkIdentity",
     "LinkRefused",
     "LinkSession",
     "LinkSettings",
     "no_token",
-    "read_token",
     "run_link",
     "serve_link",
 ]

@@ -8,28 +8,40 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import aiohttp
 
 from weft.protocols.link import RefuseCode
-from weft.replication.epochs import Epochs
+from weft.replication.attempts.backoff import Backoff
+from weft.replication.attempts.epochs import Epochs
+from weft.replication.attempts.outcome import REASON_HEADER, ConnectionEnd, refused_by_server
+from weft.replication.attempts.redirect_hosts import RedirectHosts
+from weft.replication.attempts.redirects import Redirects, Target
 from weft.replication.liveness import SECOND
+from weft.replication.policy.rules import PolicyRules
 from weft.replication.runner import connect_errors
 from weft.replication.runner.acknowledged import Acknowledged
-from weft.replication.runner.backoff import Backoff
-from weft.replication.runner.connection import ConnectionEnd, SenderConnection
+from weft.replication.runner.connection import SenderConnection
+from weft.replication.runner.control import LinkControl
 from weft.replication.runner.link_log import LinkLog
+from weft.replication.runner.messages import MessageTaker
 from weft.replication.runner.progress import Progress
-from weft.replication.runner.redirects import Redirects, Target
-from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
-from weft.replication.runner.settings import ClockSource, LinkIdentity, LinkSettings
+from weft.replication.runner.proxy import ProxyUnusable
+from weft.replication.runner.pulls import Puller
+from weft.replication.runner.serve import CLOSE_TIMEOUT_S
+from weft.replication.runner.settings import ClockSource, ConfigDoor, LinkIdentity, LinkSettings
 from weft.replication.runner.sockets import keep_queue_short
 from weft.replication.runner.trust import LinkTrust
+from weft.replication.settings import LINK_PATH
 from weft.replication.source import LogSource
 from weft.replication.status import LinkState, LinkStatus
 
 log = logging.getLogger(__name__)
+OWN_URLS_S = 120.0
+"""Seconds without a link after which the URLs are tried, too, that it had before a hub set others: that hub's host may
+be gone for good."""
 
 
 async def run_link(
@@ -46,6 +58,10 @@ async def run_link(
     clocks: ClockSource | None = None,
     acknowledged: Acknowledged | None = None,
     stopping: asyncio.Event | None = None,
+    config: ConfigDoor | None = None,
+    control: LinkControl | None = None,
+    taker: MessageTaker | None = None,
+    puller: Puller | None = None,
 ) -> None:
     """Replicate ``source`` to a hub until cancelled. Never raises for errors of the network, the hub or the log.
 
@@ -55,50 +71,88 @@ async def run_link(
         rng: for the jitter.
         clocks: the clocks of the boots that wrote the log; None if they were right.
         acknowledged: the ranges that hubs have acknowledged before; None if unknown.
+        config: takes configurations from the hub; None for a link that takes none.
+        control: orders to this link, kept across calls; None for a link that sends everything at once.
         stopping: set when the log accepts no more records: an open link then sends its last words and ends.
+        taker: takes the hub's messages; None if the link takes none.
+        puller: sends records that the hub asks for; None if the link sends none.
     """
     rng = rng or random.Random()
+    control = control or LinkControl(PolicyRules(), wall_clock=wall_clock, counts_bytes=False)
     backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
-    redirects = Redirects(rng)
+    turns = _Turns(settings, config, clock)
+    redirects = Redirects(rng, RedirectHosts((*settings.urls, *turns.own()), settings.redirects), status.name)
     target: Target | None = None
-    trust = LinkTrust(settings.tls, status, tls)
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
-    attempt, own = 0, settings
+    trust, own = LinkTrust(settings.tls, status, tls), settings
+    connect = partial(
+        SenderConnection, source, identity, settings.sender, epochs, progress, clock=clock, wall_clock=wall_clock,
+        clocks=clocks, link_log=link_log, stopping=stopping, config=config, control=control, taker=taker, puller=puller,
+    )  # fmt: skip
     try:
-        async with _session(settings) as session:
+        async with _session(settings, control) as session:
             while True:
                 if target is None:
-                    urls = [settings.urls[(attempt + at) % len(settings.urls)] for at in range(len(settings.urls))]
-                    target, own = Target(redirects.best(urls, clock() / SECOND)), settings.of_attempt(attempt)
-                    attempt += 1
+                    target, own = turns.next(redirects)
                 status.state, status.url, status.next_try = LinkState.CONNECTING, target.url, None
-                connection = SenderConnection(
-                    source, identity, settings.sender, epochs, progress, link_log=link_log, clock=clock,
-                    wall_clock=wall_clock, stay=target.stay_s is not None, clocks=clocks, stopping=stopping,
-                )  # fmt: skip
-                try:
-                    async with asyncio.timeout(target.stay_s):
-                        outcome = await _attempt(session, connection, target.url, own, trust)
-                except TimeoutError:
-                    # This node serves the edge in place of another, which may be reachable by now.
+                connection = connect(stay=target.stay_s is not None)
+                outcome = await _outcome(session, connection, target, own, trust)
+                await control.keep_count()
+                if outcome is None:
                     target = None
                     continue
-                except Exception as error:
-                    log.exception("link %s: an attempt failed", status.name)
-                    outcome = ConnectionEnd(LinkState.WAITING, f"{type(error).__name__}: {error}")
                 if stopping is not None and stopping.is_set():
                     return
+                turns.note(was_up=connection.proven(0))
                 if connection.proven(int(settings.retry_max_s * SECOND)):
                     backoff.reset()
                 target = redirects.after(target, outcome, taken=connection.proven(0), now=clock() / SECOND)
-                if target is not None:
-                    continue
-                seconds = _wait_s(outcome, backoff, settings)
-                link_log.failed(outcome.state, outcome.reason, seconds, clock() / SECOND)
-                await _wait(progress, outcome, backoff.failures, seconds, wall_clock)
+                if target is None:
+                    seconds = _wait_s(outcome, backoff, settings)
+                    link_log.failed(outcome.state, outcome.reason, seconds, clock() / SECOND)
+                    await _wait(progress, outcome, backoff.failures, seconds, wall_clock)
     finally:
         status.state, status.next_try = LinkState.STOPPED, None
+
+
+class _Turns:
+    """The URLs of a link, of which each attempt begins with another one."""
+
+    def __init__(self, settings: LinkSettings, config: ConfigDoor | None, clock: Callable[[], int]) -> None:
+        self._settings, self._clock = settings, clock
+        self.own = config.own_urls if config is not None else tuple
+        self._attempt = 0
+        self._up_at = clock()
+
+    def note(self, *, was_up: bool) -> None:
+        """Note whether there was a link until now."""
+        if was_up:
+            self._up_at = self._clock()
+
+    def next(self, redirects: Redirects) -> tuple[Target, LinkSettings]:
+        """Return the target of the next attempt, and its settings."""
+        now, attempt = self._clock(), self._attempt
+        own = self.own() if now - self._up_at >= OWN_URLS_S * SECOND else ()
+        urls = list(dict.fromkeys((*self._settings.urls, *own)))
+        first = attempt % len(urls)
+        self._attempt += 1
+        return Target(redirects.best(urls[first:] + urls[:first], now / SECOND)), self._settings.of_attempt(attempt)
+
+
+async def _outcome(
+    session: aiohttp.ClientSession, connection: SenderConnection, target: Target, settings: LinkSettings,
+    trust: LinkTrust,
+) -> ConnectionEnd | None:  # fmt: skip
+    """Return the end of an attempt; None when its time in place of another node, which may be reachable, is over."""
+    try:
+        async with asyncio.timeout(target.stay_s):
+            return await _attempt(session, connection, target.url, settings, trust)
+    except TimeoutError:
+        return None
+    except Exception as error:
+        log.exception("an attempt to link to %s failed", target.url)
+        return ConnectionEnd(LinkState.WAITING, f"{type(error).__name__}: {error}")
 
 
 async def _attempt(
@@ -108,25 +162,39 @@ async def _attempt(
     settings: LinkSettings,
     trust: LinkTrust,
 ) -> ConnectionEnd:
+    with connection.metered():
+        return await _run(session, connection, url, settings, trust)
+
+
+async def _run(
+    session: aiohttp.ClientSession, connection: SenderConnection, url: str, settings: LinkSettings, trust: LinkTrust
+) -> ConnectionEnd:
     try:
         token = await asyncio.to_thread(settings.token)
     except (OSError, ValueError) as error:
         return connect_errors.no_token(error)
     try:
+        proxy_headers = await asyncio.to_thread(settings.proxy.headers)
         tls = await trust.context(url)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         opening = session.ws_connect(
             url.rstrip("/") + LINK_PATH, headers=headers, ssl=tls, compress=0, max_msg_size=4 << 20,
-            timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+            timeout=aiohttp.ClientWSTimeout(ws_close=2.0), proxy=settings.proxy.url, proxy_headers=proxy_headers,
         )  # fmt: skip
         async with asyncio.timeout(settings.connect_timeout_s):
             socket = await opening
         keep_queue_short(socket)
+    except ProxyUnusable as error:
+        return ConnectionEnd(LinkState.WAITING, str(error))
     except connect_errors.Redirected as error:
         return connect_errors.redirected(url, error)
     except aiohttp.WSServerHandshakeError as error:
         has_certificate = settings.tls.certificate is not None
-        return connect_errors.refused(url, error.status, has_token=token is not None, has_certificate=has_certificate)
+        told: Mapping[str, str] = error.headers or {}
+        return refused_by_server(
+            url, error.status, has_token=token is not None, has_certificate=has_certificate,
+            challenge=told.get("WWW-Authenticate"), told=told.get(REASON_HEADER),
+        )  # fmt: skip
     except TimeoutError:
         reason = f"{url}: no answer within {settings.connect_timeout_s:.3g} s"
         return ConnectionEnd(LinkState.WAITING, reason, is_silent=True)
@@ -145,11 +213,12 @@ async def _attempt(
                 await socket.close()
 
 
-def _session(settings: LinkSettings) -> aiohttp.ClientSession:
+def _session(settings: LinkSettings, control: LinkControl) -> aiohttp.ClientSession:
     """Return a client for all attempts of a link."""
     timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
-    # Without a cache of names, each attempt asks for the addresses of the hub's name, and tries all of them.
-    connector = aiohttp.TCPConnector(use_dns_cache=False)
+    # Without a cache of names and of connections, each attempt asks for the addresses of the hub's name, and tries all
+    # of them.
+    connector = aiohttp.TCPConnector(use_dns_cache=False, force_close=True, socket_factory=control.meter.make_socket)
     return aiohttp.ClientSession(timeout=timeout, trust_env=True, connector=connector, trace_configs=[_no_redirects()])
 
 

@@ -8,8 +8,8 @@ import re
 import aiohttp
 
 from weft.config.machine import why_unreadable
-from weft.replication.runner.connection import ConnectionEnd
-from weft.replication.runner.serve import LINK_PATH
+from weft.replication.attempts.outcome import ConnectionEnd
+from weft.replication.settings import LINK_PATH
 from weft.replication.status import LinkState
 
 _REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$")
@@ -47,50 +47,19 @@ def redirected(url: str, error: Redirected) -> ConnectionEnd:
     return ConnectionEnd(LinkState.REFUSED, f"{url}: {why}. If the hub is there, write that URL in `to`")
 
 
-def refused(url: str, status: int, *, has_token: bool, has_certificate: bool = False) -> ConnectionEnd:
-    """Return the outcome when the server did not answer with a WebSocket."""
-    match status:
-        case 401 if not has_token:
-            why = "the hub requires a token (401) and the link has none. Set the link's token_file"
-        case 401:
-            why = (
-                "the hub does not accept the token (401). It is mistyped, revoked, or another hub's: create one "
-                "on this hub"
-            )
-        case 403 if not has_token and has_certificate:
-            why = "the link's certificate names no edge (403). Its common name has to be the edge, or tenant/edge"
-        case 403 if not has_token:
-            why = (
-                "the hub accepts links without token and client certificate only from its own machine, or not (403). "
-                "Set its tokens_file, or the link's certificate and key"
-            )
-        case 403 if not has_certificate:
-            why = (
-                "the hub does not accept the token for links, or wants a client certificate as well (403). Create one "
-                "on the hub with `--scope edge`, or set the link's certificate and key"
-            )
-        case 403:
-            why = "the hub does not accept the token for links (403). Create one on the hub with `--scope edge`"
-        case 404:
-            why = f"no hub answers at {LINK_PATH} (404). Check the link's `to`"
-        case 400:
-            why = "the server does not take the request (400). Write https:// if the port speaks TLS"
-            return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
-        case 503:
-            why = "the hub takes no links at the moment (503). Its log says why; the edge tries its other nodes as well"
-            return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
-        case _:
-            return ConnectionEnd(
-                LinkState.WAITING, f"{url}: the server answered with HTTP status {status}. See its log"
-            )
-    return ConnectionEnd(LinkState.REFUSED, f"{url}: {why}")
-
-
 def _why(error: Exception) -> str:
     """Return the part of the error that aiohttp wraps, in a few words."""
     if (alert := _alert(error)) is not None:
         return f"the hub refuses the link's certificate ({alert}). Renew it, or have the hub's authority sign it"
     match error:
+        case aiohttp.ClientHttpProxyError(status=407):
+            return "the proxy wants credentials, or does not accept them (407). Check proxy_username and its password"
+        case aiohttp.ClientHttpProxyError():
+            return (
+                f"the proxy does not connect to the hub ({error.status}). Have it allow CONNECT to this host and port"
+            )
+        case aiohttp.ClientProxyConnectionError():
+            return f"cannot connect to the proxy ({error.os_error.strerror}). Check the link's `proxy`"
         case aiohttp.ClientConnectorDNSError():
             return f"the name cannot be resolved ({error.os_error.strerror}). Check it, and the machine's DNS"
         case aiohttp.ClientConnectorCertificateError():

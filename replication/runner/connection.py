@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import aiohttp
 
 from weft.protocols.errors import CodecError
-from weft.protocols.link import FEATURES, PROTOCOL_VERSION, Hello, RefuseCode
-from weft.replication.epochs import Epochs
+from weft.protocols.link import CONFIG, FEATURES, PROTOCOL_VERSION, Hello, RefuseCode
+from weft.protocols.link.configuration import ConfigDesired, ConfigState
+from weft.protocols.link.down import DOWN, Messages, Outcomes
+from weft.protocols.link.pull import PULL, Pulls, PullState
+from weft.replication.attempts.epochs import Epochs
+from weft.replication.attempts.outcome import ConnectionEnd, refused_by_hub
 from weft.replication.events import (
     Acked,
     ConnectionLost,
@@ -25,10 +28,14 @@ from weft.replication.events import (
     Welcomed,
 )
 from weft.replication.liveness import SECOND
+from weft.replication.policy.rules import Order
+from weft.replication.runner.control import LinkControl
 from weft.replication.runner.hub_time import HubTime
 from weft.replication.runner.link_log import LinkLog
+from weft.replication.runner.messages import MessageTaker
 from weft.replication.runner.progress import Progress
-from weft.replication.runner.settings import ClockSource, LinkIdentity
+from weft.replication.runner.pulls import Puller
+from weft.replication.runner.settings import ClockSource, ConfigDoor, LinkIdentity
 from weft.replication.runner.sockets import Drain
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings
@@ -37,19 +44,6 @@ from weft.replication.status import LinkState
 
 STATUS_INTERVAL = SECOND
 LAST_WORDS_S = 1.0
-
-
-class ConnectionEnd(NamedTuple):
-    """End of a connection."""
-
-    state: LinkState
-    reason: str
-    code: int = 0
-    """Code of the REFUSE, 0 without one."""
-    url: str = ""
-    """Node named in the hub's REFUSE."""
-    is_silent: bool = False
-    """True when the node did not answer in time, as one that is gone."""
 
 
 class SenderConnection:
@@ -69,12 +63,19 @@ class SenderConnection:
         stay: bool = False,
         clocks: ClockSource | None = None,
         stopping: asyncio.Event | None = None,
+        config: ConfigDoor | None = None,
+        control: LinkControl,
+        taker: MessageTaker | None = None,
+        puller: Puller | None = None,
     ) -> None:
+        self._puller, self._config = puller, config
+        self._control = control
         self._stopping = stopping or asyncio.Event()
+        self._taker = taker
         self._is_ending = False
         self._stay = stay
         self._clocks = clocks
-        self._source = source
+        self._source = source if puller is None else puller.over(source)
         self._identity = identity
         self._settings = settings
         self._epochs = epochs
@@ -89,8 +90,7 @@ class SenderConnection:
         self._all_touched = True
         self._offered: dict[int, OfferedLane] = {}
         self._outcome: ConnectionEnd | None = None
-        self._withdraw = False
-        self._next_status = 0
+        self._withdraw, self._next_status = False, 0
         self._status_stale = True
         """True when something happened since the figures of the status were counted."""
         self._drain = Drain(None)
@@ -106,9 +106,19 @@ class SenderConnection:
         """Return whether the hub accepted not only the link but also data, or kept the link up for ``after`` ns."""
         return self._delivered or (self._taken_at is not None and self._clock() - self._taken_at >= after)
 
+    @contextlib.contextmanager
+    def metered(self) -> Iterator[None]:
+        """Count the bytes of what is done inside, the attempt to connect included."""
+        try:
+            yield
+        finally:
+            self._control.attempt_ended()
+            self._control.describe(self._status)
+
     async def run(self, socket: aiohttp.ClientWebSocketResponse) -> ConnectionEnd:
         """Replicate over an open socket until the connection is over; the caller closes the socket."""
-        self._drain = Drain(socket.get_extra_info("socket"))
+        self._drain = Drain(tcp := socket.get_extra_info("socket"))
+        self._control.opened(tcp)
         try:
             epoch = await asyncio.to_thread(self._epochs.propose)
         except (OSError, ValueError) as error:
@@ -120,7 +130,12 @@ class SenderConnection:
             self._wall_clock,
             self._clock(),
             high_watermark=self._source.high_watermark,
+            policy=self._control.policy,
         )
+        if self._puller is not None:
+            sender.expected |= {Pulls}  # the hub may send it with its WELCOME
+        self._control.set_ping_interval(self._settings.ping_interval)
+        self._control.listen(self._on_order)
         unsubscribe = self._source.listen(self._on_commit)
         reader = asyncio.create_task(self._read(socket, sender))
         pump = asyncio.create_task(self._pump(socket, sender))
@@ -138,6 +153,10 @@ class SenderConnection:
             stop.cancel()
             results = await asyncio.gather(reader, pump, return_exceptions=True)
             self._status.connected_since, self._status.is_taken = None, False
+            if self._config is not None:
+                self._config.closed()
+            if self._puller is not None:
+                self._puller.closed()
         self._handle_events(sender)
         outcome = self._outcome or _failure(results, socket.close_code)
         if self._withdraw:
@@ -147,9 +166,17 @@ class SenderConnection:
     def _hello(self) -> Hello:
         tenant, edge, log_id, software, boot = self._identity
         return Hello(
-            PROTOCOL_VERSION, tenant, edge, log_id, boot, self._wall_clock(), software, list(FEATURES), self._stay,
+            PROTOCOL_VERSION, tenant, edge, log_id, boot, self._wall_clock(), software,
+            [each for each in FEATURES if self._takes(each)], self._stay,
             self._clocks is not None and self._clocks.is_synchronised,
         )  # fmt: skip
+
+    def _takes(self, feature: str) -> bool:
+        pulls = self._puller if self._puller is not None and self._puller.is_offered else None
+        return {CONFIG: self._config, PULL: pulls}.get(feature, True) is not None
+
+    def _is_of_pull(self, lane: int) -> bool:
+        return lane not in self._offered or self._offered[lane].is_background
 
     def _on_commit(self, lanes: Collection[int] | None) -> None:
         if lanes is None:
@@ -157,6 +184,10 @@ class SenderConnection:
         else:
             self._touched.update(lanes)
         self._status_stale = True
+        self._wake.set()
+
+    def _on_order(self) -> None:
+        self._next_status = 0
         self._wake.set()
 
     def _offer_touched(self, sender: Sender, now: int) -> None:
@@ -208,6 +239,7 @@ class SenderConnection:
         while not sender.closed:
             self._wake.clear()
             now = self._clock()
+            await self._control.look(now)
             if self._stopping.is_set() and not self._is_ending:
                 self._is_ending = self._all_touched = True
             self._offer_touched(sender, now)
@@ -245,8 +277,8 @@ class SenderConnection:
             data = sender.data_to_send()
             if data:
                 await socket.send_bytes(data)
-                self._status.bytes_sent += len(data)
-                self._status.messages_sent += 1
+                self._control.sent(len(data))
+                self._progress.sent(len(data), sender)
                 await asyncio.sleep(0)  # a backlog in memory must not keep the event loop from serving devices
             elif is_over:
                 self._outcome = ConnectionEnd(LinkState.STOPPED, "this node stops")
@@ -268,7 +300,9 @@ class SenderConnection:
     async def _update_status(self, sender: Sender, now: int) -> None:
         self._next_status = now + STATUS_INTERVAL
         self._status_stale = False
-        await self._progress.refresh(sender)
+        self._control.describe(self._status)
+        self._progress.is_in_order = self._control.policy.rules.order is Order.STRICT
+        await self._progress.refresh(sender, now)
         # The age of waiting records grows by itself.
         self._status_stale |= self._status.pending_records > 0
         if (hub := sender.liveness.peer_clock) is not None:
@@ -295,49 +329,62 @@ class SenderConnection:
         status.connections += 1
         self._link_log.connected(status.url, sender.cluster_id, self._taken_at / SECOND)
 
+    def _tell(self, sender: Sender, told: ConfigState | Outcomes | PullState) -> None:
+        sender.say(told)
+        self._wake.set()
+
     def _handle(self, event: SenderEvent, sender: Sender) -> None:
         status = self._status
         match event:
-            case Acked(lane, ranges, by_opening, newly):
+            case Acked(lane, ranges, by_opening, newly, time):
                 self._source.released(lane, ranges)
                 if not by_opening:
                     self._delivered = True
                     status.attempts_failed = 0
                     status.records_acked += newly
                     status.last_ack_time = self._wall_clock()
+                    if time is not None:
+                        status.delivery_seconds = max(0, status.last_ack_time - time) / SECOND
             case Welcomed():
                 status.cluster_id = event.cluster_id
+                if self._taker is not None and DOWN in sender.peer_features:
+                    sender.expected |= {Messages}
+                    sender.say(self._taker.opening(event.cluster_id))
+                if self._puller is not None and PULL in sender.peer_features:
+                    self._puller.opened(event.cluster_id, lambda told: self._tell(sender, told))
                 if not self._offered:
                     self._connected(sender)
+                if self._config is not None and CONFIG in sender.peer_features:
+                    sender.expected |= {ConfigDesired}
+                    sender.say(self._config.opened(sender.cluster_id, lambda state: self._tell(sender, state)))
+            case ConfigDesired() if self._config is not None:
+                self._config.desire(event, sender.cluster_id)
             case LaneTaken(lane):
-                self._progress.taken(sender, lane)
+                if not self._is_of_pull(lane):
+                    self._progress.taken(sender, lane)
                 if self._taken_at is None:
                     self._connected(sender)
+            case LaneEnded(lane, _, message, _) if self._puller is not None and self._is_of_pull(lane):
+                self._puller.lane_ended(message)
+            case Pulls(pulls) if self._puller is not None:
+                self._puller.take(pulls)
             case LaneEnded(lane, _, message, advice):
                 self._progress.failed(f"stream {self._offered[lane].stream} is not replicated: {message}; {advice}")
             case Refusal(code, message, advice, by_peer, url):
                 # An epoch that a hub accepted for one lane is used up: if proposed again, it would be refused each
                 # time.
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT and self._taken_at is None
-                state = _REFUSED_STATE.get(code, LinkState.REFUSED)
-                self._outcome = ConnectionEnd(state, f"{message}; {advice}", code, url)
-                if state is LinkState.CONFLICT:
+                self._outcome = refused_by_hub(code, message, advice, url)
+                if self._outcome.state is LinkState.CONFLICT:
                     status.conflict = self._outcome.reason
+            case Messages(messages) if self._taker is not None:
+                self._taker.take(sender.cluster_id, messages, lambda told: self._tell(sender, told))
             case Unreadable(lane, first, end):
                 self._progress.failed(
                     f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"
                 )
             case ConnectionLost(fault, reason):
                 self._outcome = ConnectionEnd(LinkState.WAITING, reason, is_silent=fault is not Fault.LOCAL)
-
-
-_REFUSED_STATE: dict[int, LinkState] = {
-    RefuseCode.IDENTITY_CONFLICT: LinkState.CONFLICT,
-    RefuseCode.OVERLOADED: LinkState.WAITING,
-    RefuseCode.REDIRECT: LinkState.WAITING,
-    RefuseCode.UNAVAILABLE: LinkState.WAITING,
-    RefuseCode.CLOSED: LinkState.WAITING,
-}
 
 
 def _failure(results: Iterable[BaseException | None], close_code: int | None) -> ConnectionEnd:

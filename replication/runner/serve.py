@@ -16,8 +16,12 @@ from aiohttp import web
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange
 from weft.protocols.errors import CodecError
-from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.link import Clock, Frame, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.link.canary import Canary
+from weft.protocols.link.configuration import ConfigState
 from weft.protocols.link.data import check_batch
+from weft.protocols.link.down import DownOpen, Outcomes
+from weft.protocols.link.pull import PullState
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -33,13 +37,16 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
+from weft.replication.runner.socket_messages import SocketReader
 from weft.replication.settings import ReceiverSettings
 
-LINK_PATH = "/v1/link"
 MESSAGE_SLACK_BYTES = 2 << 20
 """Longest WebSocket message beyond the largest batch: a HELLO or a WELCOME with every range it may have."""
 CLOSE_TIMEOUT_S = 2.0
 """Longest time in which a peer has to read the rest and answer a close frame."""
+ACK_INTERVAL_S = 0.25
+"""Least time between acknowledgements while less than half of the window is in flight: a hub may commit more often, and
+on a metered line each acknowledgement costs as much as some messages."""
 
 _CHECKS = ThreadPoolExecutor(1, "batch-checks")
 """Checks of long batches, one at a time: each may take as much memory as a batch takes uncompressed, several times."""
@@ -98,6 +105,9 @@ class LinkHandler(Protocol):
     async def clock(self, clock: Clock) -> None:
         """Apply a measurement of the edge's clock."""
 
+    def config_state(self, state: ConfigState) -> None:
+        """Take what the edge says about the configuration that it was given."""
+
     def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Accept verified batches, which are not durable yet.
 
@@ -117,6 +127,15 @@ class LinkHandler(Protocol):
     async def room(self) -> None:
         """Wait until there is room for more. Called after each message; nothing is read from the edge until it
         returns."""
+
+    async def down(self, frame: DownOpen | Outcomes) -> None:
+        """Take a word about messages to the edge."""
+
+    def pull_state(self, state: PullState) -> None:
+        """Take a word about records that the edge was asked for."""
+
+    async def canary(self, canary: Canary) -> None:
+        """Take a question of the edge; ``LinkSession.prove`` answers once something written from now on is durable."""
 
     def closed(self, reason: str) -> None:
         """Handle the end of the connection; called exactly once for every end, even if ``open`` was not called.
@@ -148,6 +167,10 @@ class LinkSession:
         self._clock = clock
         self._wake = asyncio.Event()
         self._reason = ""
+        self._loop = asyncio.get_running_loop()
+        self._acks_from = 0.0
+        """Time from which the next acknowledgement may go, by the loop's clock."""
+        self._later: asyncio.TimerHandle | None = None
 
     @property
     def window_is_half_used(self) -> bool:
@@ -157,6 +180,14 @@ class LinkSession:
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
         """Acknowledge to the edge that ``ranges`` of ``lane`` (records or gaps) are durable."""
         self._receiver.acknowledge(lane, ranges)
+        if self._loop.time() >= self._acks_from or self._receiver.window_is_half_used:
+            self._acks_from = self._loop.time() + ACK_INTERVAL_S
+            self._wake.set()
+        elif self._later is None:
+            self._later = self._loop.call_at(self._acks_from, self._send_later)
+
+    def _send_later(self) -> None:
+        self._later, self._acks_from = None, self._loop.time() + ACK_INTERVAL_S
         self._wake.set()
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
@@ -168,6 +199,15 @@ class LinkSession:
         """Answer the edge that one lane is closed, with the reason. The others continue."""
         self._receiver.close_lane(lane, code, message, advice)
         self._wake.set()
+
+    def say(self, frame: Frame) -> None:
+        """Send a frame of a feature that the edge announced."""
+        self._receiver.say(frame)
+        self._wake.set()
+
+    def prove(self, number: int, waited_s: float) -> None:
+        """Answer a canary: a chunk that was begun after it is durable. It had waited for ``waited_s`` before that."""
+        self._receiver.prove(number, int(waited_s * SECOND), self._clock())
 
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         """Send the edge the reason, and close."""
@@ -187,6 +227,8 @@ class LinkSession:
         finally:
             reader.cancel()
             writer.cancel()
+            if self._later is not None:
+                self._later.cancel()
             results = await asyncio.gather(reader, writer, return_exceptions=True)
             self._look_back(results)
             self._handler.closed(self._reason)
@@ -203,7 +245,7 @@ class LinkSession:
             if done:
                 return
             self._receiver.handle_timeout(self._clock())
-            if self._receiver.has_to_send:
+            if self._receiver.has_to_answer:
                 self._wake.set()
 
     def _ended(self, reason: str) -> None:
@@ -226,13 +268,14 @@ class LinkSession:
 
     async def _read(self) -> None:
         """Read messages."""
+        messages = SocketReader(self._socket)
         while not self._receiver.closed:
-            message = await self._socket.receive()
+            message = await messages.next()
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
             self._receiver.receive_data(message.data, self._clock())
             self._receiver.pause()
-            if self._receiver.has_to_send:  # a message with only data needs no answer from the writer yet
+            if self._receiver.has_to_answer:  # a message with only data needs no answer from the writer yet
                 self._wake.set()
             try:
                 await self._handle_all()
@@ -255,7 +298,7 @@ class LinkSession:
         else:
             await asyncio.sleep(0)
         self._receiver.go_on(error)
-        if self._receiver.has_to_send:
+        if self._receiver.has_to_answer:
             self._wake.set()
 
     async def _handle_all(self) -> None:
@@ -292,6 +335,14 @@ class LinkSession:
                 self._handler.add_origins(event.frame)
             case ClockReceived():
                 await self._handler.clock(event.clock)
+            case ConfigState():
+                self._handler.config_state(event)
+            case DownOpen() | Outcomes():
+                await self._handler.down(event)
+            case PullState():
+                self._handler.pull_state(event)
+            case Canary():
+                await self._handler.canary(event)
             case ConnectionLost():
                 self._ended(event.reason)
 
@@ -322,7 +373,10 @@ async def serve_link(
     Memory per connection is bounded by the largest batch, one decoded message, and what the handler keeps.
     """
     socket = web.WebSocketResponse(
-        max_msg_size=settings.batch_bytes_max + MESSAGE_SLACK_BYTES, compress=False, timeout=CLOSE_TIMEOUT_S
+        max_msg_size=settings.batch_bytes_max + MESSAGE_SLACK_BYTES,
+        compress=False,
+        timeout=CLOSE_TIMEOUT_S,
+        autoping=False,
     )
     try:
         await socket.prepare(request)

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 from weft.network.tls.files import ClientTlsFiles
 from weft.protocols.link import Clock
+from weft.protocols.link.configuration import ConfigDesired, ConfigState
+from weft.replication.runner.proxy import LinkProxy
 from weft.replication.settings import SenderSettings
-
-TOKEN_BYTES_MAX = 4096
 
 
 class LinkIdentity(NamedTuple):
@@ -45,22 +45,34 @@ class ClockSource(Protocol):
         ...
 
 
+class ConfigDoor(Protocol):
+    """The side of a node that takes configurations from a hub (``edge_node.links.desired``, which may not be imported
+    here)."""
+
+    def opened(self, cluster_id: str, tell: Callable[[ConfigState], None]) -> ConfigState:
+        """Handle a new connection to a hub that knows the feature.
+
+        Args:
+            tell: sends a later statement, until ``closed``.
+
+        Returns:
+            The first statement.
+        """
+        ...
+
+    def closed(self) -> None:
+        """Handle the end of the connection."""
+
+    def desire(self, desired: ConfigDesired, cluster_id: str) -> None:
+        """Take a configuration; it is checked and applied later."""
+
+    def own_urls(self) -> tuple[str, ...]:
+        """Return the URLs that the link had without the hub's configuration, if that is confirmed and has others."""
+        ...
+
+
 def no_token() -> None:
     """Return no token, for a hub without tokens."""
-
-
-def read_token(path: str) -> str:
-    """Return the token in the file ``path``. Blocks; raises ``OSError``, ``ValueError``."""
-    with open(path, "rb") as file:
-        data = file.read(TOKEN_BYTES_MAX + 1)
-    words = data.decode("ascii", "replace").split()
-    if not words:
-        raise ValueError(f"{path} is empty: expected one token on one line. Write it there")
-    if len(data) > TOKEN_BYTES_MAX or len(words) > 1:
-        raise ValueError(f"{path}: expected one token on one line, got several words. Leave the token alone there")
-    if not words[0].isprintable() or "\ufffd" in words[0]:
-        raise ValueError(f"{path}: expected one token on one line, got characters that no token has. Write it again")
-    return words[0]
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,10 @@ class LinkSettings:
     may raise ``OSError`` and ``ValueError``, which the status shows."""
     tls: ClientTlsFiles = field(default_factory=ClientTlsFiles)
     """Files for ``https`` URLs. What has changed is read again before each attempt."""
+    redirects: tuple[str, ...] | None = None
+    """Hosts to which the hub may send the link on, ``*`` for any characters; None for those near ``urls``."""
+    proxy: LinkProxy = field(default_factory=LinkProxy)
+    """Proxy for all URLs."""
     retry_min_s: float = 0.5
     retry_max_s: float = 30.0
     conflict_retry_s: float = 300.0

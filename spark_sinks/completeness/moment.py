@@ -25,6 +25,8 @@ from weft.storage.chunks.open_gaps import named
 ALL = "all"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_NS = 1_000_000_000
+_MOMENTS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""First and last microsecond of Python's datetime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ def parse_at(at: Mapping[int, int] | Mapping[str, Any] | str) -> dict[int, int]:
     if isinstance(at, str):
         try:
             return checked_offsets(msgspec.json.decode(at, type=dict[str, Any]))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ReadError(f'at: expected offsets by shard such as {{"0": 1200, "1": 0}}; got {at!r}') from None
     return checked_offsets(at)
 
@@ -243,6 +245,14 @@ def duration_ns(name: str, given: str | timedelta) -> int:
 def in_datetime(nanoseconds: int) -> datetime:
     """Return nanoseconds since 1970 as a time in UTC, rounded down to microseconds."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+
+def times_between(since_us: int, until_us: int) -> dict[str, datetime | None]:
+    """Return a range of microseconds since 1970 as options of a read; None where it has no bound."""
+    return {
+        "since": in_datetime(since_us * 1000) if since_us > _MOMENTS_US[0] else None,
+        "until": in_datetime(until_us * 1000) if until_us < _MOMENTS_US[1] else None,
+    }
 
 
 def _checked_names(edges: Collection[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ the state below the batch's end offsets, never from the state at the head of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from spark_sinks.errors import ReadError
@@ -77,25 +77,25 @@ async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
     behind = [state.created for shard, state in states.items() if state.n < log.state(shard).n]
     clock = min(behind, default=max((state.created for state in states.values()), default=0))
     unknown = wanted.keys() - states.keys()
-    return _merged(options, wanted, in_force(states, log.cluster.shards), clock, tuple(sorted(unknown)))
+    return _merged(options, wanted, in_force(states, log.cluster.tree.firsts), clock, tuple(sorted(unknown)))
 
 
-def in_force(states: Mapping[int, ShardState], roots: int) -> dict[int, ShardState]:
+def in_force(states: Mapping[int, ShardState], firsts: Collection[int]) -> dict[int, ShardState]:
     """Return the states without those of shards whose splits are not in the state of the halved shard: there, the lanes
     are known from the halved shard, and the new one knows more of them than what lies below the offsets.
 
     Args:
-        roots: the number of shards with which the store began.
+        firsts: the shards that no split made.
     """
     made = {split.shard for state in states.values() for split in state.splits}
-    kept = {shard: state for shard, state in states.items() if shard < roots or shard in made}
-    return kept if len(kept) == len(states) else in_force(kept, roots)
+    kept = {shard: state for shard, state in states.items() if shard in firsts or shard in made}
+    return kept if len(kept) == len(states) else in_force(kept, firsts)
 
 
 def with_new_shards(offsets: Mapping[int, int], log: StreamLog) -> Offsets:
     """Return offsets for every shard that a split has made, too: 0 for one that is not named, since the offsets are
     from before the split."""
-    return {shard: 0 for shard in log.heads if shard >= log.cluster.shards} | dict(offsets)
+    return {shard: 0 for shard in log.heads if not log.cluster.tree.is_first(shard)} | dict(offsets)
 
 
 async def _below(log: ShardLog, head: ShardState, options: ReadOptions, offset: int) -> ShardState | None:

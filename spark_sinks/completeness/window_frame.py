@@ -5,46 +5,75 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sinks.completeness.event_time import LATE_COLUMN, TIME_COLUMN, EventTime, NewRows, found_in, windows_of_all
+from spark_sinks.completeness.window_columns import END_COLUMN, START_COLUMN, with_window
 from spark_sinks.errors import ReadError
 from spark_sinks.lineage.columns import FROM_COLUMN, merged, of_record
+from weft.config.functions.window_grid import Grid
 from weft.protocols.ranges import Range, RangeSet
 
-START_COLUMN, END_COLUMN, COMPLETE_COLUMN = "window_start", "window_end", "_complete"
+COMPLETE_COLUMN = "_complete"
 LOG_END_COLUMN = "_log_end"
 """Column that orders versions of a row: the number of records that the stream's log had when it was computed."""
 Step = Callable[[DataFrame], DataFrame]
 Aggregate = Mapping[str, str | Column] | Step | str
 """One row per window and key: expressions by the name of their column, ``{"mean": "avg(temperature)"}``; SQL over the
 view ``{rows}``; or a function of DataFrames. The latter two keep ``window_start`` and ``window_end``."""
-_NUMBER = "_weft_window"
 _LINEAGE = ("_edge", "_log", "_seq")
+_LOWEST = -(1 << 62)
+SESSION_START, SESSION_END = "session_start", "session_end"
+"""Times of a session's first and last row."""
+_BEGINS, _SESSION = "_weft_begins", "_weft_session"
 
 
 @dataclass(frozen=True, slots=True)
 class WindowFrame:
     """Computation of windows."""
 
-    every_us: int
+    grid: Grid
     by: tuple[str, ...]
     aggregate: Aggregate
     prepare: Step | None = None
     """Function that parses, filters or renames rows before they are aggregated. It keeps ``window_start`` and
-    ``window_end``."""
+    ``window_end``, and for windows of event time ``_time``."""
+    event: EventTime | None = None
+    """Time by which rows belong to windows; None for ``_time``."""
+    gap_us: int | None = None
+    """Silence that ends a session, where rows of the result are sessions; None for windows."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Return the columns that name a row of the result."""
-        return (START_COLUMN, *self.by)
+        return (START_COLUMN, *self.by) if self.gap_us is None else (START_COLUMN, *self.by, SESSION_START)
+
+    @property
+    def made_by(self) -> str:
+        """Return what the numbers of windows mean, for comparison with those of a sink; empty for plain windows."""
+        time = "" if self.event is None else f"time {self.event.column}"
+        return ", ".join(filter(None, (self.grid.text, time)))
+
+    @property
+    def times(self) -> list[str]:
+        """Return the columns that decide to which window a row belongs."""
+        return [TIME_COLUMN] if self.event is None else [TIME_COLUMN, self.event.column]
+
+    def found(self, frame: DataFrame) -> NewRows:
+        """Return the windows that rows with ``times`` lie in."""
+        return found_in(frame, self.grid, self.event, each=self.gap_us is not None)
+
+    def all_windows(self, frame: DataFrame) -> RangeSet:
+        """Return the windows that rows with ``times`` name, counted or not."""
+        return windows_of_all(frame, self.grid, self.times[-1])
 
     def within(self, frame: DataFrame, windows: Sequence[Range]) -> DataFrame:
         """Return the stream's rows that lie in the given windows, which must be few."""
-        numbers = ", ".join(str(number) for first, end in windows for number in range(first, end))
-        named = frame.withColumn(_NUMBER, window_number(self.every_us))
+        starts = ", ".join(str(self.grid.start(number)) for first, end in windows for number in range(first, end))
+        named = with_window(frame, self.grid, self.times[-1])
         # As text: a thousand single literals would be a thousand calls of Java.
-        return named.where(F.expr(f"{_NUMBER} IN ({numbers})")).drop(_NUMBER)
+        return named.where(F.expr(f"unix_micros({START_COLUMN}) IN ({starts})")).drop(START_COLUMN, END_COLUMN)
 
     def rows(self, frame: DataFrame) -> DataFrame:
         """Return the stream's rows with the window of each, prepared.
@@ -52,15 +81,22 @@ class WindowFrame:
         Raises:
             ReadError: ``prepare`` loses the window.
         """
-        start = window_number(self.every_us) * F.lit(self.every_us)
-        found = frame.withColumn(START_COLUMN, F.timestamp_micros(start))
-        found = found.withColumn(END_COLUMN, F.timestamp_micros(start + F.lit(self.every_us)))
+        found = frame if self.event is None else self.event.usable(frame)
+        found = with_window(found, self.grid, self.times[-1])
         if self.prepare is not None:
-            found = _checked("prepare", self.prepare(found), (START_COLUMN, END_COLUMN))
+            kept = (START_COLUMN, END_COLUMN) if self.event is None else (START_COLUMN, END_COLUMN, TIME_COLUMN)
+            found = _checked("prepare", self.prepare(found), kept)
         return found
 
     def windows(
-        self, frame: DataFrame, complete_end: int, log_end: int, opened: Iterable[tuple[int, int]] = ()
+        self,
+        frame: DataFrame,
+        complete_end: int,
+        log_end: int,
+        *,
+        opened: Iterable[Range] = (),
+        broken: Iterable[Range] = (),
+        quiet_us: int | None = None,
     ) -> DataFrame:
         """Return one row per window and key of a stream's rows.
 
@@ -68,6 +104,10 @@ class WindowFrame:
             complete_end: number below which windows are complete.
             log_end: number of records that the log has.
             opened: ranges of windows over open gaps, which are not complete.
+            broken: ranges of windows with records that came after the declared bound, of which it is not known whether
+                they are complete.
+            quiet_us: time up to which sessions that have ended are complete, also in windows that are not; None for no
+                time.
 
         Raises:
             ReadError: the aggregate is not valid, or its result lacks a key.
@@ -75,14 +115,28 @@ class WindowFrame:
         rows = self.rows(frame)
         made = _checked("aggregate", self._aggregated(rows), (START_COLUMN, END_COLUMN, *self.by))
         # Far below all times of Spark where no window is complete.
-        end = max(complete_end * self.every_us, -(1 << 62))
-        ends = F.unix_micros(F.col(END_COLUMN))
-        complete = ends <= F.lit(end)
-        for first, last in opened:
-            # Compared by window_end, which for window k is the start of window k + 1.
-            complete &= ~ends.between(F.lit(max((first + 1) * self.every_us, -(1 << 62))), F.lit(last * self.every_us))
+        complete = F.unix_micros(END_COLUMN) <= F.lit(max(self.grid.start(complete_end), _LOWEST))
+        if self.gap_us is not None and quiet_us is not None:
+            complete |= F.unix_micros(SESSION_END) <= F.lit(max(quiet_us, _LOWEST))
+        for each in opened:
+            complete &= ~self._among(each)
+        # Without a bound, a device may still hold records of any window: then none is known to be complete.
+        known = F.lit(self.event is None or self.event.late_us is not None)
+        for each in broken:
+            known &= ~self._among(each)
+        if self.gap_us is not None and self._counts_late:
+            known &= F.col(LATE_COLUMN) == 0  # it may have been given out as complete before such a row joined it
+        complete = F.when(complete & ~known, F.lit(None)).otherwise(complete)
         made = made.withColumn(COMPLETE_COLUMN, complete)
         return made.withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
+
+    def _among(self, windows: Range) -> Column:
+        first, end = (max(self.grid.start(number), _LOWEST) for number in windows)
+        return F.unix_micros(START_COLUMN).between(F.lit(first), F.lit(end - 1))
+
+    @property
+    def _counts_late(self) -> bool:
+        return self.event is not None and self.event.late_us is not None
 
     def _aggregated(self, rows: DataFrame) -> DataFrame:
         if isinstance(self.aggregate, str):
@@ -94,6 +148,10 @@ class WindowFrame:
             name: F.expr(value) if isinstance(value, str) else value
             for name, value in _lineage(rows, self.aggregate).items()
         }
+        if self.event is not None and self._counts_late:
+            made[LATE_COLUMN] = self.event.late_rows(of_sessions=self.gap_us is not None)
+        if self.gap_us is not None:
+            return sessions_of(rows, self.by, self.times[-1], self.gap_us, made)
         columns = [column.alias(name) for name, column in made.items()]
         return rows.groupBy(START_COLUMN, END_COLUMN, *self.by).agg(*columns)
 
@@ -107,23 +165,6 @@ def _lineage(rows: DataFrame, aggregate: Mapping[str, str | Column]) -> Mapping[
     return {**aggregate, FROM_COLUMN: merged(of_record())} if set(_LINEAGE) <= set(rows.columns) else aggregate
 
 
-def window_number(every_us: int) -> Column:
-    """Return the number of the window of ``_time``; a time at a border belongs to the later window."""
-    micros = F.unix_micros(F.col("_time"))
-    # pmod is never negative: moments before 1970 belong to the window below them. The dividend is a multiple of the
-    # divisor, and such a quotient is exact in doubles up to the year 2255.
-    return ((micros - F.pmod(micros, F.lit(every_us))) / F.lit(every_us)).cast("bigint")
-
-
-def numbers_of(frame: DataFrame, every_us: int) -> RangeSet:
-    """Return the windows that have rows of a frame with ``_time``. The executors reduce them to distinct numbers."""
-    numbers = frame.select(window_number(every_us).alias("number")).distinct().coalesce(1)
-    found = RangeSet()
-    for row in numbers.orderBy("number").toLocalIterator():
-        found.add(row[0], row[0] + 1)
-    return found
-
-
 def _checked(what: str, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     if not isinstance(frame, DataFrame) and not hasattr(frame, "columns"):
         raise ReadError(f"{what}: expected a function that returns a DataFrame; it returned {type(frame).__name__}")
@@ -131,3 +172,27 @@ def _checked(what: str, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     if lost:
         raise ReadError(f"{what}: the result has no column {', '.join(lost)}; it has {', '.join(frame.columns)}")
     return frame
+
+
+def sessions_of(rows: DataFrame, by: Sequence[str], time: str, gap_us: int, made: Mapping[str, Column]) -> DataFrame:
+    """Return one row per session and group.
+
+    A row begins a session when it is its group's first of the window, or ``gap_us`` or more after the one before it. So
+    a session is a function of the rows of its window alone, whatever the order in which they came.
+
+    Args:
+        rows: have ``window_start`` and ``window_end``.
+        time: column by which rows follow each other.
+        made: aggregates by the names of their columns.
+    """
+    group = Window.partitionBy(START_COLUMN, *by).orderBy(time)
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    passed = micros - F.lag(micros).over(group)
+    begins = (passed.isNull() | (passed >= F.lit(gap_us))).cast("bigint")
+    numbered = rows.withColumn(_BEGINS, begins).withColumn(
+        _SESSION, F.sum(_BEGINS).over(group.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    )
+    bounds = [F.min(f"`{time}`").alias(SESSION_START), F.max(f"`{time}`").alias(SESSION_END)]
+    columns = [column.alias(name) for name, column in made.items()]
+    grouped = numbered.groupBy(START_COLUMN, END_COLUMN, *by, _SESSION).agg(*bounds, *columns)
+    return grouped.drop(_SESSION)

@@ -22,11 +22,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.blocking import run
 from spark_sinks.completeness.definition import Definition, IfChanged, changed_parts, changed_sentence
-from spark_sinks.completeness.moment import Complete, CompleteUntil, evaluate, in_datetime
+from spark_sinks.completeness.event_time import NewRows
+from spark_sinks.completeness.moment import Complete, CompleteUntil, evaluate, times_between
 from spark_sinks.completeness.portions import Portion, portions
 from spark_sinks.completeness.states import LanesAt, at_head
-from spark_sinks.completeness.window_frame import LOG_END_COLUMN, START_COLUMN, WindowFrame, numbers_of
-from spark_sinks.completeness.window_numbers import Limits, WindowState
+from spark_sinks.completeness.window_columns import START_COLUMN
+from spark_sinks.completeness.window_frame import LOG_END_COLUMN, WindowFrame
+from spark_sinks.completeness.window_numbers import OPEN_MAX, Limits, WindowState, bounded
+from spark_sinks.completeness.window_reach import Reach
 from spark_sinks.completeness.window_store import WindowStore
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read
@@ -53,8 +56,6 @@ KEEP_S = 300.0
 """Longest time between two stored positions while nothing is due: a start reads the times of all later rows."""
 HEAL_SHARE = 10
 """Windows that changed after they were emitted take at most one part in this many, a tenth, of the query's time."""
-_MOMENTS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""First and last microsecond of Python's datetime."""
 _MICROS = (-(1 << 63), (1 << 63) - 1)
 
 
@@ -120,8 +121,8 @@ class WindowSteps:
         moved = at.offsets != state.offsets
         if moved:
             found = self._new_windows(state, at)
-            self._filled = None if state.offsets else found
-            state.see(at.offsets, found)
+            self._filled = None if state.offsets else found.windows
+            self._see(state, at, found)
         until = evaluate(at, self._complete)
         limits = self._limits(until, at)
         heals = began >= self._heal_at if healing is None else healing
@@ -147,11 +148,12 @@ class WindowSteps:
 
     def _stored(self, source: str) -> WindowState:
         """Return the stored state, or a new one."""
-        fresh = WindowState(source, self._frame.every_us, definition=self._definition)
+        every_us, made_by = self._frame.grid.every_us, self._frame.made_by
+        fresh = WindowState(source, every_us, definition=self._definition, grid=made_by)
         text = self._store.load()
         if text is None:
             return fresh
-        state = WindowState.decode(text, source, self._frame.every_us)
+        state = WindowState.decode(text, source, every_us, made_by)
         if changed := changed_parts(state.definition, self._definition):
             if self._if_changed == "refuse":
                 raise ReadError(changed_sentence(changed))
@@ -162,16 +164,47 @@ class WindowSteps:
         self._looks_at_all = not state.offsets
         return replace(state, definition=state.definition or self._definition)
 
-    def _new_windows(self, state: WindowState, at: LanesAt) -> RangeSet:
-        everything = {"edges": None, "keys": None} if self._looks_at_all else {}
-        frame = self._read(at, starting=state.offsets or None, columns=["_time"], **everything)
+    def _new_windows(self, state: WindowState, at: LanesAt) -> NewRows:
+        found = self._frame.found(self._times(at, starting=state.offsets or None))
+        if self._looks_at_all:
+            # The sink may have windows of records that no longer count, which are emptied.
+            found.windows.update(self._frame.all_windows(self._times(at, edges=None, keys=None)))
         self._looks_at_all = False
-        return numbers_of(frame, self._frame.every_us)
+        return found
+
+    def _see(self, state: WindowState, at: LanesAt, found: NewRows) -> None:
+        state.see(at.offsets, found.windows)
+        reach, event = self._reach(state), self._frame.event
+        reach.see(found.seen)
+        state.reach, state.usual = reach.parts, (reach.before_us, reach.after_us)
+        state.reject(found.rejected)
+        if self._frame.gap_us is not None:
+            state.continue_sessions((each.number, each.last_us) for each in found.seen)
+        if event is not None:
+            state.broken.update(event.broken(found.seen, self._frame.grid))
+            state.broken = bounded(state.broken)
+
+    def _reach(self, state: WindowState) -> Reach:
+        event = self._frame.event
+        usual = (0, 0) if event is None else (event.ahead_us, event.bound_us)
+        # Distances within former bounds have no part: they stay usual when a bound is made smaller.
+        before, after = map(max, usual, state.usual)
+        return Reach(self._frame.grid, before, after, state.reach)
+
+    def _times(self, at: LanesAt, **narrowed: Any) -> DataFrame:
+        """Return the columns that decide to which windows rows belong."""
+        schema = None if self._frame.event is None else self._options.schema
+        return self._read(at, columns=self._frame.times, schema=schema, **narrowed)
 
     def _limits(self, until: CompleteUntil, at: LanesAt) -> Limits:
         moment = None if until.moment_ns is None else until.moment_ns // 1000
         gaps = ((None if gap.since is None else gap.since // 1000, gap.until // 1000) for gap in until.open_gaps)
-        return Limits.at(moment, at.clock // 1000, self._frame.every_us, self._complete.grace_ns // 1000, gaps)
+        event, grace = self._frame.event, self._complete.grace_ns // 1000
+        bound, ahead = (0, 0) if event is None else (event.bound_us, event.ahead_us)
+        clock = at.clock // 1000
+        return Limits.at(
+            moment, clock, self._frame.grid, grace, gaps, bound_us=bound, ahead_us=ahead, gap_us=self._frame.gap_us
+        )
 
     def _give(self, due: RangeSet, limits: Limits, at: LanesAt) -> int:
         _, state = self._opened()
@@ -182,51 +215,59 @@ class WindowSteps:
             if number == len(todo):
                 after.close(limits)
             replaced = self._replaced(portion.ranges, at, continues=state.given)
-            self._store.write(self._computed(portion, limits, at), replaced)
+            self._store.write(self._computed(portion, limits, at, state), replaced)
             self._keep(after)
             self._state = state = after
         return len(todo)
 
     def _portions(self, due: RangeSet, at: LanesAt) -> list[Portion]:
-        log, _ = self._opened()
+        log, state = self._opened()
+        reach = self._reach(state)
         filled, self._filled = self._filled, None
         if filled is None and due.count() > WINDOWS_MAX:
             # Timestamps far apart: most of these windows have no record at all.
             ranges = list(due)
-            times = self._read(at, columns=["_time"], **self._between(ranges[0][0], ranges[-1][1]))
-            filled = numbers_of(times, self._frame.every_us)
+            times = self._times(at, **times_between(*reach.taken_in(ranges[0][0], ranges[-1][1])))
+            filled = self._frame.found(times).windows
         gaps = len(due if filled is None else filled) - 1
         table = run(log.table()) if gaps > 0 else None
         tail = sum(end - (table.ends[shard] if table else 0) for shard, end in at.offsets.items())
         is_small = tail <= GAP_RECORDS_MAX * gaps
 
         def is_cheap(first: int, end: int) -> bool:
-            return is_small and (table is None or _bytes_within(table, **self._between(first, end)) <= GAP_BYTES_MAX)
+            begin, until = reach.taken_in(first - 1, first)[1], reach.taken_in(end, end + 1)[0]
+            if until <= begin:
+                return True  # Their records were taken in at the same time, and would be read twice.
+            return is_small and (table is None or _bytes_within(table, **times_between(begin, until)) <= GAP_BYTES_MAX)
 
         return portions(due, WINDOWS_MAX, READS_MAX, is_cheap, filled)
 
-    def _between(self, first: int, end: int) -> dict[str, datetime | None]:
-        """Return the times of windows as options of a read."""
-        since, until = first * self._frame.every_us, end * self._frame.every_us
-        return {
-            "since": in_datetime(since * 1000) if since > _MOMENTS_US[0] else None,
-            "until": in_datetime(until * 1000) if until < _MOMENTS_US[1] else None,
-        }
-
-    def _computed(self, portion: Portion, limits: Limits, at: LanesAt) -> DataFrame:
-        schema = self._options.schema
+    def _computed(self, portion: Portion, limits: Limits, at: LanesAt, state: WindowState) -> DataFrame:
         # Without records, an empty read has the columns.
         reads = portion.reads or [(portion.ranges[0][0], portion.ranges[0][0])]
-        rows = reduce(DataFrame.unionByName, (self._read(at, schema=schema, **self._between(*each)) for each in reads))
-        if portion.reads_more:
-            rows = self._frame.within(rows, portion.filled)
-        opened = limits.opened(RangeSet([(portion.ranges[0][0], portion.ranges[-1][1])]))
-        return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()), opened)
+        rows = reduce(DataFrame.unionByName, (self._rows(each, portion, at, state) for each in reads))
+        whole = portion.ranges[0][0], portion.ranges[-1][1]
+        broken = bounded(RangeSet(state.broken.within(*whole)), OPEN_MAX)
+        named: dict[str, Any] = {
+            "opened": limits.opened(RangeSet([whole])),
+            "broken": broken,
+            "quiet_us": limits.quiet_us,
+        }
+        return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()), **named)
+
+    def _rows(self, windows: Range, portion: Portion, at: LanesAt, state: WindowState) -> DataFrame:
+        """Return the records of the windows of one read."""
+        first, end = windows
+        taken_in = times_between(*self._reach(state).taken_in(first, end)) if first < end else times_between(0, 0)
+        rows = self._read(at, schema=self._options.schema, **taken_in)
+        if first < end and (portion.reads_more or self._frame.event is not None):
+            rows = self._frame.within(rows, RangeSet(portion.filled).within(first, end))
+        return rows
 
     def _replaced(self, ranges: list[Range], at: LanesAt, *, continues: bool) -> Replaced:
         """Return the windows of a portion; the sink gets all their rows."""
-        every = self._frame.every_us
-        within = tuple((max(first * every, _MICROS[0]), min(end * every, _MICROS[1])) for first, end in ranges)
+        start = self._frame.grid.start
+        within = tuple((max(start(first), _MICROS[0]), min(start(end), _MICROS[1])) for first, end in ranges)
         return Replaced(START_COLUMN, within, LOG_END_COLUMN, sum(at.offsets.values()), continues)
 
     def _read(self, at: LanesAt, **narrowed: Any) -> DataFrame:
@@ -253,6 +294,8 @@ class WindowSteps:
             "windowsGiven": due.count(),
             "windowsPending": kept.pending.count(),
             "windowsChanged": kept.fresh.count(),
+            "windowsLate": kept.broken.count(),
+            "rejected": dict(kept.rejected),
             "openGaps": [named(gap).sentence for gap in until.open_gaps[-OPEN_GAPS_TOLD_MAX:]],
             "heldBackBy": [f"{each.edge}: {each.why}" for each in until.held_back_by],
             "durationMs": round(seconds * 1000),

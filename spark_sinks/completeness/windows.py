@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.sql import SparkSession
 
 from spark_sinks.completeness.checkpoint import Checkpoint
 from spark_sinks.completeness.definition import Definition, IfChanged, definition_of
+from spark_sinks.completeness.event_time import EventTime
 from spark_sinks.completeness.moment import ALL, Complete, duration_ns, stream_options
 from spark_sinks.completeness.window_frame import Aggregate, Step, WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
@@ -19,7 +21,9 @@ from spark_sinks.completeness.window_store import Sink, StateFile, WindowStore
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import ReadOptions, parse_names
 from spark_sinks.source.typed import declared
+from weft.config.functions.window_grid import Grid, grid_problem
 from weft.config.payload_schema.model import PayloadSchema
+from weft.config.units import quoted
 
 EVERY_NS_MIN = 1_000_000_000
 
@@ -30,9 +34,13 @@ def complete_windows(
     *,
     store: str | os.PathLike[str],
     every: str | timedelta,
+    gap: str | timedelta | None = None,
     aggregate: Aggregate,
     sink: Sink,
     by: Collection[str] = (),
+    offset: str | timedelta = "0s",
+    zone: str | None = None,
+    time: EventTime | Mapping[str, Any] | str | None = None,
     prepare: Step | None = None,
     complete: Complete | Mapping[str, object] | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
@@ -52,13 +60,14 @@ def complete_windows(
     by the state of the log below the offsets that were read. A window that is not complete after the grace is emitted
     with ``_complete`` false, and again when it has changed or become complete. Each time it is computed from all of its
     records, so the result is that of a batch query. It replaces all its rows, including rows of groups that it no
-    longer has, in one commit of ``DeltaSink`` or ``JdbcSink``. A function as a sink must remove such groups itself.
-
-    The sink is right after a kill at any instant and after the loss of the checkpoint. A window without rows is not
-    emitted. A window in the future of the fabric's clock waits for the clock.
+    longer has, in one commit of ``DeltaSink`` or ``JdbcSink``; a function as a sink has to do so itself. The sink is
+    right after a kill at any instant and after the loss of the checkpoint. Windows without rows are not emitted.
 
     Args:
-        every: length of the windows, 1s or more, aligned to 1970 in UTC.
+        every: length of the windows, 1s or more, aligned to 1970 in UTC; ``offset`` shifts their starts.
+        gap: silence that ends a session; rows are then sessions, cut where windows end. None makes windows.
+        zone: IANA time zone by whose clocks windows begin; for windows of 2h or more. Days have 23 to 25 hours.
+        time: time of the events: ``EventTime``, its fields, or its column alone; None takes ``_time``.
         aggregate: expressions by column name, as ``{"mean": "avg(temperature)"}``, to which the lineage column
             ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
             ALL``; or a function from rows to windows.
@@ -70,30 +79,43 @@ def complete_windows(
         checkpoint: place of the position and of the pending windows: ``Checkpoint``, or its folder. Without it every
             start computes all windows again.
         trigger: time between two steps over the log; None does one step, emits all due windows and ends.
-        heal_every: minimum time between two rounds that emit again the windows that changed since they were emitted.
+        heal_every: minimum time between two rounds that emit changed windows again.
         edges: only records of these edges; ``complete`` then waits only for them, unless it names others.
         keys: only records with these keys or topic filters.
-        schema: fields of the payloads that become typed columns, as in ``read``.
-        payload_format: as in ``read``.
+        schema: fields of the payloads that become typed columns, with ``payload_format`` as in ``read``.
         name: name of the query, in errors and progress.
 
     Raises:
         ReadError: an argument is not valid.
     """
-    options = replace(
-        stream_options(stream, store, tenant, store_options),
-        edges=None if edges is None else frozenset(_names("edges", edges)),
-        keys=None if keys is None else _names("keys", keys),
-        schema=declared(schema, payload_format),
-    )
-    frame = WindowFrame(_every_us(every), _names("by", by) if by else (), aggregate, prepare)
+    options, typed = stream_options(stream, store, tenant, store_options), declared(schema, payload_format)
+    options = _selected(options, edges, keys, typed)
+    grid, event, names = _grid(every, offset, zone), _event_time(time, typed), _names("by", by) if by else ()
+    frame = WindowFrame(grid, names, aggregate, prepare, event, _gap_us(gap, grid, aggregate))
     file, definition, if_changed = _opened(checkpoint, _made_of(options, frame), store_options)
     steps = WindowSteps(
         spark, options, frame, _rule(complete, options.edges), WindowStore(sink, file),
         heal_s=duration_ns("heal_every", heal_every) / 1e9, definition=definition, if_changed=if_changed,
     )  # fmt: skip
-    interval_s = None if trigger is None else duration_ns("trigger", trigger) / 1e9
-    return WindowQuery(spark, steps, name=name or stream, interval_s=interval_s)
+    return WindowQuery(spark, steps, name=name or stream, interval_s=_interval_s(trigger))
+
+
+def _interval_s(trigger: str | timedelta | None) -> float | None:
+    return None if trigger is None else duration_ns("trigger", trigger) / 1e9
+
+
+def _selected(
+    options: ReadOptions,
+    edges: Collection[str] | None,
+    keys: Collection[str] | None,
+    schema: PayloadSchema | None,
+) -> ReadOptions:
+    return replace(
+        options,
+        edges=None if edges is None else frozenset(_names("edges", edges)),
+        keys=None if keys is None else _names("keys", keys),
+        schema=schema,
+    )
 
 
 def _opened(
@@ -111,7 +133,60 @@ def _opened(
 
 def _made_of(options: ReadOptions, frame: WindowFrame) -> dict[str, object]:
     of_rows = {"schema": options.schema, "edges": options.edges, "keys": options.keys}
-    return {"aggregate": frame.aggregate, "by": frame.by, "prepare": frame.prepare, **of_rows}
+    made: dict[str, object] = {"aggregate": frame.aggregate, "by": frame.by, "prepare": frame.prepare, **of_rows}
+    made |= {} if frame.event is None else {"time": str(frame.event)}
+    return made if frame.gap_us is None else {**made, "gap": frame.gap_us}
+
+
+def _gap_us(gap: str | timedelta | None, grid: Grid, aggregate: Aggregate) -> int | None:
+    if gap is None:
+        return None
+    gap_us = duration_ns("gap", gap) // 1000
+    if not 0 < gap_us < grid.every_us:
+        raise ReadError(f"gap: expected a silence shorter than every, in which sessions are cut; got {gap!r}")
+    if not isinstance(aggregate, Mapping):
+        raise ReadError("gap: sessions need aggregate as expressions by column name")
+    return gap_us
+
+
+def _grid(every: str | timedelta, offset: str | timedelta, zone: str | None) -> Grid:
+    if zone is not None:
+        try:
+            ZoneInfo(zone)
+        except (ValueError, TypeError, OSError, ZoneInfoNotFoundError):
+            raise ReadError(
+                f"zone: expected a time zone of this machine's database such as Europe/Berlin, got {quoted(str(zone))}."
+                " Without the database, install tzdata"
+            ) from None
+    grid = Grid(_every_us(every), duration_ns("offset", offset) // 1000, zone)
+    if (problem := grid_problem(grid.every_us, grid.offset_us, zone)) is not None:
+        raise ReadError(f"{problem[0]}: {problem[1]}")
+    return grid
+
+
+def _event_time(given: EventTime | Mapping[str, Any] | str | None, schema: PayloadSchema | None) -> EventTime | None:
+    if given is None or isinstance(given, EventTime):
+        time = given
+    else:
+        named = _known("time", {"column": given} if isinstance(given, str) else given, EventTime)
+        if not isinstance(named.get("column"), str):
+            raise ReadError("time: expected the name of a field of the schema as column")
+        time = EventTime(**named)
+    field = None if schema is None or time is None else schema.fields.get(time.column)
+    if time is not None and (field is None or field.type.name != "timestamp"):
+        raise ReadError(
+            f"time: expected a field of the schema with type timestamp, or timestamp(ms) for numbers; {time.column!r} "
+            f"is {'no field of it' if field is None else field.type}"
+        )
+    return time
+
+
+def _known(option: str, given: Mapping[str, Any], made: type) -> dict[str, Any]:
+    """Return settings of a class by name."""
+    known = made.__dataclass_fields__  # type: ignore[attr-defined]
+    if unknown := [name for name in given if name not in known]:
+        raise ReadError(f"{option}: no such setting {', '.join(unknown)}; the settings are {', '.join(known)}")
+    return dict(given)
 
 
 def _every_us(every: str | timedelta) -> int:
@@ -123,15 +198,8 @@ def _every_us(every: str | timedelta) -> int:
 
 def _rule(complete: Complete | Mapping[str, object] | None, edges: Collection[str] | None) -> Complete:
     """Return the rule; by default, the edges to wait for are those whose records are read."""
-    rule = complete if isinstance(complete, Complete) else _from_fields(dict(complete or {}))
+    rule = complete if isinstance(complete, Complete) else Complete(**_known("complete", complete or {}, Complete))
     return replace(rule, edges=sorted(edges)) if edges is not None and rule.edges == ALL else rule
-
-
-def _from_fields(given: Mapping[str, object]) -> Complete:
-    known = Complete.__dataclass_fields__
-    if unknown := [name for name in given if name not in known]:
-        raise ReadError(f"complete: no such setting {', '.join(unknown)}; the settings are {', '.join(known)}")
-    return Complete(**given)  # type: ignore[arg-type]
 
 
 def _names(option: str, given: Collection[str]) -> tuple[str, ...]:

@@ -64,6 +64,10 @@ class WindowProgress(NamedTuple):
     """Moment up to which the stream is complete, ISO 8601; None when that is not known."""
     held_back_by: tuple[str, ...]
     """Edge nodes that hold the moment back, with the reason."""
+    late: int
+    """Windows of event time with records that came after the declared bound."""
+    rejected: dict[str, int]
+    """Number of records without a usable time, which no window counts, by reason."""
     seconds: float
 
 
@@ -74,6 +78,8 @@ def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
         int(facts.get("windowsPending", 0)),
         facts.get("completeUntil"),
         tuple(facts.get("heldBackBy", ())),
+        int(facts.get("windowsLate", 0)),
+        dict(facts.get("rejected", {})),
         facts.get("durationMs", 0) / 1000,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 from pyspark.sql import DataFrame
 
-from spark_sinks.completeness.window_frame import LOG_END_COLUMN, START_COLUMN
+from spark_sinks.completeness.window_frame import LOG_END_COLUMN
 from spark_sinks.errors import SinkError
 from spark_sinks.pipelines.errors import PipelineError
 from weft.config.pipelines.pipeline import Pipeline
@@ -95,15 +95,16 @@ def _stream(pipeline: Pipeline, settings: StreamTarget) -> Sink:
         source=SourceStream(source.stream, source.store, source.tenant),
         topics=settings.topics or (),
         payload=settings.payload,
+        spread=settings.spread,
     )
 
 
 def window_keys(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the columns that name a row of windows: the start of its window, and its group."""
+    """Return the columns that name a row of windows: the start of its window, its group, and that of a session."""
     step = pipeline.window_step
     assert step is not None
     assert step.window is not None
-    return (START_COLUMN, *(step.window.by or ()))
+    return step.window.keys
 
 
 def _jdbc(pipeline: Pipeline, settings: Jdbc) -> Sink:

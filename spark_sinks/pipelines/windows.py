@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import msgspec
@@ -12,12 +12,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.completeness.checkpoint import Checkpoint
 from spark_sinks.completeness.definition import IfChanged
+from spark_sinks.completeness.event_time import EventTime
 from spark_sinks.completeness.moment import Complete
-from spark_sinks.completeness.window_frame import END_COLUMN, START_COLUMN, WindowFrame, window_number
+from spark_sinks.completeness.window_columns import END_COLUMN, START_COLUMN, with_window
+from spark_sinks.completeness.window_frame import WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.windows import complete_windows
-from spark_sinks.payloads.decoder import typed_fields
-from spark_sinks.payloads.frames import with_typed_columns
 from spark_sinks.pipelines.analysis import explained, is_of_spark, plan_of
 from spark_sinks.pipelines.context import Context, with_lineage
 from spark_sinks.pipelines.errors import PipelineError
@@ -25,6 +25,7 @@ from spark_sinks.pipelines.sinks import make_sink
 from spark_sinks.pipelines.steps import all_steps
 from spark_sinks.source.positions import parse_moment
 from weft.config.errors import KeyPath
+from weft.config.functions.window_grid import Grid
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.schema_text import schema_text
 from weft.config.pipelines.steps import WindowStep
@@ -36,41 +37,46 @@ _OTHER_ROWS = re.compile(r"^\W*(Window|Generate)\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Prepared:
-    """The steps before the windows, applied to rows of the stream. Windows are made by the ``_time`` of their
-    result."""
+    """The steps before the windows, applied to rows of the stream. Windows are made by the times of their result."""
 
     context: Context
-    every_us: int
+    grid: Grid
+    time: str
+    """Column with the time by which windows are made."""
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the rows with the window of each.
 
         Raises:
-            PipelineError: a step cannot be applied, or ``_time`` is lost.
+            PipelineError: a step cannot be applied, or a column with a time is lost.
         """
         since = self.context.source.since
         if since is not None:
             frame = frame.where(F.col(TIME) >= F.lit(parse_moment("since", since)))
-        frame = with_lineage(_typed(frame.drop(START_COLUMN, END_COLUMN), self.context))
+        frame = with_lineage(frame.drop(START_COLUMN, END_COLUMN))
         rows = all_steps(self.context.pipeline).apply(frame, self.context)
         need_time(self.context.pipeline, rows)
-        start = window_number(self.every_us) * F.lit(self.every_us)
-        rows = rows.withColumn(START_COLUMN, F.timestamp_micros(start))
-        return rows.withColumn(END_COLUMN, F.timestamp_micros(start + F.lit(self.every_us)))
-
-
-def _typed(frame: DataFrame, context: Context) -> DataFrame:
-    schema = context.source.schema
-    return (
-        frame if schema is None else with_typed_columns(frame, schema, [field.name for field in typed_fields(schema)])
-    )
+        return with_window(rows, self.grid, self.time)
 
 
 def window_frame(pipeline: Pipeline) -> WindowFrame:
     """Return the computation of a pipeline's windows."""
     step = window_step(pipeline)
-    every_us = round(step.every_s * 1_000_000)
-    return WindowFrame(every_us, step.by or (), dict(step.emit), Prepared(Context(pipeline), every_us))
+    grid = Grid(_micros(step.every_s), _micros(step.offset_s), step.zone)
+    prepared = Prepared(Context(pipeline), grid, step.time or TIME)
+    gap = None if step.gap_s is None else _micros(step.gap_s)
+    return WindowFrame(grid, step.by or (), dict(step.emit), prepared, _event_time(step), gap)
+
+
+def _event_time(step: WindowStep) -> EventTime | None:
+    if step.time is None:
+        return None
+    late = None if step.late_s is None else timedelta(seconds=step.late_s)
+    return EventTime(step.time, late, timedelta(seconds=step.ahead_s))
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
 
 
 def window_step(pipeline: Pipeline) -> WindowStep:
@@ -86,6 +92,9 @@ def made_of(pipeline: Pipeline) -> dict[str, object]:
     change of these leaves the windows as they are."""
     step, source = window_step(pipeline), pipeline.source
     before = [each for each in pipeline.steps if each.window is None]
+    of_time = {} if step.time is None else {"time": f"{step.time} {step.late_s} {step.ahead_s}"}
+    if step.gap_s is not None:
+        of_time["gap"] = str(step.gap_s)
     return {
         "source.edges": source.edges,
         "source.keys": source.keys,
@@ -94,6 +103,7 @@ def made_of(pipeline: Pipeline) -> dict[str, object]:
         "steps": msgspec.json.encode(before, order="sorted").decode(),
         "by": step.by or (),
         "emit": step.emit,
+        **of_time,
     }
 
 
@@ -109,7 +119,7 @@ def start_windows(
     Raises:
         ReadError: the store holds no such stream.
     """
-    source, frame = pipeline.source, window_frame(pipeline)
+    source, frame, step = pipeline.source, window_frame(pipeline), window_step(pipeline)
     every = None if once else pipeline.trigger_s
     return complete_windows(
         spark,
@@ -118,7 +128,12 @@ def start_windows(
         tenant=source.tenant,
         edges=source.edges,
         keys=source.keys,
-        every=timedelta(microseconds=frame.every_us),
+        schema=source.schema,
+        every=timedelta(seconds=step.every_s),
+        gap=None if step.gap_s is None else timedelta(seconds=step.gap_s),
+        offset=timedelta(seconds=step.offset_s),
+        zone=step.zone,
+        time=frame.event,
         by=frame.by,
         aggregate=frame.aggregate,
         prepare=frame.prepare,
@@ -149,16 +164,19 @@ def rule_of(pipeline: Pipeline) -> Complete:
 
 
 def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
-    """Check that the rows still have the time by which windows are made.
+    """Check that the rows still have the times by which windows are made.
 
     Raises:
         PipelineError: they do not.
     """
     path: KeyPath = ("steps", len(pipeline.steps) - 2)
-    if TIME not in rows.columns:
-        raise PipelineError(path, f"loses {TIME}, and windows are made of it. Select it, too, and leave it as it is")
-    if (kind := rows.schema[TIME].dataType.simpleString()) != "timestamp":
-        raise PipelineError(path, f"makes {TIME} a {kind}, and windows are made of it. Leave it a timestamp")
+    for time in filter(None, (TIME, window_step(pipeline).time)):
+        if time not in rows.columns:
+            raise PipelineError(
+                path, f"loses {time}, and windows are made of it. Select it, too, and leave it as it is"
+            )
+        if (kind := rows.schema[time].dataType.simpleString()) != "timestamp":
+            raise PipelineError(path, f"makes {time} a {kind}, and windows are made of it. Leave it a timestamp")
 
 
 def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
@@ -190,4 +208,4 @@ def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
                 f"{what}. Windows are computed again a few at a time: expected an aggregate of the group's own rows",
             )
     frame = window_frame(pipeline)
-    return WindowFrame(frame.every_us, frame.by, frame.aggregate).windows(rows, 0, 0)
+    return replace(frame, prepare=None).windows(rows, 0, 0)

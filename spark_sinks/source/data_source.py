@@ -22,7 +22,6 @@ from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from spark_sinks.payloads.decoder import typed_fields
 from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
 from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
 from spark_sinks.source.history import WentBack
@@ -34,6 +33,7 @@ from spark_sinks.source.positions import Offsets, limited, of_checkpoint, to_jso
 from spark_sinks.source.stream_log import MissingOffsets, StreamLog, subset
 from spark_sinks.source.typed import commented
 from weft.protocols.payloads import PayloadKind
+from weft.storage.payloads.decoder import typed_fields
 from weft.storage.table.rows import row_schema
 
 PLANS_MAX = 2

@@ -99,7 +99,7 @@ class FollowedTable:
 def _table_file(path: str, added: AddedFile) -> TableFile:
     try:
         known = _DECODER.decode(added.stats or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # Another engine's statistics: such a file may have any row.
         known = _Statistics()
     low, high = known.minValues, known.maxValues

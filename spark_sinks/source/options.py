@@ -128,7 +128,7 @@ def parse_names(option: str, text: str) -> tuple[str, ...]:
     if text.lstrip().startswith("["):
         try:
             names = msgspec.json.decode(text, type=list[str])
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ReadError(f'{option}: expected names such as a, b or a JSON list ["a", "b"]; got {text!r}') from None
     if not names or not all(names):
         raise ReadError(f"{option}: expected one name or more, separated by commas; got {text!r}")

@@ -38,7 +38,7 @@ def parse_position(option: str, text: str) -> Position:
         if lower.startswith("{"):
             return from_json(msgspec.json.decode(text))
         return in_utc(datetime.fromisoformat(text.strip()))
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):
         raise ReadError(f"{option}: expected {EXPECTED}; got {text!r}") from None
 
 

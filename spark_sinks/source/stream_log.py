@@ -24,14 +24,15 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
-from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.splits import moved_to
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.every_shard import first_logs
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
+from weft.storage.table.instead import only_latest
 from weft.storage.table.rows import row_schema, usable_fields
+from weft.storage.table.typed_columns import typed_names
 
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
 
@@ -49,7 +50,7 @@ class StreamLog:
         self.only = frozenset({(options.tenant, options.stream)})
         """The stream, as what the states follow."""
         self._store = store
-        self._logs = {log.shard: log for log in first_logs(store, cluster)}
+        self._logs = {log.shard: log for log in first_logs(store, cluster, tenant=options.tenant)}
         """The logs of the shards, those of splits as soon as the log of the halved shard was read."""
         self._states: dict[int, ShardState] = {}
         self._lanes: dict[tuple[str, int, tuple[Origin, ...]], LaneUpdate] = {}
@@ -191,9 +192,11 @@ class StreamLog:
 
     @property
     def fields(self) -> list[str]:
-        """Return the stream's named topic levels over all shards, in the order of ``row_schema``."""
+        """Return the stream's named topic levels over all shards, in the order of ``row_schema``; none that is a typed
+        column in the table."""
         found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self.states)
-        return usable_fields(name for names in found for name in names)
+        typed = typed_names(self.opened_table.schema) if self.opened_table is not None else ()
+        return usable_fields((name for names in found for name in names), typed)
 
     @property
     def topics(self) -> dict[Lane, list[str]]:
@@ -262,6 +265,12 @@ class StreamLog:
         # A store that is not mounted looks like one with deleted chunks, so check it before records are skipped.
         await open_hub(self.options)
         if self.options.fail_on_data_loss:
+            stream = self.options.tenant, self.options.stream
+            if await only_latest(self._store, self.cluster, stream) is not None:
+                raise MissingOffsets(
+                    f"{what} left the log, and the stream has a latest table instead of a table of all rows. Begin "
+                    'later, or set .option("fail_on_data_loss", "false") to go on without them'
+                )
             raise MissingOffsets(
                 f"{what} are neither in the log nor in the table. The hub deleted their chunks, and the table was "
                 "moved away or restored. Put it back. To go on without them, "
@@ -302,7 +311,7 @@ class StreamLog:
 
     def _lineage_of(self, edge: str) -> Iterator[int]:
         """Yield the shards in which an edge's records were placed: splits may have moved it since."""
-        shard: int | None = shard_of(self.options.tenant, edge, self.cluster.shards)
+        shard: int | None = self.cluster.tree.first_of(self.options.tenant, edge)
         while shard is not None:
             yield shard
             shard = moved_to(self._states[shard].splits, self.options.tenant, edge)

@@ -10,11 +10,12 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from spark_sinks.errors import ReadError
-from spark_sinks.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.config.errors import ConfigError
 from weft.config.payload_schema.model import PayloadSchema
 from weft.config.pipelines.schema_text import parse_schema, schema_text
+from weft.storage.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.table.typed_columns import comment_of
 
 FORMATS = ("json", "cbor", "msgpack")
 
@@ -104,9 +105,3 @@ def _commented(column: StructField, declared: Any) -> StructField:
     if comment is None:
         return column
     return StructField(column.name, column.dataType, column.nullable, {"comment": comment})
-
-
-def comment_of(declared: Any) -> str | None:
-    """Return the comment of a declared field: its description and its unit."""
-    unit = f"[{declared.unit}]" if declared.unit else None
-    return " ".join(part for part in (declared.description, unit) if part) or None

@@ -20,9 +20,12 @@ from spark_sinks.source.stream_log import open_hub
 from spark_sinks.tables.clock import LOOK_S, DriverClock
 from spark_sinks.tables.work import StoreAccess
 from spark_sinks.tables.writer import SparkWriter
+from weft.storage.cluster import ClusterUnusable, read_cluster
+from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence.keepers import Claim
+from weft.storage.table.followed import FollowedDeclarations
 from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.settings import TableSettings, TableTerms
 
 PROGRESS_S = 1.0
 """Interval at which progress is noted."""
@@ -148,9 +151,11 @@ class TablesQuery:
         clock = DriverClock(
             store, lambda: max((state.created for state in service.states), default=0), clock=self._clock
         )
+        declared = FollowedDeclarations(store, cluster.cluster_id)
         service = TableService(
             store, cluster, settings=settings, writer=writer, is_sound=clock.is_sound,
             claim=Claim(f"spark pipeline {job.name}", self._clock(), job.tenants, job.streams),
+            terms=TableTerms(declared.schemas.of, declared.quality.of, declared.sort_of, declared.is_instead),
         )  # fmt: skip
         await clock.look()
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -162,7 +167,8 @@ class TablesQuery:
         self._end = end
         if self._stopping.is_set():
             return
-        others = [asyncio.create_task(self._note(service)), asyncio.create_task(_looking(clock))]
+        await declared.start()
+        others = [asyncio.create_task(self._note(service)), asyncio.create_task(_looking(clock, store, service))]
         try:
             if job.interval_s is None:
                 rounds = asyncio.create_task(service.catch_up())
@@ -181,6 +187,7 @@ class TablesQuery:
             for task in others:
                 task.cancel()
             await service.close()
+            await declared.close()
             self._noted(service)
 
     async def _note(self, service: TableService) -> None:
@@ -199,10 +206,12 @@ class TablesQuery:
         self._noted_rows, self._noted_at = done, now
 
 
-async def _looking(clock: DriverClock) -> None:
+async def _looking(clock: DriverClock, store: ObjectStore, service: TableService) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         await clock.look()
+        with contextlib.suppress(StoreError, ClusterUnusable):  # the rounds tell of a store that does not answer
+            service.grow(await read_cluster(store))
 
 
 def _check(service: TableService) -> None:

@@ -21,11 +21,13 @@ from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
 from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.erased import Erased
 from weft.storage.table.errors import TableError
+from weft.storage.table.quality.checks import RowChecks, Tally
+from weft.storage.table.typed_rows import TypedRows
 from weft.storage.table_maker.chunk_cache import ChunkCache
 from weft.storage.table_maker.declared import Declared
 from weft.storage.table_maker.errors import StreamStopped
-from weft.storage.table_maker.gather import Gathered
 from weft.storage.table_maker.joining import Joiner
 from weft.storage.table_maker.settings import TableSettings
 from weft.storage.table_maker.shards import ShardView
@@ -75,6 +77,10 @@ class RowsWork:
     topics: dict[Lane, Sequence[str]]
     """Topic patterns of the stream's lanes, if its levels are columns."""
     parts: Sequence[LogPart]
+    typed: TypedRows | None = None
+    checks: RowChecks | None = None
+    erased: Erased | None = None
+    sort: Sequence[str] = ()
 
     async def run(self, number: int) -> Made:
         """Write the files of one part. Raises as ``FileWriter.write``, also for its first record."""
@@ -84,8 +90,12 @@ class RowsWork:
         state.n = part.last_n
         view = ShardView(log, state, ChunkCache(log, CHUNK_BYTES_MAX, whole=part.whole))
         writer = OwnWriter(store, self.settings)
-        rows = StreamRows(self.stream, self.schema, self.payload, _Shipped(*self.stream, self.topics))
+        declared = _Shipped(*self.stream, self.topics)
+        rows = StreamRows(
+            self.stream, self.schema, self.payload, declared, self.typed, self.checks, self.erased, self.sort
+        )
         files: list[DataFile] = []
+        tally = None if self.checks is None else Tally(self.checks)
         at, n, done = part.first, part.first_n, None
         while at < part.end:
             (made,) = await writer.write(rows, [WantedRows(view, n, at, part.end)])
@@ -94,9 +104,11 @@ class RowsWork:
                     raise made
                 break  # the rows before the one that failed are good
             files += made.files
-            done, (at, _, n) = made.gathered, made.gathered
+            if tally is not None and made.tally is not None:
+                tally.join(made.tally)
+            done, (at, _, n, _) = made.gathered, made.gathered
         assert done is not None
-        return Made(tuple(files), done)
+        return Made(tuple(files), done, tally)
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,7 @@ class JoinWork:
     key: str
     schema: pa.Schema
     runs: Sequence[Sequence[DataFile]]
+    sort: Sequence[str] = ()
 
     async def run(self, number: int) -> tuple[list[DataFile], DataFile]:
         """Join one run. Raises as ``FileWriter.join``."""
@@ -115,7 +128,7 @@ class JoinWork:
             self.access.open(), self.key, self.settings, clock=time.time_ns, monotonic=time.monotonic,
             nonce=lambda: secrets.token_hex(8),
         )  # fmt: skip
-        old, new = await joiner.join(self.runs[number], self.schema)
+        old, new = await joiner.join(self.runs[number], self.schema, sort=self.sort)
         return list(old), new
 
 
@@ -191,20 +204,23 @@ async def _awaited(work: Awaitable[Any]) -> Any:
     return await work
 
 
-def prefix_of(parts: Sequence[LogPart], results: Sequence[Made | Failure]) -> tuple[list[DataFile], Gathered] | Failure:
+def prefix_of(parts: Sequence[LogPart], results: Sequence[Made | Failure]) -> Made | Failure:
     """Return what the parts of one shard made up to the first gap; the failure if there is nothing before it.
 
     Args:
         parts: in the order of their offsets, each beginning where the one before it ends.
     """
-    files: list[DataFile] = []
-    reached: Gathered | None = None
+    made: Made | None = None
     for part, result in zip(parts, results, strict=True):
         if isinstance(result, Failure):
-            return result if reached is None else (files, reached)
-        files += result.files
-        reached = result.gathered
-        if reached.end < part.end:
+            return result if made is None else made
+        if made is None:
+            made = result
+        else:
+            if made.tally is not None and result.tally is not None:
+                made.tally.join(result.tally)
+            made = Made((*made.files, *result.files), result.gathered, made.tally)
+        if made.gathered.end < part.end:
             break
-    assert reached is not None
-    return files, reached
+    assert made is not None
+    return made

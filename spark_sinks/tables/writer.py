@@ -27,8 +27,10 @@ from weft.protocols.lane import Lane
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import NotFound
 from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.erased import of_shards
 from weft.storage.table.errors import TableError
 from weft.storage.table_maker.columns import levels_of
+from weft.storage.table_maker.gather import lacking
 from weft.storage.table_maker.joining import Joined
 from weft.storage.table_maker.settings import TableSettings
 from weft.storage.table_maker.writers import OF_ONE_SHARD, Made, StreamRows, WantedRows
@@ -76,7 +78,20 @@ class SparkWriter:
             planned.append(part if isinstance(part, Exception) else self._cut(each, part, size))
         parts = [part for found in planned if isinstance(found, list) for part in found]
         topics = self._topics(rows)
-        work = RowsWork(self._access, self._settings, rows.stream, rows.schema, rows.payload, topics, parts)
+        erased = of_shards(rows.erased, {each.view.shard: (each.first, each.end) for each in wanted})
+        work = RowsWork(
+            self._access,
+            self._settings,
+            rows.stream,
+            rows.schema,
+            rows.payload,
+            topics,
+            parts,
+            rows.typed,
+            rows.checks,
+            erased,
+            rows.sort,
+        )
         results = iter(await self._run(work, len(parts)) if parts else ())
         made: list[Made | Exception] = []
         for found in planned:
@@ -84,15 +99,18 @@ class SparkWriter:
                 made.append(found)
                 continue
             done = prefix_of(found, [next(results) for _ in found])
-            made.append(done.error(key, found[0].shard) if isinstance(done, Failure) else Made(tuple(done[0]), done[1]))
+            made.append(done.error(key, found[0].shard) if isinstance(done, Failure) else done)
         if severe := next((each for each in made if not isinstance(each, (Made, *OF_ONE_SHARD))), None):
             assert isinstance(severe, Exception)
             raise severe
         return made
 
-    async def join(self, key: str, runs: Sequence[Sequence[DataFile]], schema: pa.Schema) -> AsyncIterator[Joined]:
+    async def join(
+        self, key: str, runs: Sequence[Sequence[DataFile]], schema: pa.Schema, sort: Sequence[str] = ()
+    ) -> AsyncIterator[Joined]:
         """Join all runs in one job. See ``FileWriter``."""
-        for result in await self._run(JoinWork(self._access, self._settings, key, schema, runs), len(runs)):
+        work = JoinWork(self._access, self._settings, key, schema, runs, sort)
+        for result in await self._run(work, len(runs)):
             if isinstance(result, Failure):
                 raise result.error(key, 0)
             yield Joined(*result)
@@ -106,10 +124,8 @@ class SparkWriter:
                 if section is None or section.base_offset + section.count <= end:
                     continue
                 if section.base_offset > end:
-                    raise TableError(
-                        f"{table_key(*rows.stream)}: the log of shard {wanted.view.shard} lacks offset {end} in chunk "
-                        f"{chunk.header.n}"
-                    )
+                    is_first = end == wanted.first
+                    return lacking(table_key(*rows.stream), wanted.view, end, section.base_offset, is_first=is_first)
                 end, room = section.base_offset + section.count, room - section.length
                 last = max((each.position + each.length for each in chunk.footer.streams), default=0)
                 found.append(_Section(chunk.header.n, min(end, wanted.end), section.length, last))
@@ -117,10 +133,8 @@ class SparkWriter:
                     return found
         except (CodecError, NotFound) as error:
             return error
-        raise TableError(
-            f"{table_key(*rows.stream)}: the log of shard {wanted.view.shard} ends at offset {end}, its state says "
-            f"{wanted.end}"
-        )
+        is_first = end == wanted.first
+        return lacking(table_key(*rows.stream), wanted.view, end, wanted.end, is_first=is_first)
 
     def _part_bytes(self, sections: Sequence[list[_Section] | Exception]) -> int:
         total = sum(each.bytes for found in sections if isinstance(found, list) for each in found)

@@ -10,8 +10,8 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage import hub_keys
 from weft.storage.cluster import Cluster
-from weft.storage.damage import naming
 from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.object_store.damage import naming
 
 TAIL_BYTES_MIN = 4 << 10
 """Fewest bytes of a chunk's end that one GET asks for."""

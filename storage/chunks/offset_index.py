@@ -1,4 +1,5 @@
-"""Snapshots as an index of stream offsets, for readers that begin in the middle of a shard's log."""
+"""Snapshots, and where readers have been, as an index of stream offsets: for readers that begin in the middle of a
+shard's log."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from weft.storage.object_store import NotFound, ObjectStore
 
 OFFSETS_MAX = 64
 """Maximum number of snapshots whose offsets are remembered."""
+PLACES_MAX = 1024
+"""Maximum number of streams of which the place where a reader last ended is remembered."""
 
 
 class Around(NamedTuple):
@@ -27,7 +30,7 @@ class Around(NamedTuple):
 
 
 class OffsetIndex:
-    """Next offsets of streams at each snapshot of a shard.
+    """Next offsets of streams at each snapshot of a shard, and in the chunks that were read last.
 
     Args:
         store: the store with the snapshots.
@@ -39,6 +42,18 @@ class OffsetIndex:
         self._store = store
         self._owner = cluster_id, shard
         self._offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
+        self._places: OrderedDict[StreamKey, tuple[int, int]] = OrderedDict()
+
+    def ended(self, stream: StreamKey, offset: int, n: int) -> None:
+        """Remember that chunk ``n`` has records of a stream below ``offset``, where a reader will go on.
+
+        Without this each look of one who follows a stream would read all chunks since the newest snapshot again.
+        """
+        if offset >= self._places.get(stream, (0, 0))[0]:
+            self._places[stream] = offset, n
+        self._places.move_to_end(stream)
+        if len(self._places) > PLACES_MAX:
+            self._places.popitem(last=False)
 
     async def locate(self, snapshots: list[tuple[int, str]], stream: StreamKey, offset: int) -> int:
         """Return a number n such that the chunk with ``offset`` is n or a later one.
@@ -58,7 +73,8 @@ class OffsetIndex:
                 low = middle + 1
             else:
                 high = middle
-        return known[low - 1][0] + 1 if low else 0
+        ended, n = self._places.get(stream, (0, 0))
+        return max(known[low - 1][0] + 1 if low else 0, n if ended <= offset else 0)
 
     async def around(self, snapshots: list[tuple[int, str]], stream: StreamKey, n: int) -> Around:
         """Return the known bounds of a stream's offset at chunk ``n``, before the chunk's own records.

@@ -27,6 +27,7 @@ DOCUMENT_BYTES_MAX = 64 << 10
 """Longest document of a fact: a thousand names of edges."""
 BY_CHARACTERS_MAX = 256
 REASON_CHARACTERS_MAX = 512
+ORIGIN_CHARACTERS_MAX, COMMAND_CHARACTERS_MAX = 256, 128
 ENTRY_BYTES_MAX = DOCUMENT_BYTES_MAX + (16 << 10)
 """Longest entry: its document, its texts in UTF-8, and some bytes for each field."""
 _KIND = re.compile(rf"[a-z][a-z0-9-]{{0,{KIND_CHARACTERS_MAX - 1}}}")
@@ -56,6 +57,10 @@ class Declaration(msgspec.Struct, frozen=True, array_like=True):
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
     nonce: U64
     """Random number by which a writer recognises its own entry."""
+    origin: Annotated[str, Meta(max_length=ORIGIN_CHARACTERS_MAX)] = ""
+    """The user and the machine of the process, as it claims, or the address of the client of the API."""
+    command: Annotated[str, Meta(max_length=COMMAND_CHARACTERS_MAX)] = ""
+    """The words of the command, or method and path of the request."""
 
 
 class _EntryHead(msgspec.Struct, frozen=True, array_like=True):
@@ -72,8 +77,10 @@ _HEAD_DECODER = msgspec.msgpack.Decoder(_EntryHead)
 
 
 def encode(entry: Declaration) -> bytes:
-    """Return the bytes of an entry."""
-    return with_header(ENTRY_MAGIC, msgspec.msgpack.encode(entry))
+    """Return the bytes of an entry. One without origin and command ends before them, as the first release wrote it."""
+    whole = entry.origin or entry.command
+    body = entry if whole else msgspec.structs.astuple(entry)[:-2]
+    return with_header(ENTRY_MAGIC, msgspec.msgpack.encode(body))
 
 
 def decode(data: Buffer) -> Declaration:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from weft.bounds.background import BackgroundTask
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster_log.log import ClusterLog, Rewritten
@@ -45,7 +46,7 @@ class ClusterLogFollower:
         self.trouble: str | None = None
         """The reason why the state is not that of the log; None if it is."""
         self._repeats = Repeats()
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     @property
     def state(self) -> ClusterState:
@@ -67,14 +68,11 @@ class ClusterLogFollower:
         """
         self._state, self._seen_at = await self._log.load(), self._now()
         self._name_skipped(0)
-        self._task = asyncio.create_task(self._run(), name="cluster-log")
+        self._task.start(self._run(), name="cluster-log")
 
     async def close(self) -> None:
         """Stop following."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._task.close()
 
     async def look(self) -> None:
         """Read the entries that are new. A failure leaves the state as it is, and is logged."""

@@ -18,8 +18,8 @@ from weft.storage.cluster_log import entry as entries
 from weft.storage.cluster_log import state as states
 from weft.storage.cluster_log.entry import ENTRY_BYTES_MAX, Declaration
 from weft.storage.cluster_log.state import SNAPSHOT_BYTES_MAX, ClusterState
-from weft.storage.damage import naming
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError
+from weft.storage.object_store.damage import naming
 
 _RANDOM_BITS = random.SystemRandom().getrandbits
 SNAPSHOT_ENTRIES = 64
@@ -62,6 +62,10 @@ class Author(NamedTuple):
     """Nanoseconds since 1970."""
     by: str
     reason: str
+    origin: str = ""
+    """The user and the machine of the process, or the address of the client of the API."""
+    command: str = ""
+    """The words of the command, or method and path of the request."""
 
 
 class ChangeRefused(Exception):
@@ -161,6 +165,11 @@ class ClusterLog:
                 found.append(seen[1])
         return found
 
+    async def entry(self, n: int) -> Declaration | None:
+        """Return an entry; None if there is none, or it is not usable."""
+        seen = await self._look(n)
+        return None if seen is None or isinstance(seen[1], Corrupt) else seen[1]
+
     async def append(
         self, decide: Callable[[ClusterState], Change | None], author: Author, state: ClusterState | None = None
     ) -> ClusterState:
@@ -222,10 +231,14 @@ class ClusterLog:
         for what, text, most in (
             ("the name of the author", author.by, entries.BY_CHARACTERS_MAX),
             ("the reason", author.reason, entries.REASON_CHARACTERS_MAX),
+            ("the origin", author.origin, entries.ORIGIN_CHARACTERS_MAX),
+            ("the command", author.command, entries.COMMAND_CHARACTERS_MAX),
         ):
             if len(text) > most:
                 raise ChangeRefused(f"{what} has {len(text)} characters, the limit is {most}")
-        return Declaration(self._cluster_id, state.n + 1, state.crc or 0, 0, *change, *author, nonce)
+        at, by, reason, origin, command = author
+        about = self._cluster_id, state.n + 1, state.crc or 0, 0
+        return Declaration(*about, *change, at, by, reason, nonce, origin, command)
 
     async def _found(self, n: int) -> bytes | None:
         """Return an entry's bytes; None if it is not there, or the store does not answer."""

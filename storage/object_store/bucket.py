@@ -28,6 +28,7 @@ from weft.storage.object_store.protocol import (
     check_key,
     check_prefix,
     clamp_range,
+    valid_key,
 )
 from weft.storage.object_store.sentence import sentence
 from weft.storage.object_store.services import BucketPlace
@@ -204,7 +205,8 @@ class BucketStore:
                             "bucket without a hierarchical namespace"
                         )
                     last = meta["path"]
-                    found.append(Listed(last, meta["size"]))
+                    if valid_key(last):  # other names in a bucket are not Weft's objects
+                        found.append(Listed(last, meta["size"]))
                 if limit is not None and len(found) >= limit:
                     return found[:limit]
         return found

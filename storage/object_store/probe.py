@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from weft.storage.object_store.placed import bare
 from weft.storage.object_store.protocol import ObjectStore
 
 PREFIX = "probe"
@@ -59,6 +60,7 @@ async def probe(store: ObjectStore, second: ObjectStore | None = None) -> None:
         StoreUnfit: a promise is broken; the message names it, the server, and an alternative.
         StoreError: the store is unavailable.
     """
+    store, second = bare(store), None if second is None else bare(second)
     base = f"{PREFIX}/{os.urandom(8).hex()}"
     key, missing = f"{base}/object", f"{base}/missing"
     races = [f"{base}/race-{number:02d}" for number in range(RACES + LARGE_RACES)]

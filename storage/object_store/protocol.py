@@ -141,13 +141,18 @@ class ObjectStore(Protocol):
         ...
 
 
+def valid_key(key: str) -> bool:
+    """Return whether ``key`` is a relative name that every store and file system can hold."""
+    return len(key) <= KEY_CHARACTERS_MAX and all(map(_PART.fullmatch, key.split("/")))
+
+
 def check_key(key: str) -> str:
     """Return ``key`` itself, checked.
 
     Raises:
         ValueError: not a relative name that every store and file system can hold.
     """
-    if len(key) > KEY_CHARACTERS_MAX or not all(map(_PART.fullmatch, key.split("/"))):
+    if not valid_key(key):
         raise ValueError(
             f"{key[:80]!r} is no object key: expected at most {KEY_CHARACTERS_MAX} characters, in parts joined by '/'. "
             "A part has only A-Z a-z 0-9 _ . = @ + ~ - and does not begin with a dot or a dash"

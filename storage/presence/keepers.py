@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 
 import msgspec
 
+from weft.bounds.background import BackgroundTask
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
-from weft.storage.presence.presence import ENTRIES_MAX, ENTRY_BYTES_MAX
+from weft.storage.presence.entries import Entries
+from weft.storage.presence.nodes import ENTRY_BYTES_MAX
+from weft.storage.presence.presence import LISTED_MAX, READS_AT_ONCE
 
 _logger = logging.getLogger(__name__)
 BEAT_S, ALONE_S = 5.0, 20.0
@@ -83,13 +86,13 @@ class Keepers:
         """Claims of keepers that are alive."""
         self._etag: str | None = None
         self._count = 0
-        self._others: dict[str, tuple[bytes, float]] = {}
-        """Other keepers: content, and the time of its last change."""
+        self._others = Entries(own, MISSED_MAX * self._beat_s, FORGET_S)
+        """The objects of other keepers."""
         self._waits_until: float | None = None
         """Moment until which it keeps no table, since another one may not know of it yet; None afterwards."""
         self._alive: tuple[str, ...] = ()
         self._repeats = Repeats()
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
 
     async def start(self, waits: bool = True) -> None:
         """Join: look once, and go on in the background.
@@ -103,15 +106,11 @@ class Keepers:
         if self._others and waits:
             # One that was alone looks for others only now and then; one that is gone is found out by then.
             self._waits_until = self._monotonic() + 1.5 * self._alone_s + self._beat_s
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="table-keepers")
+        self._task.start(self._run(), name="table-keepers")
 
     async def close(self) -> None:
         """Leave: the others take over at their next look."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        if await self._task.close():
             with contextlib.suppress(StoreError, NotFound):
                 await self._store.delete(hub_keys.keeper_key(self._own))
 
@@ -124,8 +123,13 @@ class Keepers:
         """Return whether this keeper makes a stream's table: of all that are alive and may, one does (rendezvous
         hashing). Hub nodes may if no claim covers the stream, and others only with such a claim."""
         among = [name for name, claim in self._claims.items() if claim.covers(stream)]
-        if not among:
-            among = [name for name in (*self._alive, self._own) if name not in self._claims]
+        return self._is_first(among, stream) if among else self.keeps_beside(stream)
+
+    def keeps_beside(self, stream: StreamKey) -> bool:
+        """Return whether this keeper makes what stands beside a stream's table, which no claim covers."""
+        return self._is_first([name for name in (*self._alive, self._own) if name not in self._claims], stream)
+
+    def _is_first(self, among: Sequence[str], stream: StreamKey) -> bool:
         if self._own not in among:
             return False
         if self._waits_until is not None:
@@ -148,31 +152,33 @@ class Keepers:
             StoreError: the store did not answer.
         """
         prefix = f"{hub_keys.KEEPERS}/"
-        sound = [item for item in await self._store.list(hub_keys.KEEPERS) if item.size <= ENTRY_BYTES_MAX]
-        listed = {item.key.removeprefix(prefix): item.key for item in sound[:ENTRIES_MAX]}
-        others = {name: key for name, key in listed.items() if name != self._own}
-        if others or self._etag is None or self._own not in listed:
+        found_now = await self._store.list(hub_keys.KEEPERS, limit=LISTED_MAX)
+        sound = {item.key.removeprefix(prefix) for item in found_now if item.size <= ENTRY_BYTES_MAX}
+        others = sound - {self._own}
+        if others or self._etag is None or self._own not in sound:
             await self._beat()
-        found, now = dict[str, tuple[bytes, float]](), self._monotonic()
-        for name, key in others.items():
-            try:
-                content = (await self._store.get(key)).data
-            except NotFound:
-                continue
-            known = self._others.get(name)
-            found[name] = known if known is not None and known[0] == content else (content, now)
-            if now - found[name][1] > FORGET_S:
-                await self._store.delete(key)
-                del found[name]
-        self._others = found
-        alive = tuple(sorted(name for name, (_, since) in found.items() if now - since <= MISSED_MAX * self._beat_s))
+        chosen, contents = self._others.choose(others, self._monotonic()), dict[str, bytes | None]()
+        for at in range(0, len(chosen), READS_AT_ONCE):
+            part = chosen[at : at + READS_AT_ONCE]
+            contents.update(zip(part, await asyncio.gather(*map(self._content, part)), strict=True))
+        now = self._monotonic()
+        for name in self._others.note(contents, others, now):
+            await self._store.delete(hub_keys.keeper_key(name))
+        found = self._others.seen(now)
+        alive = tuple(name for name, seen in found.items() if seen.age_s <= MISSED_MAX * self._beat_s)
         if alive != self._alive:
             _logger.info("keepers of tables that are alive: %d", len(alive) + 1)
             self._alive = alive
-            self._claims = {name: claim for name in alive if (claim := _claim_in(found[name][0])) is not None}
+            self._claims = {name: claim for name in alive if (claim := _claim_in(found[name].content)) is not None}
             if self._claim is not None:
                 self._claims[self._own] = self._claim
             self._changed()
+
+    async def _content(self, name: str) -> bytes | None:
+        try:
+            return (await self._store.get(hub_keys.keeper_key(name))).data
+        except NotFound:
+            return None
 
     async def _beat(self) -> None:
         key, self._count = hub_keys.keeper_key(self._own), self._count + 1

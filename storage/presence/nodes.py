@@ -6,15 +6,25 @@ depends on it.
 
 from __future__ import annotations
 
+import asyncio
+from urllib.parse import urlsplit
+
 import msgspec
 
 from weft.storage import hub_keys
-from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.object_store import Listed, NotFound, ObjectStore
 
 STALE_NS = 300 * 1_000_000_000
 """Age at which an entry no longer counts as a running node."""
 URL_CHARACTERS_MAX = 2048
 NAME_CHARACTERS_MAX = 256
+ENTRY_BYTES_MAX = 16 << 10
+"""Size from which an entry is not read: one with 1,024 shards and the longest names has some 10 KiB."""
+RUNNING_MAX = 10_000
+"""Maximum number of entries that are read to see which nodes run."""
+TENANTS_MAX = 32
+"""Maximum number of tenants with quotas in an entry."""
+_READS_AT_ONCE = 16
 
 
 class NodeEntry(msgspec.Struct, frozen=True):
@@ -51,6 +61,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     links: int = 0
     cluster_log: int = 0
     """Number of the last entry of the cluster log that it knows."""
+    tenants: dict[str, tuple[int, int]] = {}
+    """Tenants with quotas -> linked edges here, and links that send data: for the share of each process."""
     interval_s: float = 60.0
     """Longest time until the next write, seconds."""
 
@@ -61,19 +73,35 @@ def decode_entry(data: bytes) -> NodeEntry | None:
         entry = msgspec.json.decode(data, type=NodeEntry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    names = (entry.id, entry.name, entry.host, entry.software, entry.state)
     sound = (
-        len(entry.advertise) <= URL_CHARACTERS_MAX
-        and len(entry.name) <= NAME_CHARACTERS_MAX
+        all(len(name) <= NAME_CHARACTERS_MAX and name.isprintable() for name in names)
+        and len(entry.url) <= URL_CHARACTERS_MAX
+        and entry.url.isprintable()
+        and (not entry.advertise or _is_url(entry.advertise))
         and 0 < entry.weight <= 4096
         and 0 < entry.interval_s <= 3600
         and 0 <= entry.port < 1 << 16
+        and len(entry.tenants) <= TENANTS_MAX
+        and all(number >= 0 for pair in entry.tenants.values() for number in pair)
     )
     return entry if sound else None
 
 
+def _is_url(text: str) -> bool:
+    """Return whether a text may be the URL of a hub process, for edges."""
+    if len(text) > URL_CHARACTERS_MAX or not text.isprintable() or " " in text:
+        return False
+    try:
+        parts = urlsplit(text)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return named and parts.scheme in ("http", "https") and "@" not in parts.netloc
+
+
 async def running(store: ObjectStore, now: int) -> list[NodeEntry]:
-    """Return the nodes with fresh entries, by id. An entry that does not decode counts as a node of level 0: it may be
-    any.
+    """Return the nodes with fresh entries, by id. What cannot be read counts as a node of level 0: it may be any.
 
     Args:
         now: nanoseconds since 1970.
@@ -82,14 +110,27 @@ async def running(store: ObjectStore, now: int) -> list[NodeEntry]:
         StoreError: the store did not answer.
     """
     found = []
-    for item in await store.list(hub_keys.NODES):
-        try:
-            data = (await store.get(item.key)).data
-        except NotFound:
-            continue
-        entry = decode_entry(data)
-        if entry is None:
-            entry = NodeEntry(item.key.rpartition("/")[2], "", "an entry that does not decode", 0, now)
-        if abs(now - entry.seen) < STALE_NS:  # one of later is that of a wrong clock
-            found.append(entry)
+    listed = await store.list(hub_keys.NODES, limit=RUNNING_MAX + 1)
+    for at in range(0, len(listed[:RUNNING_MAX]), _READS_AT_ONCE):
+        part = listed[at : min(at + _READS_AT_ONCE, RUNNING_MAX)]
+        for entry in await asyncio.gather(*(_read(store, item, now) for item in part)):
+            if entry is not None and abs(now - entry.seen) < STALE_NS:  # one of later is that of a wrong clock
+                found.append(entry)
+    if len(listed) > RUNNING_MAX:
+        found.append(_unknown("more", f"one of more than {RUNNING_MAX} entries", now))
     return found
+
+
+async def _read(store: ObjectStore, item: Listed, now: int) -> NodeEntry | None:
+    name = item.key.rpartition("/")[2]
+    if item.size > ENTRY_BYTES_MAX:
+        return _unknown(name, f"an entry of {item.size} bytes", now)
+    try:
+        data = (await store.get(item.key)).data
+    except NotFound:
+        return None
+    return decode_entry(data) or _unknown(name, "an entry that does not decode", now)
+
+
+def _unknown(name: str, what: str, now: int) -> NodeEntry:
+    return NodeEntry(name, "", what, 0, now)

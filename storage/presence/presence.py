@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
 
+from weft.bounds.background import BackgroundTask
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.storage.object_store import (
     AlreadyExists,
@@ -21,6 +21,8 @@ from weft.storage.object_store import (
     StoreError,
     Written,
 )
+from weft.storage.presence.entries import Entries, Seen
+from weft.storage.presence.nodes import ENTRY_BYTES_MAX
 
 _logger = logging.getLogger(__name__)
 BEAT_S = 5.0
@@ -31,23 +33,9 @@ MISSED_MAX = 3
 """Number of missed writes after which one counts as gone."""
 FORGET_S = 3600.0
 """Time after which the entry of one that is gone is removed."""
-ENTRIES_MAX = 1024
-"""Maximum number of entries that a look reads, the first by name."""
-ENTRY_BYTES_MAX = 64 << 10
-_READS_AT_ONCE = 16
-
-
-class Seen(NamedTuple):
-    """The entry of another one."""
-
-    content: bytes
-    age_s: float
-    """Time since its content was seen to change."""
-
-
-class _Known(NamedTuple):
-    content: bytes
-    changed: float
+LISTED_MAX = 10_000
+"""Maximum number of entries that a look lists."""
+READS_AT_ONCE = 16
 
 
 class Presence:
@@ -89,15 +77,15 @@ class Presence:
         self._written_at: float | None = None
         self._written_boot: tuple[int, int] | None = None
         """The boot clock before and after the last write; None when that is not clear."""
-        self._others: dict[str, _Known] = {}
+        # One that is alone writes its entry each ``alone_write_s`` until it sees another.
+        self._others = Entries(own, max(2 * self._alone_s, 2 * (alone_write_s or 0.0)), FORGET_S)
         self._repeats = Repeats()
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
         self._sooner = asyncio.Event()
 
     def others(self) -> Mapping[str, Seen]:
         """Return the entries of the others, by name, also of those that are gone."""
-        now = self._now()
-        return {name: Seen(entry.content, now - entry.changed) for name, entry in sorted(self._others.items())}
+        return self._others.seen(self._now())
 
     async def start(self) -> None:
         """Write the entry, look once, and go on in the background.
@@ -106,7 +94,7 @@ class Presence:
             StoreError: the store did not answer.
         """
         await self.look()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"presence-{self._prefix}")
+        self._task.start(self._run(), name=f"presence-{self._prefix}")
 
     def hurry(self) -> None:
         """Write the entry at once: its content has changed in a way that others wait for."""
@@ -114,11 +102,8 @@ class Presence:
 
     async def close(self) -> None:
         """Stop, and remove the entry: the others know at their next look."""
-        if self._task is None:
+        if not await self._task.close():
             return
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        self._task = None
         try:
             await self._store.delete(self._key(self._own))
         except StoreError as error:
@@ -133,27 +118,18 @@ class Presence:
         Raises:
             StoreError: the store did not answer.
         """
-        listed = [item for item in await self._store.list(self._prefix) if item.size <= ENTRY_BYTES_MAX]
-        names = {item.key.removeprefix(f"{self._prefix}/") for item in listed[:ENTRIES_MAX]}
-        others = sorted(names - {self._own})
-        contents: dict[str, bytes | None] = {}
-        for at in range(0, len(others), _READS_AT_ONCE):
-            part = others[at : at + _READS_AT_ONCE]
+        listed = await self._store.list(self._prefix, limit=LISTED_MAX)
+        sound = {item.key.removeprefix(f"{self._prefix}/") for item in listed if item.size <= ENTRY_BYTES_MAX}
+        names, contents = sound - {self._own}, dict[str, bytes | None]()
+        chosen = self._others.choose(names, self._now())
+        for at in range(0, len(chosen), READS_AT_ONCE):
+            part = chosen[at : at + READS_AT_ONCE]
             contents.update(zip(part, await asyncio.gather(*map(self._read, part)), strict=True))
-        now, found = self._now(), dict[str, _Known]()
-        for name, content in contents.items():
-            if content is None:
-                continue
-            known = self._others.get(name)
-            entry = known if known is not None and known.content == content else _Known(content, now)
-            if now - entry.changed > FORGET_S:
-                await self._store.delete(self._key(name))
-            else:
-                found[name] = entry
-        self._others = found
+        for name in self._others.note(contents, names, self._now()):
+            await self._store.delete(self._key(name))
         await self._looked()
         was_watched, self._was_watched = self._was_watched, self._is_watched()
-        is_first = was_watched or self._own not in names  # after the last one who looked, the next write is later
+        is_first = was_watched or self._own not in sound  # after the last one who looked, the next write is later
         if writes and (self._was_watched or is_first or self._sooner.is_set() or self._is_due()):
             self._sooner.clear()
             await self._beat()

@@ -13,7 +13,7 @@ from weft.protocols.batch import KEY_BYTES_MAX, ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.commit.atomic_append import Together
 from weft.storage.segment_log.commit.committer import Post
 from weft.storage.segment_log.commit.rename import rename
@@ -26,6 +26,8 @@ from weft.storage.segment_log.recover.identity import Identity, keep_identity
 from weft.storage.segment_log.recover.open_log import Guard, OpenedLog, open_log
 from weft.storage.segment_log.room.drop_backlog import drop_backlog, whole_batches
 from weft.storage.segment_log.room.log_room import LogRoom
+from weft.storage.segment_log.sealed.disk import disk_of
+from weft.storage.segment_log.sealed.errors import KeyUnavailable
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings
 from weft.storage.segment_log.state.gaps import notices
 from weft.storage.segment_log.state.pending import Callback, Run, parts_max
@@ -106,10 +108,13 @@ class SegmentLog(LogAnswers, LogRoom):
             LogVersionError: another release has to open it. Nothing was written.
             LogFailed: a read or write that opening needs failed.
         """
+        try:
+            disk = filesystem or disk_of(directory)
+        except KeyUnavailable as error:
+            raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
         opened = open_log(
             directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
-            post=post, filesystem=filesystem or OSFileSystem(), owner=owner,
-            guard=guard,
+            post=post, filesystem=disk, owner=owner, guard=guard,
         )  # fmt: skip
         log = cls(opened, wall_clock, end_of_turn)
         if start_writer:

@@ -16,6 +16,8 @@ from weft.storage.table.levels import Found, Levels, key_text
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns
 from weft.storage.table.record_time import CLOCKS, CORRECTED, FUTURE, FUTURE_US, STEPPED, BatchTimes, behind
 from weft.storage.table.repeated import falses, nulls, repeated_text
+from weft.storage.table.typed_columns import typed_part
+from weft.storage.table.typed_rows import TypedRows
 
 VECTOR_CHECKS = Checks(
     lambda data: bool((_u32s(data)[1:] >= _u32s(data)[:-1]).all()),
@@ -33,6 +35,8 @@ ORIGIN_COLUMN = "_origin"
 it."""
 LATER_COLUMNS = (ORIGIN_COLUMN,)
 """Text columns that tables of earlier releases lack: the hub adds them, and earlier rows have null there."""
+TOMBSTONE_COLUMN = "_tombstone"
+"""Column that says whether a record deletes its key: with the flag, or without a payload. No table has it."""
 HEADERS = pa.map_(pa.string(), pa.string())
 _CLOCKS = pa.array(CLOCKS)
 
@@ -76,11 +80,14 @@ class RowBuilder:
         levels: Levels | None,
         payload: PayloadKind = PayloadKind.BYTES,
         rows_max: int = ROWS_MAX,
+        *,
+        typed: TypedRows | None = None,
     ) -> None:
         self._schema = schema
         self._ordered = schema.names
         self._names = frozenset(self._ordered)
-        self._payload = payload
+        self._payload, self._typed = payload, typed
+        self._typed_fields = typed_part(schema)
         self._rows_max = rows_max
         self._shard = shard
         self._levels = levels
@@ -111,8 +118,9 @@ class RowBuilder:
             (("_key", *(self._levels.fields if self._levels else ())), self._keys),
             (("_resent",), self._resent),
             (("_headers",), self._headers),
+            ((TOMBSTONE_COLUMN,), self._tombstones),
             ((ORIGIN_COLUMN,), self._origins),
-            (("payload", BYTES_COLUMN), self._payloads),
+            (("payload", BYTES_COLUMN, *(field.name for field in self._typed_fields)), self._payloads),
         ):
             if not self._names.isdisjoint(names):
                 made |= make()
@@ -231,6 +239,16 @@ class RowBuilder:
             at += piece.rows
         return {"_resent": pa.array((bits & Flag.DUPLICATE_SUSPECTED) != 0)}
 
+    def _tombstones(self) -> dict[str, pa.Array]:
+        empty: list[Array] = []
+        for piece in self._pieces:
+            ends = _slice(piece.columns.payload_offsets, np.uint32, piece.first, piece.rows + 1)
+            is_empty = ends[1:] == ends[:-1]
+            if piece.columns.flags:
+                is_empty |= (_slice(piece.columns.flags, np.uint8, piece.first, piece.rows) & Flag.TOMBSTONE) != 0
+            empty.append(is_empty)
+        return {TOMBSTONE_COLUMN: pa.array(self._joined(empty))}
+
     def _headers(self) -> dict[str, pa.Array]:
         if not any(piece.columns.headers for piece in self._pieces):
             return {"_headers": nulls(HEADERS, self.rows)}
@@ -264,7 +282,13 @@ class RowBuilder:
             )
             for piece in self._pieces
         ]
-        return payload_columns(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), self._payload)
+        payloads = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        return payload_columns(payloads, self._payload) | self._typed_columns(payloads)
+
+    def _typed_columns(self, payloads: pa.Array) -> dict[str, pa.Array]:
+        """Return the typed columns; those of other versions of the schema are null."""
+        made = self._typed.arrays(payloads) if self._typed is not None and self._typed_fields else {}
+        return {field.name: pa.nulls(self.rows, field.type) for field in self._typed_fields} | made
 
 
 def _unique(pairs: HeaderPairs) -> list[tuple[str, str | None]]:

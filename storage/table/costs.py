@@ -13,11 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from weft.protocols.batch import Columns
+from weft.storage.table.typed_columns import typed_part
 
 ROW_BYTES = 128
 """Bytes of a row's columns of fixed length, and of the names of its edge and log."""
 LEVEL_BYTES = 16
 """Bytes of one topic level of one row, beside the text."""
+TYPED_BYTES = 9
+"""Bytes of one typed column of one row, beside text."""
 PAIR_BYTES = 160
 """Bytes of one header pair while a row is made, beside the text."""
 
@@ -38,7 +41,10 @@ class RowCosts:
     """
 
     def __init__(self, schema: pa.Schema, fields: int) -> None:
-        self._row_bytes = ROW_BYTES + LEVEL_BYTES * fields
+        typed = typed_part(schema)
+        self._row_bytes = ROW_BYTES + LEVEL_BYTES * fields + TYPED_BYTES * len(typed)
+        self._payloads = 1 + sum(not pa.types.is_primitive(field.type) for field in typed)
+        """Number of copies of its payload in a row: each field may have all of it."""
         self._keys = ("_key" in schema.names) + (fields > 0)
         """Number of copies of its key in a row."""
         self._has_headers = "_headers" in schema.names
@@ -74,7 +80,7 @@ class RowCosts:
         total = (end - first) * (self._row_bytes + self._keys * max(map(len, columns.keys)))
         if self._has_payloads:
             offsets = _numbers(columns.payload_offsets)
-            total += int(offsets[end]) - int(offsets[first])
+            total += (int(offsets[end]) - int(offsets[first])) * self._payloads
         if self._has_headers and columns.headers:
             total += sum(map(_pairs_bytes, columns.headers.values()))
         return total
@@ -86,7 +92,7 @@ class RowCosts:
             costs += self._keys * lengths[_numbers(columns.key_index)[first:end]]
         if self._has_payloads:
             ends = _numbers(columns.payload_offsets)[first : end + 1].astype(np.int64)
-            costs += ends[1:] - ends[:-1]
+            costs += (ends[1:] - ends[:-1]) * self._payloads
         if self._has_headers:
             for index, pairs in columns.headers.items():
                 if first <= index < end:

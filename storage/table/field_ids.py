@@ -13,14 +13,15 @@ import pyarrow as pa
 FIELD_IDS = {
     "_offset": 1, "_shard": 2, "_edge": 3, "_log": 4, "_seq": 5, "_time": 6, "_clock": 7, "_received": 8, "_key": 9,
     "_resent": 10, "_headers": 11, "_edge_time": 14, "_origin": 15, "payload": 16, "_payload_bytes": 17,
+    "_schema": 18, "_misfit": 19,
 }  # fmt: skip
 """Numbers of the fixed columns. The next new column takes the lowest that was never used."""
-HEADER_IDS = (12, 13)
-"""Numbers of name and value inside ``_headers``."""
+MAP_IDS = {"_headers": (12, 13), "_misfit": (20, 21)}
+"""Numbers of name and value inside the columns that are maps."""
 LEVEL_IDS = range(1 << 16, 1 << 30)
-"""Numbers of topic levels, by a digest of the name: they depend neither on the other columns nor on their order, unless
-two digests meet (in one of 10,000 tables with 512 levels); the later column then takes the next number. Iceberg has
-numbers of its own from 2,147,483,447 on."""
+"""Numbers of topic levels and typed columns, by a digest of the name: they depend neither on the other columns nor on
+their order, unless two digests meet (in one of 10,000 tables with 512 levels); the later column then takes the next
+number. Iceberg has numbers of its own from 2,147,483,447 on."""
 _KEY = b"PARQUET:field_id"
 
 
@@ -31,7 +32,7 @@ def with_field_ids(schema: pa.Schema) -> pa.Schema:
     for field in schema:
         number = FIELD_IDS.get(field.name) or _level_id(field.name, taken)
         taken.add(number)
-        fields.append(_numbered(field.with_type(_with_ids(field.type)), number))
+        fields.append(_numbered(field.with_type(_with_ids(field.name, field.type)), number))
     return pa.schema(fields)
 
 
@@ -43,10 +44,10 @@ def _level_id(name: str, taken: set[int]) -> int:
     return number
 
 
-def _with_ids(kind: pa.DataType) -> pa.DataType:
+def _with_ids(column: str, kind: pa.DataType) -> pa.DataType:
     if not pa.types.is_map(kind):
         return kind
-    name, value = HEADER_IDS
+    name, value = MAP_IDS[column]
     return pa.map_(_numbered(kind.key_field, name), _numbered(kind.item_field, value))
 
 

@@ -24,6 +24,7 @@ from weft.storage.table.columns import (
     ORIGIN_COLUMN,
     ROWS_MAX,
     TIMESTAMP,
+    TOMBSTONE_COLUMN,
     VECTOR_CHECKS,
     Piece,
     RowBuilder,
@@ -32,6 +33,9 @@ from weft.storage.table.costs import RowCosts
 from weft.storage.table.levels import Levels, Topics
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_fields
 from weft.storage.table.record_time import BootKey, batch_times, known_clocks
+from weft.storage.table.typed_columns import OWN_COLUMNS
+from weft.storage.table.typed_rows import ROWS_MAX as TYPED_ROWS_MAX
+from weft.storage.table.typed_rows import TypedPart
 
 _BEFORE = (
     pa.field("_offset", pa.int64(), nullable=False),
@@ -51,7 +55,9 @@ _AFTER = (
     pa.field(ORIGIN_COLUMN, pa.string()),
 )
 
-FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
+FIXED_COLUMNS = frozenset(
+    {*(field.name for field in (*_BEFORE, *_AFTER, *OWN_COLUMNS)), "payload", BYTES_COLUMN, TOMBSTONE_COLUMN}
+)
 """Columns that are not topic levels, for any kind of payload."""
 LEVELS_MAX = 512
 """Maximum number of named topic levels that become columns of one stream."""
@@ -114,6 +120,7 @@ def rows_of(  # noqa: PLR0917
     payload: PayloadKind = PayloadKind.BYTES,
     joined: bool = True,
     rows_max: int | None = None,
+    typed: TypedPart | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of sections of one stream and shard as rows, offsets ascending. Rows of several small sections
     are made together: that costs a fraction.
@@ -128,16 +135,22 @@ def rows_of(  # noqa: PLR0917
         rows_max: number of rows up to which neighbouring batches are joined, and above which they are cut; None means
             ``ROWS_MAX``.
         joined: False gives each batch rows of its own, so that a failing one can be identified.
+        typed: columns from the payloads, behind the others.
 
     Raises:
         Corrupt: a section's contents differ from its index.
     """
     rows_max = ROWS_MAX if rows_max is None else rows_max
     schema = row_schema(fields, payload)
+    if typed is not None:
+        schema = pa.schema([*schema, *typed.fields])
+        rows_max = min(rows_max, TYPED_ROWS_MAX) if typed.rows is not None else rows_max
     if columns is not None:
         schema = pa.schema([field for field in schema if field.name in columns])
+        if TOMBSTONE_COLUMN in columns:
+            schema = schema.append(pa.field(TOMBSTONE_COLUMN, pa.bool_(), nullable=False))
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
-    builder = RowBuilder(schema, shard, levels, payload, rows_max)
+    builder = RowBuilder(schema, shard, levels, payload, rows_max, typed=typed.rows if typed else None)
     costs, decompressor = RowCosts(schema, len(fields) if levels else 0), zstandard.ZstdDecompressor()
     for each in sections:
         end = each.section.base_offset + each.section.count

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.storage.table.quality.marks import FAILED_COLUMN
 from weft.storage.table_maker.columns import levels_of
 
 SLICE_ROWS_MAX = 128 << 10
@@ -35,14 +36,14 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def sort_order(schema: pa.Schema, declared: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the columns that order a table's rows: the declared ones that it has, then those that it would have
-    without a declaration.
+    """Return the columns that order a table's rows: the declared ones that it has and that can be compared, then those
+    that it would have without a declaration.
 
     Topic levels come first, as topics name them, because keys and mostly edge nodes follow them; without levels, the
     edge node.
     """
-    levels = levels_of(schema)[:LEVELS_SORTED_MAX]
-    wanted = [name for name in declared if name in schema.names]
+    levels = [name for name in levels_of(schema) if name != FAILED_COLUMN][:LEVELS_SORTED_MAX]
+    wanted = [name for name in declared if name in schema.names and not pa.types.is_nested(schema.field(name).type)]
     return tuple(dict.fromkeys([*wanted, *levels, *_LAST]))
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from weft.storage.table.errors import TableConflict, TableError
 
-__all__ = ["StreamStopped", "TableConflict", "TableDiverged", "TableError"]
+__all__ = ["NoHistory", "StreamStopped", "TableConflict", "TableDiverged", "TableError"]
+
+
+class NoHistory(TableError):
+    """A table of all rows that is not there, and is not wanted: a latest table stands instead of it."""
 
 
 class TableDiverged(TableError):

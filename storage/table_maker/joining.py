@@ -29,6 +29,9 @@ PART_BYTES = 8 << 20
 """Bytes of a joined file that are written at a time."""
 
 
+Keep = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
 class Joined(NamedTuple):
     """Files of a table, and the file with their rows; no version names it yet."""
 
@@ -58,21 +61,27 @@ class Joiner:
         self._store, self._key, self._settings = store, key, settings
         self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
 
-    async def join(self, run: Sequence[DataFile], schema: pa.Schema) -> Joined:
+    async def join(
+        self, run: Sequence[DataFile], schema: pa.Schema, keep: Keep | None = None, sort: Sequence[str] = ()
+    ) -> Joined:
         """Join files, at least two and as many as the time allows.
+
+        Args:
+            keep: function that returns the rows of a batch which the new file has; at least one of all. None keeps all.
+            sort: columns by which an operator wants the rows to be sorted.
 
         Raises:
             StoreError, NotFound: a file cannot be read, or the new one not written.
         """
-        out = await in_thread(lambda: ParquetFile(schema))
+        out = await in_thread(lambda: ParquetFile(schema, sort))
         taken: list[DataFile] = []
         # The first offset and the nonce name it: where it ends shows once the time is over.
         path = f"shard-{run[0].shard}-{run[0].first_offset:020d}-{self._nonce()}.parquet"
-        size = await self._store.create_from(f"{self._key}/{path}", self._joined(run, out, taken))
+        size = await self._store.create_from(f"{self._key}/{path}", self._joined(run, out, taken, keep))
         return Joined(taken, out.data_file(path, size, self._clock() // 1_000_000))
 
     async def _joined(
-        self, run: Sequence[DataFile], out: ParquetFile, taken: list[DataFile]
+        self, run: Sequence[DataFile], out: ParquetFile, taken: list[DataFile], keep: Keep | None
     ) -> AsyncIterator[memoryview]:
         """Yield the bytes of the joined file: a slice of it is in memory, and parts of a file that it is made of."""
         until = self._monotonic() + self._settings.join_seconds_max
@@ -80,7 +89,7 @@ class Joiner:
             # Fewer than two files would save nothing.
             if len(taken) > 1 and self._monotonic() >= until:
                 break
-            parts = _copied(await self._opened_file(file), out)
+            parts = _copied(await self._opened_file(file), out, keep)
             while (part := await in_thread(partial(next, parts, None))) is not None:
                 yield part
             taken.append(file)
@@ -93,7 +102,7 @@ class Joiner:
         return ObjectFile(self._store, key, file.size, asyncio.get_running_loop())
 
 
-def _copied(source: Any, out: ParquetFile) -> Iterator[memoryview]:
+def _copied(source: Any, out: ParquetFile, keep: Keep | None) -> Iterator[memoryview]:
     """Add the rows of a file to another one, and yield the parts of that that are ready. Columns that the first lacks,
     because they were added later, are null."""
     streamed = pq.ParquetFile(source, page_checksum_verification=True, buffer_size=READ_BYTES, pre_buffer=False)
@@ -104,7 +113,8 @@ def _copied(source: Any, out: ParquetFile) -> Iterator[memoryview]:
             # Small row groups are read at once. Each column of a large one comes in pieces: its rows may take far more.
             file = whole if len(part) > 1 or each.bytes <= READ_GROUPS_BYTES else streamed
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=part):
-                out.add([_as_schema(batch, out.schema)])
+                rows = _as_schema(batch, out.schema)
+                out.add([rows if keep is None else keep(rows)])
                 if out.ready >= PART_BYTES:
                     yield out.take()
 

@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
+from typing import Protocol
 
+from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table_maker.columns import table_schema
 from weft.storage.table_maker.delta import DeltaHandle, in_thread
 from weft.storage.table_maker.errors import TableConflict, TableError
 from weft.storage.table_maker.settings import DEFAULTS, TableSettings
-from weft.storage.table_maker.tierer import Tierer
 from weft.storage.table_maker.writers import FileWriter, OwnWriter
 
 FILES_A_VERSION = 1000
@@ -32,8 +34,25 @@ GROWTH_MIN = 1.5
 """Least factor by which a join grows its largest part."""
 
 
+class MaintainedTable(Protocol):
+    """A maker of a table, between two of its steps."""
+
+    key: str
+    log: TableLog
+    version: int
+    payload: PayloadKind
+
+    async def take(self) -> DeltaState:
+        """Return the table; it is read again if another writer changed it."""
+        ...
+
+    def keep(self, state: DeltaState) -> None:
+        """Keep a version that is up to date with its table."""
+        ...
+
+
 class Maintenance:
-    """Maintenance of one tierer's table, between its steps and in the same task.
+    """Maintenance of one table, between the steps of its maker and in the same task.
 
     Args:
         clock: nanoseconds since 1970.
@@ -41,12 +60,13 @@ class Maintenance:
         monotonic: seconds of a clock that never jumps.
         writer: writer of the joined files; None writes them in this process.
         chance: a number from 0 to 1, another one for each start.
+        sort: returns the columns by which rows of a file are sorted first.
     """
 
     def __init__(
         self,
         store: ObjectStore,
-        tierer: Tierer,
+        tierer: MaintainedTable,
         *,
         settings: TableSettings = DEFAULTS,
         clock: Callable[[], int] = time.time_ns,
@@ -54,13 +74,14 @@ class Maintenance:
         monotonic: Callable[[], float] = time.monotonic,
         writer: FileWriter | None = None,
         chance: Callable[[], float] = random.random,
+        sort: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self._store = store
         self._tierer = tierer
         self._settings = settings
         self._clock, self._monotonic = clock, monotonic
         self._writer = writer or OwnWriter(store, settings, clock=clock, monotonic=monotonic)
-        self._is_sound = is_sound
+        self._is_sound, self._sort = is_sound, sort
         # Nothing says when an earlier process last did it. From a random moment on, processes that are restarted once
         # an hour do it as often as one that runs for good, and the tables of a hub do not do it all at once.
         self._vacuumed = monotonic() - chance() * settings.vacuum_interval_s
@@ -110,19 +131,26 @@ class Maintenance:
         Raises:
             TableConflict: another writer was first; nothing changed.
         """
-        columns = state.columns()
-        schema = table_schema(columns, self._tierer.payload)
-        if len(schema) != len(columns):
+        fields = state.fields()
+        schema = table_schema(fields, self._tierer.payload)
+        if len(schema) != len(fields):
             # A table with columns of its owner is left to the owner for rewriting.
             return state
         await self._tierer.log.follow(self._small)
         files = self._small.files()
         runs = await in_thread(lambda: small_runs(files, self._settings))
         if runs:
-            async for run, joined in self._writer.join(self._tierer.key, runs, schema):
+            async for run, joined in self._writer.join(self._tierer.key, runs, schema, self._sort()):
                 if not self._is_sound():
                     break
-                state = await self._tierer.log.replace(state, run, joined, self._now_ms())
+                if self._small.version < state.version:
+                    # The last join came after versions of others, which may have joined the files of this run.
+                    await self._tierer.log.follow(self._small)
+                    if not self._small.has_all(run):
+                        raise TableConflict(
+                            f"{self._tierer.key}: another writer has joined files of shard {run[0].shard}"
+                        )
+                state = await self._tierer.log.replace(state, run, joined, self._now_ms(), listed=self._small.version)
         return state
 
     async def checkpoint(self, state: DeltaState) -> bool:

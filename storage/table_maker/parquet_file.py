@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from weft.storage.payloads.decoder import MISFIT_COLUMN
 from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.row_groups import RowGroups
 from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.field_ids import with_field_ids
 from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.table.typed_columns import bounded_names
 from weft.storage.table_maker.clustering import SLICE_BYTES_MAX, SLICE_ROWS_MAX, Clustering, sort_order
 from weft.storage.table_maker.columns import levels_of
 from weft.storage.table_maker.statistics import statistics_columns
@@ -20,8 +22,8 @@ PAGE_ROWS_MAX = 2 << 10
 time: of an edge node's hour in a slice of twelve, one page of six."""
 _COUNTERS = dict.fromkeys(("_offset", "_seq", "_time", "_received"), "DELTA_BINARY_PACKED")
 """Columns that mostly count up: a byte or two per value instead of eight."""
-_PLAIN = {*_COUNTERS, "_shard", "_resent", "_headers", "payload", BYTES_COLUMN}
-_CONTENT = {"_headers", "payload", BYTES_COLUMN}
+_PLAIN = {*_COUNTERS, "_shard", "_resent", "_headers", "payload", BYTES_COLUMN, MISFIT_COLUMN}
+_CONTENT = {"_headers", "payload", BYTES_COLUMN, MISFIT_COLUMN}
 """Columns that filters do not compare with bounds. Their statistics would only make the file's footer longer."""
 
 
@@ -33,7 +35,7 @@ class ParquetFile:
     """
 
     def __init__(self, schema: pa.Schema, declared: Sequence[str] = ()) -> None:
-        self.schema = schema
+        self._schema = schema
         self._clustering = Clustering(sort_order(schema, declared))
         self._groups = RowGroups(
             with_field_ids(schema),
@@ -46,8 +48,13 @@ class ParquetFile:
             write_page_index=True,
             write_statistics=[name for name in schema.names if name not in _CONTENT],
         )
-        self._statistics = FileStatistics(statistics_columns(levels_of(schema)))
+        self._statistics = FileStatistics(statistics_columns(levels_of(schema), bounded_names(schema)))
         self.rows = 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of the rows."""
+        return self._schema
 
     def keep_together(self, rows: int, size: int) -> None:
         """Announce a slice of another file, of about ``size`` bytes: it stays within one slice of this file."""

@@ -7,8 +7,10 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from weft.bounds.background import BackgroundTask
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
@@ -17,11 +19,11 @@ from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog
 from weft.storage.every_shard import first_logs, missing_shards
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.presence.keepers import Claim, Keepers
-from weft.storage.table_maker.errors import TableError
+from weft.storage.table_maker.errors import NoHistory, TableError
 from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import DEFAULTS, TableSettings
+from weft.storage.table_maker.settings import DEFAULTS, UNDECLARED, TableSettings, TableTerms
 from weft.storage.table_maker.shards import ShardView, load_shard, share_memory
-from weft.storage.table_maker.status import StreamWork, TableStatus
+from weft.storage.table_maker.status import LatestLook, LatestWork, StreamWork, TableStatus
 from weft.storage.table_maker.tabled import TablePositions, first_untabled, tabled_streams
 from weft.storage.table_maker.tierer import Tierer
 from weft.storage.table_maker.turns import Turns
@@ -50,6 +52,7 @@ class TableService:
             process.
         claim: the tables that it makes instead of the hub's nodes; None for one of these.
         name: unique to each start; None for a random one.
+        terms: what is declared of streams.
     """
 
     def __init__(
@@ -64,15 +67,16 @@ class TableService:
         writer: FileWriter | None = None,
         claim: Claim | None = None,
         name: str | None = None,
+        terms: TableTerms = UNDECLARED,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
-        self._writer, self._claim = writer, claim
+        self._writer, self._claim, self._terms = writer, claim, terms
         self._clock, self._is_sound, self._monotonic = clock, is_sound, monotonic
         self._views: list[ShardView] = []
         self._logs = {log.shard: log for log in first_logs(store, cluster)}
         """The logs of the shards, those of splits as soon as the log of the halved shard was read."""
         self._streams: dict[StreamKey, StreamWork] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask()
         self._changed = asyncio.Event()
         """Set when other streams may be this node's."""
         own = name or secrets.token_hex(8)
@@ -90,15 +94,11 @@ class TableService:
 
     def start(self) -> None:
         """Start the rounds."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="weft-tables")
+        self._task.start(self._run(), name="weft-tables")
 
     async def close(self) -> None:
         """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        if await self._task.close():
             await self._keepers.close()
 
     async def catch_up(self) -> None:
@@ -117,9 +117,18 @@ class TableService:
         return [view.state for view in self._views]
 
     @property
+    def views(self) -> Sequence[ShardView]:
+        """Return the shards read so far. Callers must not change them."""
+        return self._views
+
+    def keeps_beside(self, key: StreamKey) -> bool:
+        """Return whether this node makes tables of a stream that stand beside the table of all its rows."""
+        return self._makes_all or self._keepers.keeps_beside(key)
+
+    @property
     def is_running(self) -> bool:
         """Return whether rounds run: from ``start`` to ``close``."""
-        return self._task is not None and not self._task.done()
+        return self._task.is_running
 
     def status(self, limit: int | None = None) -> list[TableStatus]:
         """Return the status of known streams by tenant and name; if they are more than ``limit``, failing ones come
@@ -143,6 +152,11 @@ class TableService:
         """Return the number of a stream's records that are table rows, or skipped, as last seen; None while unknown."""
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
+
+    def tierer(self, key: StreamKey) -> Tierer | None:
+        """Return the maker of a stream's table of all rows; None before that was read, and without one."""
+        found = self._streams.get(key)
+        return found.tierer if found is not None and found.tierer.version >= 0 and not found.is_look else None
 
     def position(self, tenant: str, stream: str, shard: int) -> int | None:
         """Return the offset below which all of a shard's records are table rows, as last seen; None while unknown."""
@@ -226,6 +240,11 @@ class TableService:
             view.chunks.clear()
         return moved
 
+    def grow(self, cluster: Cluster) -> None:
+        """Take up the shards of tenants that were set apart, from the next round on."""
+        new = {log.shard: log for log in first_logs(self._store, cluster) if log.shard not in self._logs}
+        self._logs |= new
+
     def _take_up_splits(self) -> list[ShardLog]:
         """Note the shards that splits have made. Return the logs of new ones."""
         new = {
@@ -275,7 +294,7 @@ class TableService:
         return wanting
 
     def _keeps(self, key: StreamKey) -> bool:
-        return self._makes_all or self._keepers.keeps(key)
+        return (self._makes_all or self._keepers.keeps(key)) and not self._stream(key).is_look
 
     def _wants_turn(self, key: StreamKey, stream: StreamWork) -> bool:
         if self._keeps(key):
@@ -312,25 +331,18 @@ class TableService:
             return False
 
     def _stream(self, key: StreamKey) -> StreamWork:
-        if key not in self._streams:
+        known = self._streams.get(key)
+        if known is None or known.is_over:
             tierer = Tierer(
-                self._store,
-                self._cluster,
-                *key,
-                self._views,
-                settings=self._settings,
-                clock=self._clock,
-                monotonic=self._monotonic,
-                writer=self._writer,
-            )
+                self._store, self._cluster, *key, self._views, settings=self._settings, clock=self._clock,
+                monotonic=self._monotonic, writer=self._writer, schema=partial(self._terms.schema, key),
+                quality=partial(self._terms.quality, key), sort=partial(self._terms.sort, key),
+                creates=lambda: not self._terms.instead(key),
+            )  # fmt: skip
             maintenance = Maintenance(
-                self._store,
-                tierer,
-                settings=self._settings,
-                clock=self._clock,
-                is_sound=self._is_sound,
-                writer=self._writer,
-            )
+                self._store, tierer, settings=self._settings, clock=self._clock, is_sound=self._is_sound,
+                writer=self._writer, sort=partial(self._terms.sort, key),
+            )  # fmt: skip
             self._streams[key] = StreamWork(tierer, maintenance)
         return self._streams[key]
 
@@ -347,6 +359,9 @@ class TableService:
                 _logger.info("the table of %s/%s is being updated again", *key)
                 self._repeats.forget(what)
             stream.error = None
+        except NoHistory:  # others make the latest table that stands instead
+            look = LatestLook(self._store, self._cluster, key, self._views, self._monotonic)
+            self._streams[key] = LatestWork(look, Maintenance(self._store, look), partial(self._terms.instead, key))
         except EXPECTED as error:
             stream.error = self._told(what, error)
         except Exception as error:
@@ -359,13 +374,15 @@ class TableService:
         return self._keeps(key) and stream.tierer.done > before and stream.tierer.is_behind
 
     async def _make(self, key: StreamKey, stream: StreamWork) -> None:
-        before = stream.tierer.done
-        if is_due := self._due.is_due(key):
+        before, why = stream.tierer.done, self._terms.held(key)
+        if is_due := self._due.is_due(key) and why is None:
             await stream.tierer.step()
         if not stream.tierer.is_behind:
             self._due.written(key)
         if not is_due or not stream.tierer.is_behind or stream.tierer.done == before:
             await stream.maintenance.maintain()
+        if why is not None and stream.tierer.is_behind:
+            raise TableError(why)
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
         # Logged with a limit: a round every few seconds has the same error.

@@ -1,8 +1,18 @@
-"""Bounds of the table step. The configuration's ``tables`` section sets the first ones; the rest are named here."""
+"""Bounds of the table step, and declarations of streams. The configuration's ``tables`` section sets the first ones;
+the rest are named here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.protocols.shard.shard_state import StreamKey
+
+if TYPE_CHECKING:
+    from weft.storage.chunks.traced_rows import OnTraced
+    from weft.storage.table.quality.declared import StreamQuality
+    from weft.storage.table.schemas import StreamSchema
 
 RETENTION_HOURS = 168
 """Retention of new tables, unless the settings say otherwise."""
@@ -47,6 +57,31 @@ class TableSettings:
     checkpoint_versions_max: int = 1000
     """Table versions between checkpoints of the largest tables: a reader reads as many entries at most."""
     vacuum_interval_s: float = 86_400.0
+    on_traced: OnTraced | None = None
+    """Receiver of the rows of traced messages; None for none, which looks for none."""
 
 
 DEFAULTS = TableSettings()
+
+
+@dataclass(frozen=True)
+class TableTerms:
+    """Look-ups of what is declared of the tables of streams. Each is asked again at every step: no restart is needed.
+
+    Args:
+        schema: declared schema.
+        quality: quality rules.
+        sort: columns by which rows of files are sorted first; none for those of ``clustering`` alone.
+        instead: whether a latest table stands instead of a table of all rows, which is not made then.
+        held: why the table gets no rows for now; None if it does.
+    """
+
+    schema: Callable[[StreamKey], StreamSchema | None] = lambda _: None
+    quality: Callable[[StreamKey], StreamQuality | None] = lambda _: None
+    sort: Callable[[StreamKey], Sequence[str]] = lambda _: ()
+    instead: Callable[[StreamKey], bool] = lambda _: False
+    held: Callable[[StreamKey], str | None] = lambda _: None
+
+
+UNDECLARED = TableTerms()
+"""Nothing is declared."""

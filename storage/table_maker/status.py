@@ -1,13 +1,25 @@
-"""Status of the work on tables, for operators."""
+"""The work on the table of each stream, and its status for operators."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.cluster import Cluster
+from weft.storage.hub_keys import latest_key
+from weft.storage.object_store import ObjectStore
 from weft.storage.presence.keepers import Claim
+from weft.storage.table.delta.log import TableLog
+from weft.storage.table.instead import has_all_rows
+from weft.storage.table.names import app_ids
 from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.shards import ShardView
 from weft.storage.table_maker.tierer import Tierer
+
+LOOK_S = 10.0
+"""Interval at which a node reads how far a latest table is that stands instead of a table of all rows."""
 
 
 class ShardPosition(msgspec.Struct, frozen=True):
@@ -49,16 +61,26 @@ class TableStatus(msgspec.Struct, frozen=True):
     stopped: list[StoppedRange]
     made_by: Claim | None = None
     """Maker of the table instead of the hub's nodes; None if one of these makes it."""
+    kind: str = "all"
+    """`all` for the table of all rows, `latest` for the latest table that stands instead of it."""
 
 
 class StreamWork:
     """A stream's tierer and the state of its work."""
+
+    is_look = False
+    """True if a latest table, which other work makes, stands instead of the table of all rows."""
 
     def __init__(self, tierer: Tierer, maintenance: Maintenance) -> None:
         self.tierer = tierer
         self.maintenance = maintenance
         self.committed_at: int | None = None
         self.error: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether other work has to take its place."""
+        return False
 
     def wants_turn(self, is_due: bool) -> bool:
         """Return whether it has work. ``is_due``: whether new rows are written now."""
@@ -81,4 +103,57 @@ class StreamWork:
                 for _, each in sorted(self.tierer.stopped.items())
             ],
             made_by,
+            "latest" if self.is_look else "all",
         )
+
+
+class LatestLook(Tierer):
+    """A reader of how far the only table of a stream is, in the place of a maker of the table of all rows.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        stream: StreamKey,
+        views: Sequence[ShardView],
+        monotonic: Callable[[], float],
+    ) -> None:
+        super().__init__(store, cluster, *stream, views, monotonic=monotonic)
+        self.key = latest_key(*stream)
+        self.log = TableLog(store, self.key, app_ids(cluster.cluster_id, stream[1]))
+        self.has_other = False
+        """True once a table of all rows was found, which an operator has put back."""
+        self._of, self._due_at = (store, stream), monotonic()
+
+    async def look(self) -> None:
+        """Read how far the table is, if the last look was long enough ago. Raises as ``Tierer.look``."""
+        if self._monotonic() < self._due_at:
+            return
+        self._due_at = self._monotonic() + LOOK_S
+        if await has_all_rows(*self._of):
+            self.has_other = True
+            return
+        await super().look()
+
+
+class LatestWork(StreamWork):
+    """Looks at the only table of a stream.
+
+    Args:
+        wanted: whether it is still to be the only one.
+    """
+
+    is_look = True
+
+    def __init__(self, look: LatestLook, maintenance: Maintenance, wanted: Callable[[], bool]) -> None:
+        super().__init__(look, maintenance)
+        self._look, self._wanted = look, wanted
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the table of all rows is there again, or is to be made."""
+        return self._look.has_other or not self._wanted()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.chunk_log import Cluster, ShardLog, table_key
+from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.names import app_id, app_ids, source_ids
-from weft.storage.table_maker.errors import TableError
+from weft.storage.table.instead import positions_of
+from weft.storage.table.names import app_id, source_ids
+from weft.storage.table_maker.errors import TableDiverged, TableError
 from weft.storage.table_maker.gather import LastChunk
+from weft.storage.table_maker.shards import ShardView
 
 
 def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
@@ -25,15 +27,14 @@ def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
 
 
 async def table_position(store: ObjectStore, log: ShardLog, stream: StreamKey) -> int | None:
-    """Return the offset below which all of a shard's records of a stream are table rows, or skipped; None without a
-    table.
+    """Return the offset below which all of a shard's records of a stream are table rows, or skipped, or were taken
+    into a latest table that stands instead; None without a table.
 
     Raises:
         TableError, StoreUnfit: the table cannot be read.
     """
-    cluster_id = log.cluster.cluster_id
-    table = await TableLog(store, table_key(*stream), app_ids(cluster_id, stream[1])).read()
-    return None if table is None else table.transactions.get(app_id(cluster_id, stream[1], log.shard))
+    table = await positions_of(store, log.cluster, stream)
+    return None if table is None else table.transactions.get(app_id(log.cluster.cluster_id, stream[1], log.shard))
 
 
 class Position(NamedTuple):
@@ -66,8 +67,7 @@ class TablePositions:
         return self._known[stream]
 
     async def _read(self, stream: StreamKey) -> dict[int, Position] | None:
-        wanted = app_ids(self._cluster.cluster_id, stream[1])
-        table = await TableLog(self._store, table_key(*stream), wanted).read()
+        table = await positions_of(self._store, self._cluster, stream)
         if table is None:
             return None
         apps = {shard: app_id(self._cluster.cluster_id, stream[1], shard) for shard in self._shards(stream)}
@@ -118,3 +118,39 @@ async def first_untabled(
         if position.end < end:
             first = min(first, source.n)
     return first
+
+
+async def checked_source(table: str, view: ShardView, position: int, source: LastChunk | None) -> LastChunk:
+    """Return the chunk of a table's position, which the log still has.
+
+    A log that was restored to an earlier state is behind the table only until it has grown past the position. From
+    then on, its offsets have other records than the table's rows.
+
+    Raises:
+        TableDiverged: it has not.
+        TableError: the chunk cannot be read.
+    """
+    if source is None:
+        raise diverged(table, view.shard, position, "and does not say of which chunk")
+    try:
+        chunk = await view.log.index(source.n)
+    except CodecError as error:
+        raise TableError(f"{table}: its position cannot be compared with the log: {error}") from error
+    if chunk is None or chunk.footer_crc != source.footer_crc:
+        manifest, _ = await view.log.manifest()
+        # Below the watermark there is nothing, or only chunks that a paused writer made again.
+        if source.n >= manifest.watermark:
+            how = f"taken from another chunk {source.n} than the log's"
+            if chunk is None:
+                how = f"taken from chunk {source.n}, which the log does not have"
+            raise diverged(table, view.shard, position, how)
+    return source
+
+
+def diverged(table: str, shard: int, position: int, how: str) -> TableDiverged:
+    """Return the error of a table whose position in a shard is not one of the log."""
+    return TableDiverged(
+        f"{table} holds offsets of shard {shard} up to {position}, {how}. The store was restored to an earlier state. "
+        "Move the table away, and the hub makes it again from the log. Records that only the table has stay in what "
+        "was moved away"
+    )

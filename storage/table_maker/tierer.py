@@ -7,10 +7,9 @@ again. Any number of tierers may work on one table: only one moves a position fr
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,23 +18,27 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.table.deletions import KnownErased, erased_offsets
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
-from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, app_ids, source_ids, table_payload
+from weft.storage.table.erased import ERASED_PROPERTY
+from weft.storage.table.names import app_id, app_ids, source_ids, table_payload
+from weft.storage.table.quality.checks import RowChecks
+from weft.storage.table.quality.declared import StreamQuality
+from weft.storage.table.quality.table_quality import NewRows, TableQuality
 from weft.storage.table.rows import row_schema
+from weft.storage.table.schemas import StreamSchema
+from weft.storage.table.typed_columns import bounded_names
+from weft.storage.table.typing import Typing
 from weft.storage.table_maker.columns import lacking, new_columns, table_schema
 from weft.storage.table_maker.declared import Declared
 from weft.storage.table_maker.delta import DeltaHandle, in_thread
-from weft.storage.table_maker.errors import StreamStopped, TableConflict, TableDiverged, TableError
+from weft.storage.table_maker.errors import NoHistory, StreamStopped, TableConflict, TableError
 from weft.storage.table_maker.gather import Gathered, LastChunk, not_skipped, pass_over
-from weft.storage.table_maker.settings import DEFAULTS, RETENTION_HOURS, TableSettings
+from weft.storage.table_maker.settings import DEFAULTS, TableSettings
 from weft.storage.table_maker.shards import ShardView
-from weft.storage.table_maker.statistics import (
-    COMPLETE_EARLIER,
-    EARLIER_COLUMNS,
-    STATISTICS_PROPERTY,
-    statistics_columns,
-)
+from weft.storage.table_maker.statistics import changed_properties, new_properties, statistics_columns
+from weft.storage.table_maker.tabled import checked_source, diverged
 from weft.storage.table_maker.writers import FileWriter, Made, OwnWriter, StreamRows, WantedRows
 
 ATTEMPTS_MAX = 5
@@ -43,9 +46,6 @@ ATTEMPTS_MAX = 5
 HELD_SECONDS_MAX = 3600.0
 """Time after which a table is read again, far below every retention of log entries: a commit on top of an old version
 must not get the number of one that was cleaned up."""
-RETENTION_PROPERTIES = ("delta.deletedFileRetentionDuration", "delta.logRetentionDuration")
-_HOURS = re.compile(r"interval \d+ hours")
-"""Form in which the hub writes them."""
 
 
 class _Written(NamedTuple):
@@ -57,6 +57,7 @@ class _Written(NamedTuple):
     made: Made
     """Without files if all offsets from there on are skipped."""
     schema: pa.Schema
+    checks: RowChecks | None
 
 
 class Tierer:
@@ -68,6 +69,9 @@ class Tierer:
         monotonic: seconds.
         nonce: returns a name for a file that no other tierer uses.
         writer: writer of the files; None writes them in this process, with the names of ``nonce``.
+        schema, quality: return the declared schema and the quality rules of the stream, as this process knows them.
+        sort: returns the columns by which rows of a file are sorted first.
+        creates: returns whether a table that is not there is made.
     """
 
     def __init__(
@@ -83,9 +87,14 @@ class Tierer:
         monotonic: Callable[[], float] = time.monotonic,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
         writer: FileWriter | None = None,
+        schema: Callable[[], StreamSchema | None] = lambda: None,
+        quality: Callable[[], StreamQuality | None] = lambda: None,
+        sort: Callable[[], Sequence[str]] = lambda: (),
+        creates: Callable[[], bool] = lambda: True,
     ) -> None:
         self.key = table_key(tenant, stream)
-        self.log = TableLog(store, self.key, app_ids(cluster.cluster_id, stream))
+        applications = app_ids(cluster.cluster_id, stream)
+        self.log = TableLog(store, self.key, applications)
         self.positions: dict[int, int] = {}
         """Positions per shard, as last read or committed: rows of lower offsets are in the table."""
         self.version = -1
@@ -98,11 +107,10 @@ class Tierer:
         """Shards whose next records cannot become rows."""
         self.rows_moved = 0
         """Rows that this tierer moved into the table."""
-        self._store = store
-        self._cluster = cluster
+        self._store, self._cluster = store, cluster
         self._stream_key, self._stream = (tenant, stream), stream
         self._views = views
-        self._settings = settings
+        self._settings, self._creates = settings, creates
         self._clock, self._monotonic = clock, monotonic
         self._sources: dict[int, LastChunk] = {}
         """Per shard the chunk of its position, compared with the log."""
@@ -112,9 +120,11 @@ class Tierer:
         self._state: DeltaState | None = None
         """The table as last read, or after this tierer's last commit."""
         self._read_at = 0.0
-        self._positions_known = False
-        """True while ``positions`` are those of that version."""
+        self._erased = KnownErased(store, tenant, stream)
         self._declared = Declared(tenant, stream, views)
+        self.typing = Typing(self.key, schema)
+        self.quality = TableQuality(quality, applications)
+        self._sort = sort
         self._writer = writer or OwnWriter(store, settings, clock=clock, monotonic=monotonic, nonce=nonce)
 
     def ends(self) -> dict[int, int]:
@@ -164,15 +174,17 @@ class Tierer:
         """Return the table, created if there is none; its log is durable up to the version returned.
 
         Raises:
-            TableError: it cannot be read or created.
+            TableError: it cannot be read or created; ``NoHistory`` if it is not there, and must not be made.
         """
         if not self._opened:
             await self.log.mend()
         state = await self.log.read()
         if state is None:
+            if not self._creates():
+                raise NoHistory(f"{self.key}: a latest table stands instead of it")
             self.log = self.log.anew()
             state = await self._create()
-        elif not self._opened and (changed := self._changed_properties(state.properties())):
+        elif not self._opened and (changed := changed_properties(state.properties(), self._settings)):
             metadata = state.with_properties(changed)
             state = await self.log.alter(state, "SET TBLPROPERTIES", metadata, self._now_ms())
         await self.log.sync(state.version)
@@ -183,7 +195,11 @@ class Tierer:
     async def _create(self) -> DeltaState:
         uri, options = self._store.location(self.key)
         levels, payload = new_columns([], self._declared.levels()), self._declared.payload()
-        schema, configuration = row_schema(levels, payload), self._configuration(levels, payload)
+        schema = self.typing.created(row_schema(levels, payload))
+        names = statistics_columns(levels, bounded_names(schema))
+        configuration = new_properties(payload, names, self._settings)
+        if await erased_offsets(self._store, *self._stream_key):
+            configuration[ERASED_PROPERTY] = "true"
         await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
         state = await self.log.read()
         if state is None:
@@ -211,11 +227,13 @@ class Tierer:
         """Read how far the table is, which another node makes.
 
         Raises:
-            TableError: it cannot be read.
+            TableError: it cannot be read; ``NoHistory`` as ``open``.
         """
         known = None if self._state is None else await self.log.advance(self._state)
         state = known or await self.log.read()
         if state is None:
+            if not self._creates():
+                raise NoHistory(self.key)
             return
         self._take_facts(state)
         self.keep(state)
@@ -226,20 +244,22 @@ class Tierer:
     def _take_facts(self, state: DeltaState) -> None:
         self._read_at = self._monotonic()
         self.version, self.columns = state.version, state.columns()
+        self.quality.read(state.transactions)
         self.payload = table_payload(dict(self.columns).get("payload"), state.properties())
-        self._positions_known = False
 
     def keep(self, state: DeltaState) -> None:
         """Keep a version that is up to date with its table: reading the table costs many requests in a bucket."""
         self._state, self.version = state, state.version
 
     async def _move(self, state: DeltaState, written: dict[int, _Written]) -> int:
-        if not self._positions_known or self.ends().keys() - self.positions.keys():
-            await self._read_positions(state)
-            self._positions_known = True
+        if state.properties().get(ERASED_PROPERTY) == "true":
+            await self._erased.read(state.metadata.get("id"))
         state = await self._grow(state)
-        schema = table_schema(self.columns, self.payload)
-        unreadable = await self._write(written, schema)
+        # Each time: with the new columns, or a join of files, came versions of others, which may have moved rows.
+        await self._read_positions(state)
+        self.quality.read(state.transactions)
+        schema = table_schema(state.fields(), self.payload)
+        unreadable = await self._write(written, schema, self.quality.checks(self.typing.rows, schema))
         if written:
             state = await self._commit(state, list(written.values()))
         self.version = state.version
@@ -248,14 +268,16 @@ class Tierer:
         self.keep(state)
         return sum(file.rows for item in written.values() for file in item.made.files)
 
-    async def _write(self, written: dict[int, _Written], schema: pa.Schema) -> Exception | None:
+    async def _write(
+        self, written: dict[int, _Written], schema: pa.Schema, checks: RowChecks | None
+    ) -> Exception | None:
         """Write the next rows of each shard whose files no longer fit. Return the error of a shard that has one."""
         unreadable: Exception | None = None
         wanted: list[WantedRows] = []
         for view in self._views:
             first = self.positions.get(view.shard, 0)
             known = written.get(view.shard)
-            if known and (known.first, known.schema) == (first, schema):
+            if known and (known.first, known.schema, known.checks) == (first, schema, checks):
                 continue
             written.pop(view.shard, None)
             self.stopped.pop(view.shard, None)
@@ -265,14 +287,15 @@ class Tierer:
                 unreadable = error
                 continue
             if isinstance(found, Gathered):
-                written[view.shard] = _Written(view.shard, first, Made((), found), schema)
+                written[view.shard] = _Written(view.shard, first, Made((), found), schema, checks)
             elif found is not None:
                 wanted.append(found)
-        rows = StreamRows(self._stream_key, schema, self.payload, self._declared)
+        erased, typed = self._erased.offsets, self.typing.rows
+        rows = StreamRows(self._stream_key, schema, self.payload, self._declared, typed, checks, erased, self._sort())
         for each, made in zip(wanted, await self._writer.write(rows, wanted) if wanted else (), strict=True):
             shard = each.view.shard
             if isinstance(made, Made):
-                written[shard] = _Written(shard, self.positions.get(shard, 0), made, schema)
+                written[shard] = _Written(shard, self.positions.get(shard, 0), made, schema, checks)
                 continue
             # Damage of one shard must not keep the others' records from the table.
             unreadable = made
@@ -293,49 +316,25 @@ class Tierer:
                 while await view.chunks.extend(view.state):
                     pass
             if position > (end := self.ends().get(view.shard, 0)):
-                raise self._diverged(view.shard, position, f"the log only up to {end}")
+                raise diverged(self.key, view.shard, position, f"the log only up to {end}")
             n, crc = (transactions.get(name) for name in source_ids(names[view.shard]))
-            await self._compare(view, position, None if n is None or crc is None else LastChunk(n, crc))
+            source = None if n is None or crc is None else LastChunk(n, crc)
+            known = self._sources.get(view.shard)
+            # A table of an earlier release does not say which chunk it was made from: that is looked up once.
+            is_checked = source == known or (source is None and self.positions.get(view.shard) == position)
+            if known is None or not is_checked:
+                self._sources[view.shard] = await checked_source(self.key, view, position, source)
         self.positions = found
 
-    async def _compare(self, view: ShardView, position: int, source: LastChunk | None) -> None:
-        """Check that the log still has the chunk of a position.
-
-        A log that was restored to an earlier state is behind the table only until it has grown past the position. From
-        then on, its offsets have other records than the table's rows.
-        """
-        if source is None:
-            raise self._diverged(view.shard, position, "and does not say of which chunk")
-        if source == self._sources.get(view.shard):
-            return
-        try:
-            chunk = await view.log.index(source.n)
-        except CodecError as error:
-            raise TableError(f"{self.key}: its position cannot be compared with the log: {error}") from error
-        if chunk is None or chunk.footer_crc != source.footer_crc:
-            manifest, _ = await view.log.manifest()
-            # Below the watermark there is nothing, or only chunks that a paused writer made again.
-            if source.n >= manifest.watermark:
-                how = f"taken from another chunk {source.n} than the log's"
-                if chunk is None:
-                    how = f"taken from chunk {source.n}, which the log does not have"
-                raise self._diverged(view.shard, position, how)
-        self._sources[view.shard] = source
-
-    def _diverged(self, shard: int, position: int, how: str) -> TableDiverged:
-        return TableDiverged(
-            f"{self.key} holds offsets of shard {shard} up to {position}, {how}. The store was restored to an earlier "
-            "state. Move the table away, and the hub makes it again from the log. Records that only the table has stay "
-            "in what was moved away"
-        )
-
     async def _grow(self, state: DeltaState) -> DeltaState:
-        """Add columns for new topic levels, and ``LATER_COLUMNS``, to the table. Return the new version."""
+        """Add columns for new topic levels and fields, and ``LATER_COLUMNS``, to the table. Return the new version."""
         names = [name for name, _ in self.columns]
-        fresh = [*new_columns(names, self._declared.levels()), *lacking(names)]
+        fresh = [*new_columns(names, self._declared.levels()), *lacking(names), *self.quality.lacking(names)]
         if fresh:
             state = await self.log.alter(state, "ADD COLUMN", state.with_text_columns(fresh), self._now_ms())
-            self.columns = state.columns()
+        if (fields := self.typing.grown(state.fields())) is not None:
+            state = await self.log.alter(state, "ADD COLUMN", state.with_fields(fields), self._now_ms())
+        self.columns = state.columns()
         return state
 
     async def _wanted(self, view: ShardView) -> WantedRows | Gathered | None:
@@ -365,33 +364,20 @@ class Tierer:
             app = app_id(self._cluster.cluster_id, self._stream, item.shard)
             transactions[app] = item.made.gathered.end
             transactions.update(zip(source_ids(app), item.made.gathered.source, strict=True))
+        rows = [NewRows(each.shard, each.first, each.made.gathered.end, each.made.tally) for each in written]
+        place, known = self._store.location(self.key), self.positions
+        transactions |= await self.quality.counting(state.transactions, state.version, place, known, rows)
         state = await self.log.append(state, files, transactions, self._now_ms())
+        self.quality.committed()
+        self.quality.read(state.transactions)
         self.rows_moved += sum(file.rows for file in files)
         for item in written:
-            end, source, next_n = item.made.gathered
+            end, source, next_n, traced = item.made.gathered
             self.positions[item.shard], self._sources[item.shard] = end, source
             self._next_chunk[item.shard] = (end, next_n)
+            if traced and self._settings.on_traced is not None:
+                self._settings.on_traced(self._stream_key, state.version, traced)
         return state
-
-    def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
-        said = {} if payload is PayloadKind.BYTES else {PAYLOAD_PROPERTY: payload.label}
-        return said | {STATISTICS_PROPERTY: ",".join(statistics_columns(levels))} | self._retention()
-
-    def _retention(self) -> dict[str, str]:
-        return dict.fromkeys(
-            RETENTION_PROPERTIES, f"interval {self._settings.retention_hours or RETENTION_HOURS} hours"
-        )
-
-    def _changed_properties(self, now: Mapping[str, str]) -> dict[str, str]:
-        """Return the properties of a table that the settings, or this release, want otherwise."""
-        # Another form is its owner's word.
-        wanted = RETENTION_PROPERTIES if self._settings.retention_hours is not None else ()
-        ours = {name for name in wanted if _HOURS.fullmatch(now.get(name, ""))}
-        changed = {name: value for name, value in self._retention().items() if name in ours and now[name] != value}
-        if now.get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
-            # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".
-            changed[STATISTICS_PROPERTY] = ",".join(COMPLETE_EARLIER)
-        return changed
 
     def _now_ms(self) -> int:
         return self._clock() // 1_000_000

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "proofs": {*FOUNDATION, "storage"},
     "edge_node": {*FOUNDATION, "network", "storage", "replication"},
     "cloud_hub": {*FOUNDATION, "network", "storage", "replication"},
-    "spark_sinks": {*FOUNDATION, "storage", "proofs"},
+    "spark_sinks": {*FOUNDATION, "storage", "replication", "proofs"},
     "pyspark_weft": {"spark_sinks"},
     "weft": {*FOUNDATION, "network", "storage", "replication", "proofs", "edge_node", "cloud_hub", "spark_sinks"},
 }

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from tests.architecture.house import ALLOWED, edges, modules, nodes
 
 OTHER_IMPLEMENTATIONS = {
-    "storage.filesystem.File": "of the disks that tests have",
-    "storage.filesystem.Lock": "likewise",
+    "storage.filesystem.Lock": "of the disks that tests have",
     "storage.object_store.probe.Overlapping": "the store of a test of the probe; asks what a store can do",
     "edge_node.servers.listeners.door.Arrival": "connections without limits, of tests and of amqtt's plug-in",
 }

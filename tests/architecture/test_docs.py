@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE_WIDTH = 120
 
 
-@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "cli.md"])
+@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "alerts.md", "cli.md", "openapi.json"])
 def test_generated_pages_are_current(name: str) -> None:
     assert (REFERENCE / name).read_text() == pages()[name], "run: ./run docs"
 

@@ -24,7 +24,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     ),
     "psycopg": ("spark_sinks/sinks/jdbc/",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/", "weft/demo/"),
-    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "network/http_server"),
+    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "network/http_server", "network/pages/"),
     "websockets": (
         "edge_node/servers/listeners/",
         "edge_node/servers/http/out/websocket.py",
@@ -37,13 +37,18 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/api/tokens.py"),
+    "cryptography": ("storage/segment_log/sealed/cipher.py", "config/signing/keys.py", "cloud_hub/"),
+    "opentelemetry": ("network/tracing/",),
+    "joserfc": ("cloud_hub/api/identity/jwt/",),
     "ctypes": ("storage/kernel_clock.py", "edge_node/functions/kinds/python/confinement.py", "weft/service/serving.py"),
 }
 """Library -> where it may be imported."""
 
 LIGHT = (
     "protocols/", "config/", "replication/", "network/", "edge_node/", "storage/segment_log/", "storage/filesystem.py",
-    "storage/histogram.py",
+    "storage/histogram.py", *(f"storage/payloads/{name}.py" for name in (
+        "avro", "check", "exact", "fits", "formats", "misfits", "protobuf", "tree", "typed",
+    )),
 )  # fmt: skip
 HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark", "py4j"}
 

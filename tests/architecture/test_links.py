@@ -15,7 +15,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(
     r"(?:\./)?[A-Za-z_.][\w.-]*(?:/[\w.-]+)*(?:/|\.(?:md|py|yaml|toml|txt))|[A-Za-z_.][\w.-]*(?:/[\w.-]+)+"
 )
-_MADE = re.compile(r"(?:tables|edge|hub|dist)(?:/|\.yaml)|\.venv.*")
+_MADE = re.compile(r"(?:tables|edge|hub|dist|site)(?:/|\.yaml)|\.venv.*")
 """What a person or an installation makes."""
 _MEDIA_TYPE = re.compile(r"(?:application|multipart|text)/.*")
 ids = [str(page.relative_to(ROOT)) for page in PAGES]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.searches import has_turn
 from tests.support.slices import VARIABLE, Slice, slice_of_commit
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,16 @@ def test_consecutive_slices_take_turns_of_what_can_be_counted() -> None:
     ]  # fmt: skip
     assert Slice(3, is_night=True).some("abcde", ci=2) == list("abcde")
     assert Slice(3).some("ab", ci=4) == ["a", "b"]
+
+
+def test_every_turn_comes_and_a_night_takes_all() -> None:
+    for file in ("tests/a/test_b.py", "tests/a/test_c.py"):
+        for at in range(4):
+            made = [number for number in range(12) if has_turn(Slice(number), file, at, 3)]
+            assert [later - earlier for later, earlier in zip(made[1:], made, strict=False)] == [3, 3, 3]
+    assert sum(has_turn(Slice(7), "f", at, 3) for at in range(3)) == 1, "tests of a file follow one another"
+    assert has_turn(Slice(7, is_night=True), "f", 0, 3)
+    assert has_turn(Slice(7, is_night=True), "f", 1, 3)
 
 
 @pytest.mark.parametrize("one", [Slice(926), Slice(7, is_night=True)])
@@ -83,13 +94,18 @@ def test_seeds(kind):
 def test_other():
     raise AssertionError("no search")
 
+@pytest.mark.search(turns=2)
+@pytest.mark.parametrize("kind", range(4))
+def test_turns(kind):
+    pass
+
 @given(strategies.integers(0, 1 << 60), few=5, many=5)
 def test_property(number):
     print("number", number)
 """
 
 
-def run(folder: Path, *arguments: str, slice_: str) -> str:
+def run(folder: Path, *arguments: str, slice_: str, named: str = "") -> str:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_some.py").write_text(TESTS)
     # In CI, Hypothesis would take the same examples each time.
@@ -97,10 +113,8 @@ def run(folder: Path, *arguments: str, slice_: str) -> str:
     variables.pop("PYTEST_ADDOPTS", None)  # with options that this run's conftest does not have
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
     command.append(f"--basetemp={folder / '.base'}")
-    done = subprocess.run(
-        [*command, str(folder), *arguments], cwd=folder, env=variables, capture_output=True, text=True, check=False
-    )
-    return done.stdout
+    command += [str(folder / named), *arguments]
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.mark.slow
@@ -116,11 +130,24 @@ def test_a_search_that_fails_says_how_to_repeat_it(processes: list[str], tmp_pat
 
 @pytest.mark.slow
 def test_a_search_is_a_slow_test(tmp_path: Path) -> None:
-    found = run(tmp_path, "-m", "slow", "--collect-only", "-q", slice_="1").splitlines()
+    found = run(tmp_path, "-m", "slow", "-k", "not turns", "--collect-only", "-q", slice_="1").splitlines()
     assert found[:3] == [
         f"test_some.py::{name}" for name in ("test_seeds[a b]", "test_seeds[c]", "test_property[many]")
     ]
-    assert "3/5 tests collected" in found[-1]
+    assert "3/9 tests collected" in found[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [[], ["-n1"]], ids=["one", "workers"])
+def test_searches_take_turns_where_a_folder_is_asked_for(processes: list[str], tmp_path: Path) -> None:
+    def made(slice_: str, named: str = "") -> set[str]:
+        shown = run(tmp_path, "-rA", "-k", "turns", *processes, slice_=slice_, named=named)
+        return set(re.findall(r"^PASSED test_some.py::test_turns\[(\d)\]$", shown, re.MULTILINE))
+
+    first, second = made("1"), made("2")
+    assert (len(first), first | second) == (2, {"0", "1", "2", "3"})
+    assert made("3") == first
+    assert made("night-1") == made("1", named="test_some.py") == first | second
 
 
 @pytest.mark.slow

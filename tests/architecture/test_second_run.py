@@ -56,6 +56,7 @@ def test_whose_end_fails(broken_end): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "processes",
     [pytest.param([], marks=pytest.mark.slow), ["--numprocesses=1", "--dist=loadgroup"]],

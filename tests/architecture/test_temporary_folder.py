@@ -59,6 +59,7 @@ def test_what_is_left_fails_the_run(folder: Path) -> None:
     assert "forgotten." in said
 
 
+@pytest.mark.slow
 def test_folders_of_failed_tests_stay_until_the_next_run(folder: Path) -> None:
     status, said = run(folder, FAILS)
     assert status == 1

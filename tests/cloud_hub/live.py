@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -15,12 +16,15 @@ from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
 from weft.network.tls.files import ClientTlsFiles
+from weft.network.token_file import read_token
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
-from weft.replication.runner import LinkIdentity, LinkSettings, run_link
+from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, run_link
+from weft.replication.runner.control import LinkControl
+from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.replication.status import LinkStatus
 from weft.storage.object_store import ObjectStore
@@ -102,12 +106,23 @@ async def running_link(
     token: str | None = None,
     epochs: MemoryEpochs | None = None,
     *,
+    token_file: str | None = None,
     url: str | None = None,
     tls: ClientTlsFiles | None = None,
+    redirects: tuple[str, ...] | None = None,
+    config: ConfigDoor | None = None,
+    sender: SenderSettings | None = None,
+    control: LinkControl | None = None,
 ) -> AsyncIterator[LinkStatus]:
     status = LinkStatus("hub")
-    settings = LinkSettings((url or hub.url,), token=lambda: token, retry_min_s=0.05, tls=tls or ClientTlsFiles())
-    task = asyncio.create_task(run_link(log, identity, settings, epochs or MemoryEpochs(), status))
+    read = (lambda: token) if token_file is None else partial(read_token, token_file)
+    settings = LinkSettings(
+        (url or hub.url,), token=read, retry_min_s=0.05, tls=tls or ClientTlsFiles(), redirects=redirects,
+        sender=sender or SenderSettings(),
+    )  # fmt: skip
+    task = asyncio.create_task(
+        run_link(log, identity, settings, epochs or MemoryEpochs(), status, config=config, control=control)
+    )
     try:
         yield status
     finally:

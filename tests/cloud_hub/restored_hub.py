@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.links import Links
 from weft.protocols.batch import ClockReading, ClockState

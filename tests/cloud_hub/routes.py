@@ -13,9 +13,9 @@ from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello
+from weft.replication.attempts.outcome import ConnectionEnd
+from weft.replication.attempts.redirects import HOPS_MAX, Redirects, Target
 from weft.replication.runner import LinkRefused
-from weft.replication.runner.connection import ConnectionEnd
-from weft.replication.runner.redirects import HOPS_MAX, Redirects, Target
 from weft.replication.status import LinkState
 
 BROKEN = ConnectionEnd(LinkState.WAITING, "cannot connect")
@@ -74,7 +74,7 @@ class Route:
         hello = Hello(
             PROTOCOL_VERSION, self._lane.tenant, self._lane.edge, self._lane.log_id, 1, now_ns(), "weft", stay=stay
         )  # fmt: skip
-        opening = link.open(hello, cast(Any, None))
+        opening = link.open(hello, cast(Any, SimpleNamespace(say=lambda _: None)))
         try:
             opening.send(None)
         except StopIteration:

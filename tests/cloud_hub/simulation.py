@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from tests.cloud_hub import virtual_time
+from tests.cloud_hub.canaries import Askers
 from tests.cloud_hub.collection import Collector, SleepingReader
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM, FaultyStore
@@ -228,13 +229,15 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     followed: list[frozenset[StreamKey] | None] = [None, frozenset([("default", rng.choice(["a", "b"]))])]
     readers = [SleepingReader(inner, random.Random(rng.random()), rules, only) for only in followed]
     collector = Collector(inner, COLLECTION_DELAY_S)
+    askers = Askers(inner, nodes, random.Random(seed))
     for node in nodes:
         await node.start()
     async with asyncio.TaskGroup() as group:  # what a reader raises ends the history
-        reading = [group.create_task(reader.run()) for reader in readers]
+        reading = [group.create_task(askers.run()), *(group.create_task(reader.run()) for reader in readers)]
         await _acts(nodes, edges, collector, rng, storm)
         for task in reading:
             task.cancel()
+    await askers.check()
     chunks = await read_chunks(inner, collector.collected)
     for chunk, _ in chunks if storm is _jump_clocks else ():
         off = chunk.header.created - TRUE_START

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 
 from tests.cloud_hub import virtual_time
+from tests.cloud_hub.checked import CheckedEdge, ServingNode
 from tests.cloud_hub.collection import Collector
 from tests.cloud_hub.fabric import SETTINGS, TRUE_START, Session, check_claims, records_of
 from tests.cloud_hub.faulty_store import CALM, DEAD, STORM, FaultyStore
@@ -68,7 +70,8 @@ class SplittingNode:
             )
             self.sequencers[shard] = made = Sequencer(
                 self.log_of(shard), SETTINGS, clock=clock, random_bits=self.rng.getrandbits,
-                level=lambda: self.cluster.level, load=partial(self._load, splitter, shard), split=self._learn_soon,
+                level=lambda: self.cluster.level, load=partial(self._load, splitter, shard),
+                moved=partial(self._learn_soon, shard),
             )  # fmt: skip
             await made.start()
         found = self.sequencers.get(shard)
@@ -102,6 +105,7 @@ class Edge:
     def __init__(self, lane: Lane, rng: random.Random) -> None:
         self.lane, self.rng = lane, rng
         self.acked = RangeSet()
+        self.made = RECORDS
         self.epoch = 0
 
     async def drain(self, nodes: list[SplittingNode]) -> None:
@@ -187,7 +191,8 @@ class Follower:
                     waiting.append(split.shard)
 
 
-async def _storm(nodes: list[SplittingNode], edges: list[Edge], rng: random.Random, splits: int) -> None:
+async def storm(nodes: list[SplittingNode], edges: list[Edge], rng: random.Random, splits: int) -> None:
+    """Kill and suspend nodes, break their stores, and declare splits, for a while."""
     loop = asyncio.get_running_loop()
     end = loop.time() + STORM_S
     for node in nodes:
@@ -258,7 +263,7 @@ async def _simulate(seed: int) -> dict[str, int]:
     async with asyncio.timeout(DRAIN_S), asyncio.TaskGroup() as group:
         reading = [group.create_task(follower.run()) for follower in followers]
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_storm(nodes, edges, rng, rng.choice([1, 2, 3, 5])))
+            tasks.create_task(storm(nodes, edges, rng, rng.choice([1, 2, 3, 5])))
             for _ in range(rng.choice([0, 1])):
                 tasks.create_task(_collect(inner, cluster, collected, rng))
             for edge in edges:
@@ -266,18 +271,18 @@ async def _simulate(seed: int) -> dict[str, int]:
         for task in reading:
             task.cancel()
     await asyncio.sleep(5.0)  # late writes land
-    crossed = await _check(inner, cluster, nodes, edges, followers, collected)
+    crossed = await check(inner, cluster, nodes, edges, followers, collected)
     final = await read_cluster(inner)
     for node in nodes:
         await node.kill()
     return {"splits": len(final.splits), "moved": crossed}
 
 
-async def _check(  # noqa: PLR0917
+async def check(  # noqa: PLR0917
     inner: ObjectStore,
     cluster: Cluster,
-    nodes: list[SplittingNode],
-    edges: list[Edge],
+    nodes: Sequence[ServingNode],
+    edges: Sequence[CheckedEdge],
     followers: list[Follower],
     collected: dict[int, Collector],
 ) -> int:
@@ -290,8 +295,10 @@ async def _check(  # noqa: PLR0917
         edge.epoch += 1
         session = Session(sequencer, edge.lane, edge.epoch, [])
         assert await session.open(), session.refusal
-        assert session.acked.covers(0, RECORDS)
-        sequencer.put_mark(session.lane_session, Mark(1000 + RECORDS, RECORDS))  # an idle edge says it once a minute
+        assert session.acked.covers(0, edge.made)
+        sequencer.put_mark(
+            session.lane_session, Mark(1000 + edge.made, edge.made)
+        )  # an idle edge says it once a minute
     await asyncio.sleep(5.0)  # longer than marks wait for data
     shards = await load_every_shard(first_logs(inner, cluster, now_ns))
     firsts = {split.shard: split.n for _, state in shards for split in state.splits}
@@ -307,12 +314,12 @@ async def _check(  # noqa: PLR0917
             assert final.tree.shard_of(lane.tenant, lane.edge) == log.shard or not _is_in_force(shards, lane, final)
     for edge in edges:
         seqs = lanes[edge.lane]
-        assert seqs == list(range(RECORDS)), f"{edge.lane}: lost, doubled or out of order"  # I1, I2
+        assert seqs == list(range(edge.made)), f"{edge.lane}: lost, doubled or out of order"  # I1, I2
         owners = [state for _, state in shards if edge.lane in state.lanes]
         assert len(owners) == 1, f"{edge.lane} is in shards {[state.shard for state in owners]}"
         held = owners[0].lanes[edge.lane]
-        assert list(held.records) == [(0, RECORDS)]
-        assert held.complete_up_to == 1000 + RECORDS
+        assert list(held.records) == [(0, edge.made)]
+        assert held.complete_up_to == 1000 + edge.made
     whole = {lane: held for _, state in shards for lane, held in state.lanes.items()}
     for follower in followers:
         assert await follower.look() == whole
@@ -337,7 +344,7 @@ async def _read_log(
     lanes: dict[Lane, list[int]] = defaultdict(list)
     offsets: dict[tuple[str, str], int] = defaultdict(int)
     folded: ShardState | None = None
-    if shard < final.shards:
+    if final.tree.is_first(shard):
         folded = ShardState(final.cluster_id, shard)
     n = first
     while True:

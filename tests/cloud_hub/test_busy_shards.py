@@ -18,12 +18,15 @@ from tests.cloud_hub.test_split_hub import Edge, states_of
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
 from weft.cloud_hub.cluster import membership
+from weft.cloud_hub.declared.acts.acting import OwnActs
+from weft.cloud_hub.declared.acts.lines import lines
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.splits import busy
 from weft.cloud_hub.splits.busy import BUSY, SAMPLE_S, SUSTAINED_S, ProcessLoad
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import digest_of
 from weft.storage.cluster import Cluster, declare_split, read_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
 
@@ -111,6 +114,12 @@ async def test_a_busy_shard_is_split_up_to_the_maximum() -> None:
         await until(lambda: hub.cluster.tree.count == 3)
         await send_for_a_while(hub, edges)
         assert await splits_of(store) == 1
+    told = await lines(ClusterLog(store, hub.cluster.cluster_id), 1, 3)
+    assert [(each["act"], each["by"], each["command"]) for each in told] == [
+        ("began", "the hub", "automatic split"), ("ended", "the hub", "automatic split")
+    ]  # fmt: skip
+    assert "kept a process busy" in told[0]["reason"]
+    assert told[1]["reason"] == "done"
     states = await states_of(store)
     assert sorted(len(state.lanes) for state in states.values()) == [1, 1, 2]
     held = {lane: list(each.records) for state in states.values() for lane, each in state.lanes.items()}
@@ -135,7 +144,9 @@ async def test_of_two_processes_that_split_at_once_the_slower_one_names_no_split
             return found
 
         monkeypatch.setattr(busy, "read_cluster", read_and_lose)
-        assert await busy._split(store, hub._shards, own, 8), "the cluster has to be read again"
+        assert await busy._split(store, hub._shards, own, 8, OwnActs(store, hub.cluster.cluster_id, lambda: 1)), (
+            "the cluster has to be read again"
+        )
     assert (await read_cluster(store)).splits == (1 - own,)
     assert [each for each in caplog.records if each.name == busy.__name__] == []
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cloud_hub.check import check
+from weft.cloud_hub.checks.check import check
+from weft.commands.hub_settings import settings_of
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import HubConfig
@@ -43,3 +44,36 @@ def test_what_cannot_work_is_refused(text: str, error: str) -> None:
 )
 def test_a_hub_beyond_loopback_needs_tokens_or_the_words_for_it(permission: str) -> None:
     assert hub(f"store: s\nlisten: 0.0.0.0:80\n{permission}").listen == "0.0.0.0:80"
+
+
+JWT = "store: s\njwt:\n  issuer: i\n  audience: a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "jwt: expected `jwks_url`, or else `jwks_file`"),
+        ("  jwks_url: https://x/keys\n  jwks_file: keys", "jwt: expected `jwks_url`, or else `jwks_file`"),
+        ("  jwks_url: http://login.example.com/keys", "hub.yaml:5: jwt.jwks_url: expected https"),
+        ("  jwks_url: ftp://login.example.com/keys", "hub.yaml:5: jwt.jwks_url"),
+        ("  jwks_file: keys\n  ca_file: ca.pem", "jwt.ca_file: needs a `jwks_url` with https"),
+        ("  jwks_file: keys\n  algorithms: [HS256]", "hub.yaml:6: jwt.algorithms"),
+        ("  jwks_file: keys\n  algorithms: [none]", "hub.yaml:6: jwt.algorithms"),
+        ("  jwks_file: keys\n  tenant: a/b", "hub.yaml:6: jwt.tenant: expected"),
+        ("  jwks_file: keys\n  roles: {ops: [adminn]}", "expected one of write[:STREAM]"),
+        ("  jwks_file: keys\n  leeway: 1h", "hub.yaml:6: jwt.leeway"),
+    ],
+)
+def test_a_section_of_an_issuer_that_cannot_work_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hub(JWT + text)
+    assert error in str(caught.value)
+
+
+def test_a_hub_with_an_issuer_may_be_reached_from_elsewhere() -> None:
+    tls = "listen: 0.0.0.0:80\ntls: {certificate: a.crt, key: a.key}\n"
+    found = settings_of(
+        hub(tls + JWT + "  jwks_url: https://x/keys\n  roles: {ops: [admin, 'read:a-*']}\n  keep: 2h")
+    ).jwt
+    assert found is not None
+    assert (found.keep_s, found.roles, found.jwks_url) == (7200, {"ops": ("admin", "read:a-*")}, "https://x/keys")

@@ -17,8 +17,8 @@ from weft.protocols.link import Hello
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
+from weft.replication.attempts.redirects import Redirects
 from weft.replication.runner import LinkSession
-from weft.replication.runner.redirects import Redirects
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
 
@@ -102,6 +102,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.storage.object_store.racy_server import racy_server
-from weft.cloud_hub import preflight
+from tests.support.issuer import KeySetServer, key_of, key_set
+from weft.cloud_hub.checks import preflight
+from weft.config.intake.jwt import Jwt
+from weft.config.intake.tracing import Collector
 from weft.config.models import HubConfig
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
@@ -65,3 +68,28 @@ async def test_the_number_of_shards_in_a_bucket_is_read_before_processes_are_sta
         assert await asyncio.to_thread(preflight.shards_of, config, found) == 16
         await open_cluster(open_store(uri), 2)
         assert await asyncio.to_thread(preflight.shards_of, config, found) == 2
+
+
+async def test_the_keys_of_an_issuer_are_read_unless_the_check_is_offline(tmp_path: Path) -> None:
+    async with KeySetServer(b"<html>").running() as server:
+        issuer = Jwt(issuer="https://login.test", audience="hub", jwks_url=server.url)
+        config = HubConfig(store=str(tmp_path / "store"), jwt=issuer)
+        (found,) = (await asyncio.to_thread(preflight.look, config, NOW, offline=False)).doubtful
+        assert found.path == ("jwt", "jwks_url")
+        assert "not JSON. Until the hub has read it, tokens of the issuer open nothing" in str(found)
+        assert (await asyncio.to_thread(preflight.look, config, NOW)).doubtful == []
+        server.document = key_set(key_of("ES256", "1"))
+        assert (await asyncio.to_thread(preflight.look, config, NOW, offline=False)).doubtful == []
+    file = Jwt(issuer="https://login.test", audience="hub", jwks_file=str(tmp_path / "keys"))
+    config = HubConfig(store=str(tmp_path / "store"), jwt=file)
+    (found,) = (await asyncio.to_thread(preflight.look, config, NOW)).doubtful
+    assert "no such file" in str(found)
+
+
+def test_a_hub_without_tables_says_that_it_makes_no_spans(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otel`")
+    tracing = Collector(endpoint="http://127.0.0.1:4318")
+    found = preflight.look(HubConfig(store=str(tmp_path), tables=None, tracing=tracing), NOW)
+    assert "they come with the tables" in str(next(each for each in found.doubtful if each.path == ("tracing",)))
+    found = preflight.look(HubConfig(store=str(tmp_path), tracing=tracing), NOW)
+    assert not [each for each in found.doubtful if each.path == ("tracing",)]

@@ -13,6 +13,7 @@ from tests.support.later_fold import COUNTED, LATER, counting
 from tests.support.slices import SLICE
 from weft.cloud_hub.shard.drafting import Attempt, Drafted
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shard_sessions import Canaries
 from weft.protocols.chunk_index.footer import FoldRules
 
 
@@ -63,6 +64,17 @@ def test_a_node_that_takes_an_unclear_write_for_a_chunk_is_found(monkeypatch: py
         return self._accept(folded)
 
     monkeypatch.setattr(Sequencer, "_place", trusting)
+    assert is_broken(simulate)
+
+
+def test_a_node_that_answers_canaries_which_came_behind_its_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Canaries.settle
+
+    def hasty(self: Canaries) -> None:
+        self.placed = self.last
+        settle(self)
+
+    monkeypatch.setattr(Canaries, "settle", hasty)
     assert is_broken(simulate)
 
 

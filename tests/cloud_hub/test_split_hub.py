@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.cloud_hub.fabric import CLOCK
+from tests.cloud_hub.links.test_canary import SOON, until_proven
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.silence import silent_logs
@@ -102,6 +103,21 @@ async def test_a_running_hub_moves_the_edges_of_a_split() -> None:
         assert {each.log.shard for each in hub.sequencers} == {0, 1}
         status, answer = await get(hub, "/v1/streams/telemetry")
         assert (status, answer["records"], answer["lanes"]) == (200, 34, 2)
+
+
+@pytest.mark.slow
+async def test_the_canary_of_an_edge_goes_to_the_shard_that_it_is_moved_to() -> None:
+    store, identity = MemoryStore(), LinkIdentity(*MOVES[:3], "test")
+    async with running_hub(store, shards=1) as hub, running_link(hub, EdgeLog(), identity, sender=SOON) as link:
+        await until_proven(link)
+        assert await split(store, force=True) == 1
+        await until(lambda: link.connections == 2)
+        await until_proven(link)
+        before = {each.log.shard: each.state.n for each in hub.sequencers}
+        await until_proven(link)
+        assert link.connections == 2
+        now = {each.log.shard: each.state.n for each in hub.sequencers}
+        assert now[1] > before[1], "the edge's lane is there"
 
 
 async def test_a_node_finishes_what_was_only_declared() -> None:
@@ -285,7 +301,7 @@ async def test_of_two_splits_at_once_one_is_declared() -> None:
     with pytest.raises(CannotSplit, match="another split was declared meanwhile"):
         await declaring.split(store, known, 1, wall_clock=lambda: 0, random_bits=lambda _: 1)
     assert (await declare_split(store, 1, first)).splits == (0, 1)
-    with pytest.raises(ValueError, match="split 2 is of shard 7"):
+    with pytest.raises(ValueError, match="the split that made shard 3 is of shard 7"):
         await declare_split(store, 7, await read_cluster(store))
 
 

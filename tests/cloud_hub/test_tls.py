@@ -19,12 +19,12 @@ from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.certificates import Authority, Pem
 from tests.support.waiting import until
-from weft.cloud_hub import preflight
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.cloud_hub.checks import preflight
 from weft.cloud_hub.cluster.owners import Owners, Site
 from weft.cloud_hub.hub import Hub
 from weft.commands.common import get_status
-from weft.config.listeners import HubTls
+from weft.config.intake.listeners import HubTls
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind
 from weft.network.settings import AdmissionLimits

@@ -17,6 +17,7 @@ from weft.cloud_hub.clock import ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
+from weft.config.functions.window_grid import Grid
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import completeness
@@ -119,7 +120,7 @@ class World:
         if manifest.watermark > 0 or await self.log.index(0) is None:
             self.broken.add("a young chunk was collected")
         every, grace = 60_000_000, 600_000_000
-        given = Limits.at(None, state.created // 1000, every, grace).given_end * every
+        given = Limits.at(None, state.created // 1000, Grid(every), grace).given_end * every
         if given > (now + SOUND_NS) // 1000 - grace:
             self.broken.add("a window was given out early")
         found = completeness(state.lanes, (), now)

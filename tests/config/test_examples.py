@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from weft.cloud_hub.check import check as check_hub
+from weft.cloud_hub.checks.check import check as check_hub
 from weft.config.load import load, parse
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.payload_schema.model import PayloadSchema, check_schema
 from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+from weft.config.pipelines.quality_text import parse_rules
 from weft.config.schema import settings
 from weft.edge_node.check import check as check_edge
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
 _FUNCTION = ".functions[]."
-_BLOCK = re.compile(r"<!-- config: (edge|hub|pipeline) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"<!-- config: (edge|hub|pipeline|schema|quality) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
 _YAML = re.compile(r"^( *)```yaml$", re.MULTILINE)
 
 
@@ -97,6 +99,10 @@ def test_configurations_in_the_docs_load(place: str, kind: str, text: str) -> No
         parse(text, place, EdgeConfig, check_edge)
     elif kind == "pipeline":
         parse(text, place, Pipeline, check_pipeline)
+    elif kind == "schema":
+        parse(text, place, PayloadSchema, lambda schema: list(check_schema(schema)))
+    elif kind == "quality":
+        parse_rules(text, place)
     else:
         parse(text, place, HubConfig, check_hub)
 
@@ -105,5 +111,5 @@ def test_every_yaml_block_in_the_docs_says_what_it_is() -> None:
     for path in pages():
         text = path.read_text()
         assert len(_YAML.findall(text)) == len(_BLOCK.findall(text)), (
-            f"{path}: mark YAML with <!-- config: edge -->, hub or pipeline"
+            f"{path}: mark YAML with <!-- config: edge -->, hub, pipeline, schema or quality"
         )

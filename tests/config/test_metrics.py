@@ -39,7 +39,7 @@ async def test_a_hub_exports_its_catalogue() -> None:
     without_streams = {
         (name, metric.kind)
         for metric in (*HUB_METRICS, *PROCESS_METRICS)
-        if not {"stream", "owner"} & set(metric.labels)
+        if not {"stream", "owner", "tenant"} & set(metric.labels)
         for name in metric.series
     }
     assert exported == without_streams

@@ -67,3 +67,37 @@ sink: {tables: {}}
 def test_only_tables_have_a_pattern_as_stream() -> None:
     with pytest.raises(ConfigError, match=r"source\.stream: expected one name, got"):
         parse('name: a\nsource: {store: hub, stream: "*"}\nsink: {console: {}}', "a.yaml", Pipeline, check_pipeline)
+
+
+EVENTS = """\
+name: shifts
+source: {store: hub, stream: telemetry, schema: {fields: {ts: timestamp(ms), v: int}}}
+steps: [{window: {every: %s, by: [machine], %s}}]
+sink: {console: {}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("every", "settings", "said"),
+    [
+        ("8h", "time: ts, late: 6h, ahead: 1h, offset: 6h, zone: Europe/Berlin", None),
+        ("1d", "zone: America/New_York", None),
+        ("1h", "late: 6h", "late: needs `time`"),
+        ("1h", "time: v", "time: expected a field with type timestamp, or timestamp.ms. for numbers; v is int"),
+        ("1h", "time: at", 'time: expected a field of `source.schema`, got "at"'),
+        ("1h", "zone: Europe/Berlin", "zone: has a meaning for windows of 2h and more"),
+        ("5h", "zone: Europe/Berlin", "every: does not divide a day"),
+        ("8h", "offset: 8h", "offset: is not shorter than every"),
+        ("1d", "gap: 5m, zone: Europe/Berlin", None),
+        ("8h", "gap: 8h", "gap: is not shorter than `every`"),
+        ("8h", "gap: 1h, emit: {session_end: max(v)}", "session_end is a column that every session has"),
+        ("8h", "zone: Europe/Atlantis", "expected a time zone of this machine"),
+    ],
+)
+def test_windows_of_event_time_and_of_zones_need_settings_that_fit(every: str, settings: str, said: str | None) -> None:
+    text = EVENTS % (every, settings if "emit" in settings else f"emit: {{n: count(*)}}, {settings}")
+    if said is None:
+        parse(text, "shifts.yaml", Pipeline, check_pipeline)
+        return
+    with pytest.raises(ConfigError, match=said):
+        parse(text, "shifts.yaml", Pipeline, check_pipeline)

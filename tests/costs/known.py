@@ -13,6 +13,7 @@ import msgspec
 
 from tests.costs.figures import Costs
 
+ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("known.json")
 NEW_S = 2.0
 """Processor time that a file is thought to take before it was measured."""
@@ -52,14 +53,18 @@ def expected_s(file: str, slow: bool) -> float:
 
 
 def keep(quick: Costs, slow: Costs | None) -> None:
-    """Write ``known.json``: what a quick run took, and the run of the rest, where that was measured too."""
+    """Write ``known.json``: what a quick run took, and the run of the rest, where that was measured too.
+
+    Files whose turn it was not keep what was known of them (tests/searches.py).
+    """
     before = known()
-    names = quick.files.keys() | (slow.files if slow else before).keys()
+    names = quick.files.keys() | (slow.files.keys() if slow else set())
+    names |= {name for name in before if (ROOT / name).exists()} if slow else before.keys()
     made = {}
     for name in sorted(names):
         old = before.get(name, Known())
         quick_s, quick_waits_s = quick.of(name)
-        slow_s, slow_waits_s = slow.of(name) if slow else (old.slow_s, old.slow_waits_s)
+        slow_s, slow_waits_s = slow.of(name) if slow and name in slow.files else (old.slow_s, old.slow_waits_s)
         made[name] = Known(quick_s, quick_waits_s, slow_s, slow_waits_s)
     FILE.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
 

@@ -55,6 +55,7 @@ def run(folder: Path, *arguments: str, tests: str = TESTS) -> subprocess.Complet
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "processes",
     [pytest.param([], marks=pytest.mark.slow), ["--numprocesses=1", "--dist=loadfile"]],
@@ -88,6 +89,7 @@ def test_that_comes_after_it():
 """
 
 
+@pytest.mark.slow
 def test_what_no_test_waited_for_counts(tmp_path: Path) -> None:
     done = run(tmp_path, "--costs-to=costs.json", "--numprocesses=1", "--dist=loadfile", tests=ORPHANS)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -96,6 +98,7 @@ def test_what_no_test_waited_for_counts(tmp_path: Path) -> None:
     assert 0.2 <= cost.others_s["interpreters"] + costs.orphans_s < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "status"), [(["--costs-to=costs.json"], pytest.ExitCode.TESTS_FAILED), ([], pytest.ExitCode.OK)]
 )
@@ -106,6 +109,21 @@ def test_a_run_over_its_budget_names_what_grew_and_fails_in_ci(
     assert done.returncode == status
     assert "3 passed" in done.stdout
     assert "of 0 s that they may take" in done.stdout
+
+
+def test_a_file_whose_turn_it_was_not_keeps_what_was_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("made.py", "waits.py", "gone.py")
+    monkeypatch.setattr(known, "known", lambda: {name: known.Known(slow_s=9, slow_waits_s=3) for name in names})
+    monkeypatch.setattr(known, "ROOT", tmp_path)
+    monkeypatch.setattr(known, "FILE", tmp_path / "known.json")
+    for name in names[:2]:
+        (tmp_path / name).touch()
+    known.keep(Costs(), Costs(files={"made.py": Cost(wall_s=5, own_s=4)}))
+    found = msgspec.json.decode(known.FILE.read_bytes(), type=dict[str, known.Known])
+    made, waits = known.Known(slow_s=4, slow_waits_s=1), known.Known(slow_s=9, slow_waits_s=3)
+    assert found == {"made.py": made, "waits.py": waits}
 
 
 def test_the_files_that_grew_are_named_first(monkeypatch: pytest.MonkeyPatch) -> None:

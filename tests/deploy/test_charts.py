@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.deploy_tools import HELM, KUBECONFORM, go_tool, kubernetes_schemas
-from weft.cloud_hub.check import check as check_hub
+from weft.cloud_hub.checks.check import check as check_hub
 from weft.config.load import parse
 from weft.config.models import EdgeConfig, HubConfig
 from weft.edge_node.check import check as check_edge

@@ -81,8 +81,9 @@ class Fabric:
 
     def start_store(self) -> None:
         data = self.folder / "store"
-        command = self.services["bucket"]["command"]
-        subprocess.run([word.replace("/data", str(data)) for word in command], check=True)
+        python, *arguments = self.services["bucket"]["command"]
+        assert python == "python", "an image of deploy/images has no other program"
+        subprocess.run([sys.executable, *(word.replace("/data", str(data)) for word in arguments)], check=True)
         environment = {**self.environment("store"), "VGW_PORT": f"127.0.0.1:{self.ports['store:7070']}"}
         command = [word.replace("/data", str(data)) for word in self.services["store"]["command"]]
         with open(self.folder / "store.log", "wb") as log:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.weft.test_distributions import COPIED_NOT
 
@@ -38,6 +41,23 @@ def test_the_files_have_what_weft_needs_in_the_versions_of_the_constraints(write
     )
 
 
+def test_a_hub_has_every_library_that_it_imports(writer: ModuleType) -> None:
+    """A machine of the tests has more than a hub: what only some other extra brings would be missing there."""
+    distributions = packages_distributions()
+    has = set(writer.needed(writer.SETS["hub"]))
+    for path in sorted((ROOT / "cloud_hub").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            else:
+                continue
+            for name in names:
+                brought_by = {canonicalize_name(each) for each in distributions.get(name.partition(".")[0], [])}
+                assert not brought_by or brought_by & {*has, "weft-fabric"}, f"{path}: {name}"
+
+
 @pytest.mark.parametrize("file", ["build", "edge", "hub"])
 def test_each_package_has_hashes(file: str) -> None:
     text = (ROOT / "deploy" / f"requirements-{file}.txt").read_text()
@@ -55,5 +75,9 @@ def test_the_recipe_installs_a_node(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     subprocess.run(["sh", "-ec", script], check=True, env=os.environ | {"PATH": path, "HOME": str(tmp_path)})
     python = tmp_path / "opt" / "weft" / "bin" / "python"
-    subprocess.run([python, "-c", "import weft.cli, deltalake, obstore, pyarrow"], check=True, cwd=tmp_path)
+    subprocess.run(
+        [python, "-c", "import weft.cli, weft.cloud_hub.api.history, deltalake, obstore, pyarrow"],
+        check=True,
+        cwd=tmp_path,
+    )
     assert subprocess.run([python, "-m", "pip", "check"], check=False).returncode == 0

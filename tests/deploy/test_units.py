@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deploy_tools import hadolint
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -78,4 +79,25 @@ def test_an_image_is_made_of_named_releases() -> None:
     installs = [line for line in recipe.splitlines() if "pip install" in line]
     assert installs
     assert all("--no-deps" in line and ("--require-hashes" in line or "--no-index" in line) for line in installs)
-    assert re.search(r"^USER weft$", recipe, re.MULTILINE)
+    users = re.findall(r"^USER (\S+)$", recipe, re.MULTILINE)
+    assert users == re.findall(r"useradd --system --uid (\d+)", recipe)
+    # Both images end from the stage that sets the user.
+    assert re.findall(r"^FROM base AS (\w+)$", recipe.split("\nUSER ")[1], re.MULTILINE) == ["edge", "hub"]
+
+
+@pytest.mark.slow
+def test_a_reader_of_container_files_has_nothing_to_say() -> None:
+    try:
+        program = hadolint()
+    except LookupError as error:
+        pytest.skip(str(error))
+    # DL3059 wants fewer layers; these are of stages that no image keeps.
+    command = [
+        program,
+        "--no-color",
+        "--failure-threshold=style",
+        "--ignore=DL3059",
+        str(ROOT / "deploy/Containerfile"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -115,7 +115,7 @@ def test_it_starts_in_a_second_and_stays_small(run: Callable[..., Node]) -> None
     assert process.memory_info().rss < RSS_BYTES_MAX
     publish(node.mqtt_port, TOPIC, MESSAGES)
     node.text("metrics")
-    node.text("")
+    node.text("tables")
     assert process.memory_info().rss < RSS_BYTES_MAX
     assert node.stop() == 0
 
@@ -173,7 +173,7 @@ def test_status_and_metrics_tell_of_derived_streams(config: Path, run: Callable[
     assert {metric.name for metric in EDGE_METRICS if metric.name.startswith("weft_edge_function")} <= values.keys()
     (version,) = [each.labels["version"] for each in samples if each.name == "weft_edge_function_info"]
     assert version == facts["version"]
-    assert version in node.text("")
+    assert version in node.text("tables")
     shown = weft("edge", "status", config).output
     assert re.search(rf"calm\s+5\s+2\s+1\s+0\s.*{version}", shown), shown
     tail = weft("edge", "tail", config, "calm", "--json").output.splitlines()
@@ -271,7 +271,8 @@ def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[...,
 
 def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config: Path) -> None:
     listeners = ", ".join(f'{name}: {{bind: "127.0.0.1:0"}}' for name in ("mqtt", "http", "amqp"))
-    config.write_text(CONFIG.replace('mqtt: {bind: "127.0.0.1:0"}', listeners))
+    text = CONFIG.replace('mqtt: {bind: "127.0.0.1:0"}', listeners)
+    config.write_text(text.replace('telemetry"}', 'telemetry", schema: {fields: {n: int}}}'))
     node = run()
     publish(node.mqtt_port, TOPIC, MESSAGES[:5])
     facts = node.json("status")
@@ -283,6 +284,7 @@ def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config:
     values = {sample.name: sample.value for sample in samples if sample.labels.get("stream") != "unrouted"}
     assert values["weft_edge_publishes_received_total"] == 5
     assert values["weft_edge_stream_durable_end"] == 5
+    assert values["weft_edge_schema_checked_total"] == 5, "and accepted, which is the default"
     assert values["weft_edge_ack_latency_seconds_count"] == values["weft_edge_log_commits_total"] >= 1
     assert 0 < values["weft_edge_ack_latency_seconds_sum"] < 60
     assert values["weft_edge_log_sync_latency_seconds_count"] >= 1
@@ -295,7 +297,7 @@ def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config:
         for name in metric.series
     }
     assert set(values) == without_labels, "every metric is in the catalogue, and every one in the catalogue is exported"
-    assert "press-shop-7" in node.text("")
+    assert "press-shop-7" in node.text("tables")
 
 
 def test_it_runs_where_heavy_libraries_are_not_installed(

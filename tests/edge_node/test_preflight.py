@@ -77,3 +77,11 @@ def test_a_port_is_free_again_after_it_was_tried(tmp_path: Path) -> None:
     assert preflight.ports(config) == ([], [])
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+def test_a_missing_extra_for_traces_lets_the_node_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.network.tracing.checks.is_installed", lambda: False)
+    _, found = loaded(tmp_path, "tracing: {endpoint: 'http://127.0.0.1:4318'}\n")
+    assert ([*found.needed], paths(found.unfit)) == ([], ["tracing"])
+    assert "pip install 'weft-fabric[otel]'" in str(found.unfit[0])
+    assert paths(loaded(tmp_path)[1].unfit) == []

@@ -168,7 +168,7 @@ def test_a_column_comes_to_tables_that_are_there(code: Path) -> None:
             client.publish("plant/1", b"{}", 1, properties=properties).wait_for_publish(PATIENCE_S)
             client.disconnect()
             client.loop_stop()
-            wait_until(lambda: table.exists() and DeltaTable(str(table)).to_pyarrow_table().num_rows == rows)
+            wait_until(lambda: DeltaTable.is_deltatable(str(table)) and DeltaTable(str(table)).count() == rows)
         finally:
             assert (node.stop(), hub.stop()) == (0, 0)
         found: dict[str, list[Any]] = DeltaTable(str(table)).to_pyarrow_table().sort_by("_offset").to_pydict()

@@ -100,7 +100,7 @@ def first_part(page: Path) -> list[Block]:
     return found[: next(i for i, block in enumerate(found) if block.language == "python")]
 
 
-@pytest.mark.slow
+@pytest.mark.search(turns=3)
 @pytest.mark.processes
 @pytest.mark.spark
 @pytest.mark.timeout(590)
@@ -142,7 +142,14 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
     tests/edge_node/functions/python/test_model.py trains and scores, and tests/edge_node/functions/test_own_function.py
     writes a function. tests/interop/test_pages_of_brokers.py and test_node_red.py follow pages with real brokers, and
-    tests/edge_node/functions/kinds/sparkplug/test_into_the_table.py runs the query over tags."""
+    tests/edge_node/functions/kinds/sparkplug/test_into_the_table.py runs the query over tags, and
+    tests/end_to_end/test_down_kills.py and tests/cloud_hub/down/test_group_messages.py publish to edges,
+    tests/weft/test_hub_schemas.py declares schemas, test_pull_kills.py pulls from an edge,
+    tests/cloud_hub/tables/test_erasing.py waits for the end of an erasure, tests/cloud_hub/tables/test_declared_work.py
+    declares a term of the log, tests/weft/test_client.py asks a hub with tokens, tests/weft/test_doctor.py calls the
+    doctor of an edge, tests/deploy/test_release.py checks a signed release, tests/cloud_hub/console opens a hub in
+    a browser, tests/weft/test_second_person.py has a second person approve acts, and
+    tests/cloud_hub/api/streams/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
     own = [("write-a-function.md", "python")] * 4
@@ -150,7 +157,21 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         "behind-an-existing-mosquitto.md": 3, "feed-from-a-plc-with-sparkplug.md": 1, "feed-from-node-red.md": 1,
         "replace-rabbitmq-at-the-edge.md": 2, "store-what-amqtt-receives.md": 1,
     }  # fmt: skip
-    steps = [("run-a-pipeline.md", "python")]
+    steps = [("run-a-pipeline.md", "python"), *[("publish-to-edges.md", "sh")] * 2]
+    steps += [("typed-tables.md", language) for language in ("sh", "sh", "sh", "sh", "python")]
+    steps += [
+        ("pull-records-from-an-edge.md", "sh"),
+        ("erase-a-person.md", "sh"),
+        ("remove-old-rows.md", "sh"),
+        ("ask-a-hub-from-python.md", "python"),
+        ("find-out-what-is-wrong.md", "sh"),
+        ("operator.md", "sh"),
+        ("check-a-release.md", "sh"),
+        ("see-a-hub-in-a-browser.md", "sh"),
+        *(("chart-a-stream-in-grafana.md", language) for language in ("sh", "sql")),
+        ("see-who-did-what.md", "sh"),
+    ]
+    steps += [("check-data-quality.md", "sh"), *[("check-data-quality.md", "python")] * 2]
     tags = [("feed-from-a-plc-with-sparkplug.md", "python")]
     with_brokers = [(page, "sh") for page, count in brokers.items() for _ in range(count)]
     assert sorted(left_out) == sorted([("open-the-table.md", "python")] * 5 + model + own + with_brokers + tags + steps)

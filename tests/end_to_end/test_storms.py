@@ -35,7 +35,7 @@ def server_of(kind: Kind, folder: Path) -> S3Server:
     return S3Server(kind, binary, folder)
 
 
-@pytest.mark.search
+@pytest.mark.search(turns=2)
 @pytest.mark.parametrize("kind", [VERSITYGW, MINIO], ids=lambda kind: kind.name)
 def test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing(tmp_path: Path, kind: Kind) -> None:
     with server_of(kind, tmp_path / "server") as server:
@@ -65,7 +65,7 @@ SLOW_MACHINE_S = 20
 """Beside the promised times: the machine may be busy."""
 
 
-@pytest.mark.search
+@pytest.mark.search(turns=2)
 @pytest.mark.parametrize("way", SLICE.some([Way.DENIED, Way.SILENT, Way.CUT], ci=1), ids=lambda way: way.name.lower())
 def test_edges_leave_a_node_whose_store_fails_and_lose_nothing(tmp_path: Path, way: Way) -> None:
     """Proof p8: an edge never left a node that took its data and could not store it."""
@@ -111,7 +111,7 @@ def test_edges_leave_a_node_that_is_stopped_within_the_ack_timeout(tmp_path: Pat
     assert counted["messages"] > 500
 
 
-@pytest.mark.search
+@pytest.mark.search(turns=2)
 def test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing(tmp_path: Path) -> None:
     """Two nodes of two processes each, redirects between them, and one S3 server."""
     with server_of(VERSITYGW, tmp_path / "server") as server:

@@ -80,7 +80,7 @@ def pause(hub: DemoHub, _: random.Random) -> None:
     os.kill(hub.pid, signal.SIGCONT)
 
 
-@pytest.mark.search
+@pytest.mark.search(turns=2)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("hurt", "times"), [(kill, SLICE.amount(ci=5, night=30)), (pause, SLICE.amount(ci=1, night=4))]

@@ -9,6 +9,7 @@ from tests.fuzz.conversations import UPGRADE, conversation, frame
 from tests.fuzz.mqtt_codec import run_one
 from tests.fuzz.mqtt_damage import SEEDS
 from tests.fuzz.target import Target
+from tests.support.waiting import until
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
@@ -27,6 +28,7 @@ class _Socket(asyncio.Transport):
     """The client's end: takes everything."""
 
     closing = False
+    is_paused = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert data
@@ -39,8 +41,11 @@ class _Socket(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closing
 
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
     def resume_reading(self) -> None:
-        pass
+        self.is_paused = False
 
 
 class _Received(asyncio.Protocol):
@@ -70,6 +75,7 @@ async def _receive(data: bytes) -> None:
     for at in range(0, len(stream), size):
         if not socket.closing:
             server.data_received(stream[at : at + size])
+        await until(lambda: socket.closing or not socket.is_paused)
     server.connection_lost(None)
     assert received.count <= len(stream)
     assert not open_now

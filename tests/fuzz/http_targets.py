@@ -12,6 +12,7 @@ import zstandard
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.bounds import Owner, OwnerKind
+from weft.edge_node.ingest.routes import CHECK_COST
 from weft.edge_node.servers.http.access import claim_of, credentials_of
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.browsers import Browsers
@@ -26,7 +27,7 @@ from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
 from weft.edge_node.servers.http.writes.posts import Posts
-from weft.edge_node.servers.http.writes.storing import NewRecord
+from weft.edge_node.servers.http.writes.records import NewRecord
 from weft.edge_node.servers.http.writes.storing import PostTarget as Stream
 from weft.protocols.topics import InvalidTopic, check_topic
 
@@ -55,10 +56,17 @@ class _NoMisfits:
     knows_json = False
 
 
+class _Check:
+    """A check that a payload does not pass."""
+
+    cost = CHECK_COST
+
+
 class _Storing:
     """The way to the log: whatever comes here must be something that the log takes."""
 
     misfits = _NoMisfits()
+    has_checks = True
 
     def repeats(self, _exchange: Exchange, once: Once, _answer: object) -> bool:
         assert once.key.isprintable()
@@ -69,6 +77,12 @@ class _Storing:
             check_topic(key.decode())
         except InvalidTopic as error:
             raise Problem(400, str(error)) from None
+
+    def checked(
+        self, exchange: Exchange, target: Stream | None, record: NewRecord, once: Once | None = None
+    ) -> NewRecord:
+        self.route(exchange, target, record.key)
+        return record._replace(misfits=[(_Check, "odd")] if len(record.payload) % 2 else ())
 
     def store(
         self, exchange: Exchange, target: Stream | None, records: Sequence[NewRecord], once: Once | None,

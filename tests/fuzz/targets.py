@@ -12,6 +12,7 @@ from tests.fuzz import (
     fabric_targets,
     http_targets,
     payload_targets,
+    settings_targets,
     source_targets,
 )
 from tests.fuzz.target import Target
@@ -24,5 +25,6 @@ TARGETS: Mapping[str, Target] = {
     **fabric_targets.TARGETS,
     **http_targets.TARGETS,
     **payload_targets.TARGETS,
+    **settings_targets.TARGETS,
     **source_targets.TARGETS,
 }

@@ -121,6 +121,7 @@ def run(node: WatchedNode, seconds: float, seed: int) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_damaged_conversations(node: WatchedNode) -> None:
     assert run(node, QUICK_S, seed=5) >= 5 * BATCH
     assert node.metric("protocol_errors_total") > 10

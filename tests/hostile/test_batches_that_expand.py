@@ -33,6 +33,7 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "check_expanded", lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unbounded")
 async def test_what_would_be_terabytes_of_rows_is_refused_and_harms_nobody(hub: GuardedHub) -> None:
     bombs = {

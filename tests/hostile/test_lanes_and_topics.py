@@ -23,6 +23,7 @@ async def offer(link: RawLink, openings: list[LaneOpen]) -> list[LaneOpened | La
     return await link.open(*openings)
 
 
+@pytest.mark.slow
 async def test_lanes_of_one_edge_are_its_share_and_no_more(hub: GuardedHub) -> None:
     with GoodLink(hub) as good:
         async with contextlib.AsyncExitStack() as stack:
@@ -64,6 +65,7 @@ async def test_patterns_that_cannot_be_close_their_own_lane_only(hub: GuardedHub
     assert hub.store_bytes() - before < 64 << 10
 
 
+@pytest.mark.slow
 async def test_topics_and_origins_of_an_edge_are_its_share(hub: GuardedHub) -> None:
     topics = [f"{number}/" + "x" * 15_000 for number in range(4)]
     origins = [Origin(number, 1, "n" * 255, "v" * 255, b"h" * 64) for number in range(1, 1025)]
@@ -88,6 +90,7 @@ async def test_topics_and_origins_of_an_edge_are_its_share(hub: GuardedHub) -> N
     assert hub.store_bytes() < 20 << 20
 
 
+@pytest.mark.slow
 async def test_lanes_that_come_again_with_other_texts_hold_nobody_up(hub: GuardedHub) -> None:
     """All lanes of an edge, each with as many patterns as it may have; then again, with others that find no room."""
     texts = [[chr(first + number % 26) for number in range(256)] for first in (ord("a"), ord("A"))]

@@ -13,7 +13,8 @@ from tests.hostile.hub import GuardedHub
 from tests.hostile.link_client import GoodLink, RawLink, link_to, records, sparse
 from tests.hostile.waits import at_most
 from weft.protocols.batch import COUNT_MAX
-from weft.protocols.link import Ack, Data, FrameType, Refuse, Welcome, encode_frame
+from weft.protocols.link import Ack, Data, FrameType, Ping, Pong, Refuse, Welcome, encode_frame
+from weft.protocols.link.canary import Canary, CanaryBack
 
 pytestmark = pytest.mark.processes
 UNDISTURBED_S = 1.0
@@ -51,6 +52,7 @@ async def test_parts_of_frames_are_not_held(hub: GuardedHub, greets: bool) -> No
             at_most(MOST_S * 4, good.take().longest)
 
 
+@pytest.mark.slow
 async def test_long_batches_are_charged_and_checked_beside_other_links(hub: GuardedHub) -> None:
     bomb = sparse(0, COUNT_MAX, b"k")
     assert len(bomb) < 8_000
@@ -86,5 +88,15 @@ async def test_a_message_of_many_small_frames_is_taken_in_turns(hub: GuardedHub)
             context = link.encoder._context
             await link.send_raw(context.compress(gaps) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
             await asyncio.sleep(1)
+        async with link_to(hub, level=1) as link:
+            await opened(link)
+            for first in range(0, 100_000, 10_000):
+                await link.send(*(Canary(first + at) for at in range(10_000)))
+            await link.send(Canary(100_000), Ping(1))
+            while (await link.hear(Pong)).sent != 1:
+                pass
+            await asyncio.sleep(1)  # as long as two marks wait
+            await link.send(Ping(2))
+            assert (await link.hear(CanaryBack)).number == 100_000, "only the last one is kept"
         waits = good.take()
     at_most(max(10 * usual.p99, MOST_S), waits.p99, usual, waits)

@@ -32,7 +32,7 @@ async def test_a_token_opens_no_link_and_no_lane_of_another_edge(hub: GuardedHub
 
 async def test_links_of_both_tenants_work_side_by_side(hub: GuardedHub) -> None:
     with GoodLink(hub) as good, GoodLink(hub, NEIGHBOUR) as neighbour:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)  # a link that waits for each acknowledgement gets four a second
         assert good.take().acknowledged > 3
         assert neighbour.take().acknowledged > 3
     hub.restart()

@@ -39,6 +39,7 @@ def start(log: Path, sql: str, *options: str) -> subprocess.Popen[str]:
     return forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", [SEARCH, COUNT], ids=["search", "count"])
 def test_a_query_ends_with_its_time(log: Path, sql: str) -> None:
     patience = Patience(10)

@@ -85,6 +85,7 @@ async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHu
         )
 
 
+@pytest.mark.slow
 def test_bad_requests_do_not_fill_the_log(hub: GuardedHub) -> None:
     log = hub.folder / "hub.log"
     before = log.stat().st_size

@@ -88,6 +88,7 @@ async def check_others(edge: GuardedEdge, name: str) -> None:
     await leave(client)
 
 
+@pytest.mark.slow
 async def test_one_user_takes_its_share_and_no_more(edge: GuardedEdge) -> None:
     alice, _ = await connect(edge, "alice", "alice")
     await alice.subscribe(("secret/#", 1))

@@ -69,6 +69,7 @@ def measured(
     return undisturbed, good.take()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

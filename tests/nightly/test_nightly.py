@@ -175,7 +175,8 @@ def test_what_this_machine_lacks_is_told() -> None:
     assert run_slice(job_of(lacks), 1, 5) == Outcome(0, [], ["no Go"])
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "tests.nightly", "--jobs", "simulation", "--slice-seeds", "1", "--processes", "1",

@@ -223,6 +223,9 @@ def test_reasons_that_are_left_out_are_counted(count: int, missing: int) -> None
         ("p*-*1", "press-line-1", True),
         ("p*-*1", "press1", False),
         ("p.ess-1", "press-1", False),
+        ("a*a", "a", False),
+        ("*a*ab*", "aab", True),
+        ("*".join("a" * 30) + "b", "a" * 64, False),
     ],
 )
 def test_patterns(pattern: str, edge: str, found: bool) -> None:

@@ -288,6 +288,7 @@ def test_a_message_of_endless_small_frames_is_cut_off() -> None:
     assert peak_bytes_of_refusal(message(link.encode_frame(link.Ping(1)) * 1_000_000)) < 64 << 20
 
 
+@pytest.mark.slow
 def test_a_message_of_endless_ranges_is_cut_off() -> None:
     ack = link.encode_frame(link.Ack(1, [(0, 1)] * (1 << 16)))
     assert peak_bytes_of_refusal(message(*[ack] * 60)) < 512 << 20

@@ -21,8 +21,10 @@ from weft.protocols import (
     segment,
 )
 from weft.protocols.chunk_index import blocks, codec, footer
+from weft.protocols.link import canary, configuration, down, pull, throttle
 from weft.protocols.segment import header as segment_header
 from weft.protocols.shard import (
+    apart,
     forgotten,
     lane_state,
     lowered_times,
@@ -75,6 +77,7 @@ ENUMS = {
         "SKIP": 8,
         "FORGET": 9,
         "TIME": 10,
+        "APART": 11,
     },
     lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
     lane_state.Missing: {"UNSAID": 0, "NOTHING": 1, "UNKNOWN": 2},
@@ -98,7 +101,20 @@ ENUMS = {
         "CLOCK": 17,
         "ORIGINS": 18,
         "LAST_WORDS": 128,
+        "PULLS": 130,
+        "PULL_STATE": 131,
+        "DOWN_OPEN": 133,
+        "MESSAGES": 134,
+        "OUTCOMES": 135,
+        "CONFIG_DESIRED": 136,
+        "CONFIG_STATE": 137,
+        "CANARY": 140,
+        "CANARY_BACK": 141,
+        "THROTTLED": 142,
     },
+    configuration.ConfigOutcome: {"NONE": 0, "TRIAL": 1, "CONFIRMED": 2, "REFUSED": 3, "ROLLED_BACK": 4},
+    pull.PullStage: {"SENDING": 1, "DONE": 2, "REFUSED": 3, "WAITING": 4},
+    down.OutcomeKind: {"PUBLISHED": 1, "EXPIRED": 2, "REFUSED": 3, "UNKNOWN": 4, "WAITING": 5},
     link.RefuseCode: {
         "VERSION": 1,
         "UNAUTHORISED": 2,
@@ -130,7 +146,7 @@ LAYOUTS = {
 
 CONSTANTS = {
     "batch": (batch.MAGIC, batch.VERSION, b"WFB", 1),
-    "segment": (segment.MAGIC, segment.VERSION, b"WFS", 1),
+    "segment": (segment.MAGIC, segment.VERSION, b"WFS", 2),
     "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
     "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 1),
     "snapshot with blocks": (snapshot.MAGIC, snapshot.BLOCKS_VERSION, b"WFN", 2),
@@ -169,7 +185,7 @@ ARRAYS = {
     blocks.BlockClock: "edge log_id boot_id monotonic offset error",
     snapshot_blocks.SnapshotHead: (
         "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions "
-        "splits"
+        "splits apart"
     ),
     snapshot_blocks.StreamPlace: "stream lanes",
     snapshot_blocks.SnapshotPlace: "position length crc",
@@ -189,6 +205,7 @@ ARRAYS = {
     forgotten.Forgotten: "time by reason tabled",
     splits.SealBody: "shard bit nonce",
     splits.Split: "shard bit n nonce",
+    apart.ApartBody: "apart",
     lowered_times.TimeBody: "time reason",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",
@@ -206,9 +223,24 @@ ARRAYS = {
     link.Gap: "lane first end reason",
     link.Marks: "time lanes",
     link.LastWords: "time lanes",
+    configuration.ConfigLayer: "name version text",
+    configuration.ConfigDesired: "version digest layers",
+    configuration.ConfigState: "version digest outcome reason active_version active_digest",
+    down.DownOpen: "next",
+    down.DownMessage: "number accepted left topic payload qos",
+    down.Messages: "messages",
+    down.MessageOutcome: "number accepted outcome reason",
+    down.Outcomes: "outcomes",
+    canary.Canary: "number",
+    canary.CanaryBack: "number waited",
+    throttle.Throttled: "wait bytes_per_second reason",
+    pull.PullRequest: "id stream first end bytes_max",
+    pull.Pulls: "pulls",
+    pull.PullState: "id stage log_id ranges records bytes kept_from reason",
     open_gaps.OpenGap: "edge log_id first since until others forked",
     link.Ack: "lane ranges",
-    cluster_entry.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce",
+    cluster_entry.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce "
+    "origin command",
     cluster_entry._EntryHead: "cluster_id n previous must_understand",
     cluster_state.ClusterSnapshot: "cluster_id n crc must_understand kinds skipped",
     cluster_state._SnapshotHead: "cluster_id n crc must_understand",
@@ -223,7 +255,7 @@ ARRAYS = {
 
 MAPS = {
     link.Hello: "version tenant edge log_id boot clock software features stay is_synchronised",
-    link.Welcome: "version cluster_id window_bytes batch_bytes_max clock software features",
+    link.Welcome: "version cluster_id window_bytes batch_bytes_max clock software features mark_interval",
     link.Refuse: "version code message advice url",
     link._Greeting: "version",
 }
@@ -264,8 +296,8 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 
 MODULES = (
-    batch, segment, chunk, footer, codec, blocks, link, lane_state, origin, shard_state, snapshot,
-    snapshot_blocks, forgotten, lowered_times, splits, cluster_entry, cluster_state,
+    batch, segment, chunk, footer, codec, blocks, link, configuration, down, pull, lane_state, origin, shard_state,
+    snapshot, snapshot_blocks, forgotten, lowered_times, splits, apart, cluster_entry, cluster_state,
 )  # fmt: skip
 
 

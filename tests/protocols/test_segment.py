@@ -130,13 +130,13 @@ def test_an_entry_of_a_later_release_is_told_apart_from_damage() -> None:
 def test_a_header_of_each_version_up_to_the_newest_is_read_and_a_damaged_version_is_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    later = segment.encode_header(segment.SegmentHeader(1, 2, 3, version=2))
-    with pytest.raises(UnsupportedVersion, match="version 2; this release reads up to version 1"):
+    later = segment.encode_header(segment.SegmentHeader(1, 2, 3, version=3))
+    with pytest.raises(UnsupportedVersion, match="version 3; this release reads up to version 2"):
         segment.decode_header(later)
-    monkeypatch.setattr(segment_header, "VERSION", 2)
+    monkeypatch.setattr(segment_header, "VERSION", 3)
     first = segment.encode_header(segment.SegmentHeader(1, 2, 3))
-    assert [segment.decode_header(data).version for data in (first, later)] == [1, 2]
-    for data, version in ((first, 2), (first, 3), (later, 1), (later, 3), (first, 0)):
+    assert [segment.decode_header(data).version for data in (first, later)] == [1, 3]
+    for data, version in ((first, 2), (first, 3), (first, 4), (later, 1), (later, 2), (later, 4), (first, 0)):
         with pytest.raises(Corrupt) as found:
             segment.decode_header(data[:3] + bytes([version]) + data[4:])
         assert not isinstance(found.value, UnsupportedVersion)

@@ -106,16 +106,16 @@ def test_a_data_directory_with_a_part_that_is_not_known_is_refused(
 def test_a_log_with_later_segments_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch, inner: str) -> None:
     run_node(config)
     with monkeypatch.context() as later:
-        later.setattr(segment_header, "VERSION", 2)
+        later.setattr(segment_header, "VERSION", 3)
         if inner == "segment":
             for kind in segment_header.KIND_VERSIONS:
-                later.setitem(segment_header.KIND_VERSIONS, kind, 2)
+                later.setitem(segment_header.KIND_VERSIONS, kind, 3)
         else:
             later.setattr(batch, "VERSION", 2)
             later.setattr(batch_header, "VERSION", 2)
-            later.setitem(segment_header.BATCH_VERSIONS, 2, 2)
+            later.setitem(segment_header.BATCH_VERSIONS, 2, 3)
         run_node(config)
-    refused_edge(config, ".seg was written by a later release of Weft (segment version 2", "install that release again")
+    refused_edge(config, ".seg was written by a later release of Weft (segment version 3", "install that release again")
 
 
 def test_a_folder_of_this_release_goes_on_and_states_its_formats_once(config: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_damaged_statement_of_formats_says_what_to_do(config: Path) -> None:
 
 
 def test_a_full_disk_stops_no_node_whose_formats_are_the_first(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(data_directory, "write_atomically", full)
@@ -225,7 +225,7 @@ Later = Callable[[ObjectStore, pytest.MonkeyPatch], Coroutine[None, None, None]]
     ("write", "said"),
     [
         (later_format, "the store was written by a later release of Weft (format 2; this one knows 1): install that"),
-        (later_level, "the store is at level 4, this release knows level 3: use the release that the other nodes run"),
+        (later_level, "the store is at level 5, this release knows level 4: use the release that the other nodes run"),
         (later_chunks, "was written by a later release of Weft (chunk version 2; this release reads version 1)"),
         (later_manifest, "was written by a later release of Weft (the manifest needs features 0x1 of a later release)"),
         (

@@ -1,8 +1,8 @@
 """Write what a release leaves on disk, with its real processes: ``python -m tests.releases.write``, a minute or two.
 
 ``<release>.tar.xz`` holds the files of an edge node that was killed and of a hub's store; ``<release>.json`` says what
-has to come out of them, from what the clients sent and got. Run it once for each release, as it is made, and never
-again for one that is out: the files are what that release wrote.
+has to come out of them, from what the clients sent and got. ``<release>.openapi.json`` is the document of its API. Run
+it once for each release, as it is made, and never again for one that is out: the files are what that release wrote.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from tests.releases.api import api_file
 from tests.releases.fabric import READINGS, STATE, TELEMETRY, Fabric
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
+from weft.cloud_hub.openapi.document import document
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.object_store import open_store
 
@@ -131,6 +133,7 @@ def main() -> None:
         manifest = write(Path(made))
         pack(Path(made), FOLDER / f"{release}.tar.xz")
     (FOLDER / f"{release}.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    api_file(release).write_text(json.dumps(document(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ from aiohttp import web
 from weft.protocols.batch import BatchHeader, records
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins
+from weft.protocols.link.canary import Canary
+from weft.protocols.link.configuration import ConfigState
+from weft.protocols.link.down import DownOpen, Outcomes
+from weft.protocols.link.pull import PullState
 from weft.protocols.ranges import RangeSet
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
@@ -33,6 +37,7 @@ class Hub:
         self.hellos: list[Hello] = []
         self.openings: list[LaneOpen] = []
         self.clocks: list[Clock] = []
+        self.config_states: list[ConfigState] = []
         self.lanes: dict[str, int] = {}
         """Stream -> the number under which this hub knows it."""
         self.sessions: list[LinkSession] = []
@@ -107,6 +112,19 @@ class _Handler:
 
     def add_origins(self, frame: LaneOrigins) -> None:
         pass
+
+    def config_state(self, state: ConfigState) -> None:
+        self.hub.config_states.append(state)
+
+    def pull_state(self, state: PullState) -> None:
+        raise AssertionError("the edge was not asked for records")
+
+    async def down(self, frame: DownOpen | Outcomes) -> None:
+        pass
+
+    async def canary(self, canary: Canary) -> None:
+        if self.hub.may_take.is_set():
+            self.session.prove(canary.number, 0.0)
 
     async def clock(self, clock: Clock) -> None:
         self.hub.clocks.append(clock)

@@ -21,6 +21,7 @@ from weft.replication.events import (
     MarksReceived,
     ReadRequest,
 )
+from weft.replication.policy.send_policy import SendPolicy
 from weft.replication.receiver import Receiver
 from weft.replication.sender import Sender
 from weft.replication.settings import ReceiverSettings, SenderSettings
@@ -154,12 +155,13 @@ class Pair:
         sending: SenderSettings | None = None,
         receiving: ReceiverSettings | None = None,
         now: int = 0,
+        policy: SendPolicy | None = None,
     ) -> None:
-        self.log, self.hub, self.now = log, hub, now
+        self.log, self.hub, self.now, self.policy = log, hub, now, policy
         self.receiving = receiving or ReceiverSettings()
         self.sender = Sender(
             log.hello(), epoch, sending or SenderSettings(), lambda: WALL + self.now, now,
-            high_watermark=log.high_watermark,
+            high_watermark=log.high_watermark, policy=policy,
         )  # fmt: skip
         for lane in log.lanes():
             self.sender.open_lane(lane, log.state(lane.lane))
@@ -178,6 +180,8 @@ class Pair:
         for lane in self.log.streams:
             self.sender.offer(lane, self.log.state(lane))
         while True:
+            if self.policy is not None:
+                self.policy.look(self.now, WALL + self.now)
             requests = self._sender_events()
             for request in requests:
                 self.sender.feed(request.lane, self.log.read_now(*request))
@@ -185,6 +189,8 @@ class Pair:
             if data:
                 self.upward.append(data)
                 self.sent_bytes += len(data)
+                if self.policy is not None:
+                    self.policy.sent(len(data))
             elif not requests:
                 return
 

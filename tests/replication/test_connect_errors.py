@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
+from weft.replication.attempts.outcome import refused_by_server
 from weft.replication.runner import connect_errors
 from weft.replication.status import LinkState
 
@@ -37,6 +38,35 @@ def test_a_refused_certificate_is_told_by_what_was_verified_or_else_by_the_error
     ],
 )
 def test_a_status_says_what_to_do(status: int, state: LinkState, words: str) -> None:
-    told = connect_errors.refused(URL, status, has_token=True)
+    told = refused_by_server(URL, status, has_token=True)
     assert told.state is state
     assert words in told.reason
+
+
+@pytest.mark.parametrize(
+    ("challenge", "words"),
+    [
+        (
+            'Bearer error="invalid_token", error_description="the token \'x\' ended at noon"',
+            "(401): the token 'x' ended",
+        ),
+        ("Bearer", "mistyped"),
+        ('Bearer error_description="\x1b[2J"', "mistyped"),
+        ('Bearer error_description="' + "x" * 100_000 + '"', "mistyped"),
+    ],
+)
+def test_the_hubs_reason_for_a_refused_token_is_told(challenge: str, words: str) -> None:
+    assert words in refused_by_server(URL, 401, has_token=True, challenge=challenge).reason
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("the hub has no keys of the issuer", "at the moment (503): the hub has no keys of the issuer; the edge tries"),
+        (None, "(503). Its log says why"),
+        ("\x1b[2J", "(503). Its log says why"),
+        ("x" * 1000, "(503). Its log says why"),
+    ],
+)
+def test_the_reason_of_a_hub_that_takes_no_links_is_told(told: str | None, words: str) -> None:
+    assert words in refused_by_server(URL, 503, has_token=True, told=told).reason

@@ -80,7 +80,10 @@ async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     counter = Counter(runner.addresses[0][1])
     proxy = await asyncio.start_server(counter.connect, "127.0.0.1", 0)
     usual = SenderSettings()
-    sender = SenderSettings(mark_interval=usual.mark_interval // FASTER, ping_interval=usual.ping_interval // FASTER)
+    sender = SenderSettings(
+        mark_interval=usual.mark_interval // FASTER, ping_interval=usual.ping_interval // FASTER,
+        canary_interval=usual.canary_interval // FASTER,
+    )  # fmt: skip
     log = IdleLog({key: f"stream-{key}" for key in range(1, STREAMS + 1)})
     settings = LinkSettings((f"https://localhost:{proxy.sockets[0].getsockname()[1]}",), sender=sender)
     status = LinkStatus("cloud")
@@ -90,11 +93,12 @@ async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     await until(lambda: status.state is LinkState.CONNECTED and len(hub.marks) == STREAMS)
     await asyncio.sleep(usual.ping_interval / SECOND / FASTER)
     counter.pieces.clear()
-    marks = len(hub.marks)
+    marks, began = len(hub.marks), time.time_ns()
     seconds = 4.5
     await asyncio.sleep(seconds)  # real bytes of a real connection take real time
     pieces = list(counter.pieces)
     assert len(hub.marks) - marks >= 7 * STREAMS
+    assert (status.canary_time or 0) > began, "canaries are part of it"
     link.cancel()
     await asyncio.gather(link, return_exceptions=True)
     proxy.close()

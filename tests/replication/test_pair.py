@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.replication.model import ModelHub, ModelLog, Pair
 from weft.protocols.ranges import RangeSet
 from weft.replication.liveness import SECOND
+from weft.replication.policy.send_policy import SendPolicy
 from weft.replication.settings import ReceiverSettings, SenderSettings
 
 LANES = {1: "telemetry", 2: "alarms", 7: "machine_1m"}
@@ -17,6 +18,8 @@ lanes = st.sampled_from(sorted(LANES))
 
 class Replication(RuleBasedStateMachine):
     """Whatever the network and the hub do, in the end the hub has each record once, and no step claims too much."""
+
+    policy: SendPolicy | None = None
 
     @initialize(
         window=st.sampled_from([600, 3000, 1 << 20]),
@@ -34,8 +37,9 @@ class Replication(RuleBasedStateMachine):
     def connect(self, greeted: bool) -> None:
         self.epoch += 1
         self.pair = Pair(
-            self.log, self.hub, epoch=self.epoch, sending=self.sending, receiving=self.receiving, now=self.now
-        )
+            self.log, self.hub, epoch=self.epoch, sending=self.sending, receiving=self.receiving, now=self.now,
+            policy=self.policy,
+        )  # fmt: skip
         if greeted:
             self.pair.pump_sender()
             self.pair.deliver_up()
@@ -121,9 +125,12 @@ class Replication(RuleBasedStateMachine):
         self.connect(greeted=False)
         self.settle()
 
+    seconds_to_drain = 2
+    """A mark that waited for its data goes first, the newest one an interval later."""
+
     def settle(self) -> None:
         self.pair.settle()  # the peers hear of each other before time goes on: their patience may be all but over
-        for _ in range(2):  # a mark that waited for its data goes first, the newest one an interval later
+        for _ in range(self.seconds_to_drain):
             self.now += SECOND
             self.pair.advance(self.now)
             self.pair.settle()

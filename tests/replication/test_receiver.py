@@ -30,6 +30,7 @@ from weft.protocols.link import (
     Welcome,
     encode_frame,
 )
+from weft.protocols.link.canary import Canary, CanaryBack
 from weft.protocols.link.data import check_batch
 from weft.protocols.link.stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
@@ -72,8 +73,11 @@ class Peer:
         self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
         self.now = now
 
+    def encoded(self, *frames: Frame) -> bytes:
+        return self._encoder.encode(list(frames))
+
     def say(self, *frames: Frame) -> list[ReceiverEvent]:
-        self.receiver.receive_data(self._encoder.encode(list(frames)), self.now)
+        self.receiver.receive_data(self.encoded(*frames), self.now)
         return self.receiver.events()
 
     def heard(self) -> list[Frame]:
@@ -410,3 +414,15 @@ def test_a_message_that_ends_inside_a_frame_is_refused() -> None:
     peer = in_turns()
     peer.receiver.receive_data(peer._encoder._context.compress(b"\x08") + peer._encoder._context.flush(1), 1)
     peer.assert_refused(peer.receiver.events(), RefuseCode.PROTOCOL_ERROR, "inside a frame")
+
+
+def test_the_answer_to_a_canary_goes_with_a_pong_and_says_what_was_no_work_of_the_store() -> None:
+    peer = Peer(ReceiverSettings(mark_interval=60 * SECOND)).opened()
+    for number, waited, told in ((1, 20, 50), (2, 999, 90)):
+        assert peer.say(Canary(number)) == [Canary(number)]
+        peer.receiver.prove(number, waited * SECOND, peer.now)
+        assert not peer.receiver.has_to_answer
+        assert peer.heard() == [], "it takes no packet of its own"
+        peer.now += 30 * SECOND
+        peer.say(Ping(9))
+        assert peer.heard() == [CanaryBack(number, told * SECOND), Pong(9, WALL)], "marks wait for 60 s at most"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
 
 from weft.protocols.link import RefuseCode
-from weft.replication.runner.connection import ConnectionEnd
-from weft.replication.runner.redirects import HOPS_MAX, SILENT_S, UNREACHABLE_MIN_S, Redirects, Target
+from weft.replication.attempts.outcome import ConnectionEnd
+from weft.replication.attempts.redirect_hosts import RedirectHosts
+from weft.replication.attempts.redirects import HOPS_MAX, MOVES_S, SILENT_S, UNREACHABLE_MIN_S, Redirects, Target
 from weft.replication.status import LinkState
 
 FIRST, OTHER, ELSEWHERE = "http://hub:8090", "http://hub:8091", "http://hub-2:8090"
@@ -62,6 +64,20 @@ def test_a_host_that_fell_silent_is_left_alone_until_the_hub_knows(redirects: Re
     assert there == Target(OTHER, ELSEWHERE, 1)
 
 
+def test_a_host_that_fell_silent_is_tried_again_at_once_when_the_others_are_gone(redirects: Redirects) -> None:
+    """A link went on to nodes that were gone for half a minute, because the one that was left had been slow."""
+    assert redirects.after(Target(FIRST), SILENT, taken=True, now=0) is None
+    assert redirects.best([FIRST, ELSEWHERE], 1) == ELSEWHERE
+    assert redirects.after(Target(ELSEWHERE), BROKEN, taken=True, now=2) is None
+    assert redirects.best([FIRST, ELSEWHERE], 3) == ELSEWHERE, "one that took the link is tried first"
+    assert redirects.after(Target(ELSEWHERE), BROKEN, taken=False, now=4) is None
+    assert redirects.best([FIRST, ELSEWHERE], 5) == FIRST
+    assert redirects.best([ELSEWHERE, FIRST], 5) == ELSEWHERE, "each has its turn"
+    assert redirects.after(Target(FIRST), BROKEN, taken=True, now=6) is None
+    assert redirects.after(Target(ELSEWHERE), SILENT, taken=True, now=7) is None
+    assert redirects.best([ELSEWHERE, FIRST], 8) == FIRST, "and what failed before is forgotten"
+
+
 def test_an_edge_without_a_network_leaves_no_node_alone_for_long(redirects: Redirects) -> None:
     for hour in range(9):
         for url in (FIRST, ELSEWHERE):
@@ -97,8 +113,65 @@ def test_nodes_that_name_each_other_end_in_one_of_them(redirects: Redirects) -> 
     assert tried[-1].stay_s is not None
 
 
+def test_nodes_that_take_the_link_and_name_each_other_do_not_pass_it_on_for_good(redirects: Redirects) -> None:
+    target: Target | None = Target(FIRST)
+    tried: list[Target] = []
+    while target is not None and len(tried) < 20:
+        tried.append(target)
+        target = redirects.after(target, named(OTHER if target.url == FIRST else FIRST), taken=True, now=0)
+    assert target is None, "the link waits"
+    assert len(tried) == HOPS_MAX + 2
+    assert tried[-1].stay_s is not None
+    assert redirects.after(Target(FIRST), named(OTHER), taken=True, now=MOVES_S) == Target(OTHER, FIRST, 1)
+
+
 @pytest.mark.parametrize("url", ["http://hub.example.com", "ftp://x", "https://", "https://x:99999", "", "no url"])
 def test_an_edge_never_leaves_tls_and_follows_no_nonsense(redirects: Redirects, url: str) -> None:
     target = redirects.after(Target("https://hub.example.com"), named(url), taken=False, now=0)
     assert target is not None
     assert (target.url, target.stay_s is not None) == ("https://hub.example.com", True)
+
+
+@pytest.mark.parametrize(
+    ("to", "named_hosts", "is_followed"),
+    [
+        # A host itself, those below it and those beside it.
+        ("https://hub.example.com", "hub.example.com HUB.example.com. eu.hub.example.com hub-2.example.com", True),
+        ("https://hub.example.com", "example.com evil.com hub.example.com.evil.com xexample.com 10.0.0.1 hub", False),
+        ("https://example.com", "hub.example.com", True),
+        ("https://example.com", "other.com com 93.184.215.14", False),
+        # Addresses and names of an inner network lead to others there, and nowhere else.
+        ("http://10.77.0.10", "10.77.0.11 192.168.1.1 hub hub-2.plant.internal weft-hub-0.weft-hub.weft.svc", True),
+        ("http://hub", "hub-2 weft-hub-0.weft-hub.weft.svc.cluster.local 10.0.0.1 fd00::7", True),
+        ("http://hub", "evil.com 93.184.215.14 2606:2800:21f::1", False),
+        ("http://93.184.215.14", "93.184.215.14", True),
+        ("http://93.184.215.14", "93.184.215.15 10.0.0.1 evil.com", False),
+    ],
+)
+def test_the_hosts_near_those_of_the_link(to: str, named_hosts: str, is_followed: bool) -> None:
+    hosts = RedirectHosts([to], None)
+    for host in named_hosts.split():
+        url = f"https://[{host}]:8090" if ":" in host else f"https://{host}:8090"
+        assert (url in hosts) is is_followed, host
+
+
+def test_the_hosts_that_an_operator_lists_and_no_others() -> None:
+    hosts = RedirectHosts(["https://hub.example.com"], ["*.Hubs.example.net", "10.7.*"])
+    for host in ("hub.example.com", "a.hubs.example.net", "10.7.0.1"):
+        assert f"https://{host}" in hosts
+    for host in ("hub-2.example.com", "hubs.example.net", "10.8.0.1", "a.hubs.example.net.evil.com"):
+        assert f"https://{host}" not in hosts
+    assert "https://hub-2.example.com" not in RedirectHosts(["https://hub.example.com"], [])
+
+
+def test_a_link_stays_where_it_is_and_says_once_why(caplog: pytest.LogCaptureFixture) -> None:
+    redirects = Redirects(random.Random(1), RedirectHosts([FIRST], None), "cloud")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            target = redirects.after(Target(FIRST), named("https://evil.com\x1b"), taken=False, now=0)
+            assert target is not None
+            assert (target.url, target.stay_s is not None) == (FIRST, True)
+    (said,) = caplog.messages
+    assert "evil.com" in said
+    assert "\x1b" not in said
+    assert "add it to `redirects`" in said

@@ -23,6 +23,7 @@ from tests.replication.model import CLOCK, WALL, ModelLog
 from tests.support.certificates import Authority
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S, until
+from weft.network.token_file import read_token
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk import GapRange
 from weft.protocols.link import LaneOpened, RefuseCode, Welcome
@@ -33,7 +34,6 @@ from weft.replication.runner import (
     LinkIdentity,
     LinkRefused,
     LinkSettings,
-    read_token,
     run_link,
 )
 from weft.replication.settings import ReceiverSettings, SenderSettings

@@ -45,7 +45,7 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND
 from weft.replication.settings import SenderSettings
-from weft.replication.source import OfferedLane
+from weft.replication.source import LaneSnapshot, OfferedLane
 
 
 def test_welcome_releases_what_is_held_and_asks_for_the_rest(log: ModelLog) -> None:
@@ -238,6 +238,27 @@ def test_lanes_are_opened_and_closed_at_any_time(log: ModelLog) -> None:
     assert peer.say(Ack(3, [(0, 4)]), LaneClosed(3, 9, "", "")) == []
     peer.sender.offer(3, log.state(3))
     assert peer.sender.events() == []
+
+
+def test_a_lane_that_continues_the_hubs_learns_its_epoch_and_its_numbers_from_it(log: ModelLog) -> None:
+    peer = Peer(log)
+    peer.say(*welcome((0, 10)))
+    assert peer.sender.welcome is not None
+    epoch = peer.sender.welcome.clock
+    assert epoch == WALL + 7
+    lane = OfferedLane(3, "machine", (), identity=Lane("a", "b", 4, "machine"), epoch=epoch, continues_hub=True)
+    peer.sender.open_lane(lane, LaneSnapshot(RangeSet(), 0, [], None))
+    (opening,) = [frame for frame in peer.heard() if isinstance(frame, LaneOpen)]
+    assert opening.epoch == epoch
+    assert peer.say(LaneOpened(3, [(0, 40)])) == [LaneTaken(3), Acked(3, RangeSet([(0, 40)]), by_opening=True)]
+    peer.sender.offer(3, LaneSnapshot(RangeSet([(40, 44)]), 44, [], None))
+    assert not peer.sender.has_sent(3)
+    assert peer.sender.events() == [ReadRequest(3, 40, 1 << 18)]
+    peer.sender.feed(3, [make_batch(3, 40, 4)])
+    assert [type(frame) for frame in peer.heard()] == [Data], "and no mark, which nobody claims"
+    assert peer.sender.has_sent(3)
+    # Another owner of the lane has sent more: its owner is to stop, and the hub broke no rule.
+    assert peer.say(Ack(3, [(0, 50)])) == [Acked(3, RangeSet([(0, 50)]), newly=10, time=WALL + 40)]
 
 
 def test_records_that_the_log_lists_and_does_not_give_are_told_and_stepped_over(log: ModelLog) -> None:

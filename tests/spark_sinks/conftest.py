@@ -14,11 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
+from tests.cloud_hub.tables.latest_tables import drain_latest, latest
 from tests.support.spark_classes import end_with_java
+from weft.cloud_hub.tables.keys import Key
+from weft.cloud_hub.tables.latest import LatestTierer
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
+from weft.storage.table.schemas import StreamSchema
 from weft.storage.table_maker.settings import TableSettings
 from weft.storage.table_maker.shards import load_shards
 from weft.storage.table_maker.tierer import Tierer
@@ -82,18 +86,31 @@ class Hub:
         """An edge node offers the stream and has no record yet."""
         self._writer.write(Delivery(EDGES[0], [], 1, [topic]), received=START)
 
-    def tier(self) -> int:
+    def tier(self, schema: StreamSchema | None = None) -> int:
         """Fold the whole log into the table; returns the rows moved."""
-        return asyncio.run(self._tier())
+        return asyncio.run(self._tier(schema))
 
-    async def _tier(self) -> int:
+    async def _tier(self, schema: StreamSchema | None) -> int:
         store, cluster = self._writer.store, self._writer.cluster
         views = await load_shards(store, cluster)
-        tierer = Tierer(store, cluster, "default", STREAM, views, settings=TableSettings(file_rows_max=40))
+        settings = TableSettings(file_rows_max=40)
+        tierer = Tierer(store, cluster, "default", STREAM, views, settings=settings, schema=lambda: schema)
         rows = 0
         while moved := await tierer.step():
             rows += moved
         return rows
+
+    def latest(self, *, instead: bool = False) -> list[tuple[str, int]]:
+        """Bring the latest table with a change feed up to the log. Return key and number of its rows."""
+        store, cluster = self._writer.store, self._writer.cluster
+
+        async def made() -> None:
+            views = await load_shards(store, cluster)
+            tierer = LatestTierer(store, cluster, "default", STREAM, views, Key(["_key"]), feed=True, instead=instead)
+            await drain_latest(tierer)
+
+        asyncio.run(made())
+        return sorted((key, seq) for key, (_, seq, _) in latest(store).items())
 
     def heads(self) -> dict[str, int]:
         """The end of the log, as a checkpoint names it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,22 +10,55 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import polars as pl
 import pytest
+from deltalake import DeltaTable
 
 from spark_sinks.runtime.java import find_java_home
 from spark_sinks.runtime.session import cache_directory
 from tests.end_to_end.page_blocks import blocks
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import Hub
+from weft.config.pipelines.schema_text import parse_schema
+from weft.protocols.payloads import PayloadKind
+from weft.storage.table.schemas import StreamSchema
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(590)]
+pytestmark = [pytest.mark.search(turns=2), pytest.mark.spark, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "open-the-table.md"
 RUN_SECONDS_MAX = 500
+FEED = """
+feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 1)
+feed = feed.load("store/latest/default/telemetry").orderBy("_commit_version").collect()
+print("kinds", sorted({row["_change_type"] for row in feed}))
+came = [row for row in feed if row["_change_type"] in ("insert", "update_postimage")]
+print("newest", sorted({row["_key"]: row["_seq"] for row in came}.items()))
+"""
 
 
-@pytest.fixture
+VERSIONS = """
+import json
+spark.conf.set("spark.databricks.delta.snapshotPartitions", "1")
+for version in range(NEWEST + 1):
+    frame = spark.read.format("delta").option("versionAsOf", version).load("store/tables/default/telemetry")
+    rows = frame.select(*[name for name in NAMES if name in frame.columns]).collect()
+    found = sorted((row.asDict(recursive=True) for row in rows), key=lambda row: (row["_shard"], row["_offset"]))
+    print("version", json.dumps(found))
+"""
+SCHEMAS = (
+    None,
+    "n int",
+    {"fields": {"n": {"type": "int", "required": True}, "t": {"type": "float", "unit": "K"}}},
+    {"fields": {"n": "string", "t": {"type": "float", "unit": "K"}, "line": "string"}},
+    {"fields": {"n": "int", "t": {"type": "float", "unit": "C"}, "rpm": {"type": "array<int>", "from": "m.rpm"}}},
+)
+NAMES = ["_shard", "_offset", "_edge", "_seq", "n", "n_2", "t", "t_2", "line_2", "rpm", "_schema", "_misfit"]
+
+
+@pytest.fixture(scope="module")
 def downloads() -> Iterator[Path]:
     """A folder with delta-spark, of the version that the page names, and room for 87 MB of jars; gone afterwards."""
     version = re.findall(r"pip install delta-spark==(\S+)`", PAGE.read_text())[0]
@@ -37,20 +71,10 @@ def downloads() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_delta_reader_opens_our_table(
-    hub: Hub, tmp_path: Path, downloads: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:  # files of earlier releases have no numbers of columns
-        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
-        hub.write(1)
-        rows = hub.tier()
-    hub.write(1)
-    rows += hub.tier()
-    (tmp_path / "store").symlink_to(hub.root)
-    script = next(block.text for block in blocks(PAGE) if 'format("delta")' in block.text)
-    assert "table(spark" in script
-    file = tmp_path / "script.py"
-    file.write_text(f"{script}\nprint('rows', table(spark, 'telemetry', store='store').count())\n")
+def ran(session: str, script: str, folder: Path, downloads: Path) -> str:
+    """What a script prints after the start of its session."""
+    file = folder / "script.py"
+    file.write_text(f"{session}\n{script}")
     home = find_java_home(os.environ, cache_directory())
     own = {
         "PYTHONPATH": f"{downloads}{os.pathsep}{ROOT}",
@@ -59,7 +83,7 @@ def test_the_delta_reader_opens_our_table(
     }
     done = subprocess.run(
         [sys.executable, str(file)],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | own | java_options() | ({} if home is None else {"JAVA_HOME": home}),
         capture_output=True,
         text=True,
@@ -69,5 +93,84 @@ def test_the_delta_reader_opens_our_table(
     if done.returncode and ("UNRESOLVED DEPENDENCIES" in done.stderr or "FAILED DOWNLOADS" in done.stderr):
         pytest.skip("delta-spark's jars cannot be had from Maven Central here")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert re.search(r"\|\s*m0\|\s*40\|", done.stdout)
-    assert f"rows {rows}" in done.stdout
+    return done.stdout
+
+
+def test_the_delta_reader_opens_our_table(
+    hub: Hub, tmp_path: Path, downloads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:  # files of earlier releases have no numbers of columns
+        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
+        hub.write(1)
+        rows = hub.tier()
+    hub.latest()
+    hub.write(1)
+    rows += hub.tier()
+    newest = hub.latest()
+    (tmp_path / "store").symlink_to(hub.root)
+    script = next(block.text for block in blocks(PAGE) if 'format("delta")' in block.text)
+    assert "table(spark" in script
+    count = "print('rows', table(spark, 'telemetry', store='store').count())"
+    told = ran(script, f"{count}\n{FEED}", tmp_path, downloads)
+    assert re.search(r"\|\s*m0\|\s*40\|", told)
+    assert f"rows {rows}" in told
+    assert "kinds ['insert', 'update_postimage', 'update_preimage']" in told
+    assert f"newest {newest}" in told
+
+
+def test_four_engines_agree_on_every_version_of_a_table_whose_schema_changes(
+    hub: Hub, tmp_path: Path, downloads: Path
+) -> None:
+    hub.kind, hub.payload = PayloadKind.JSON, reading
+    for number, text in enumerate(SCHEMAS):
+        hub.write(1)
+        assert hub.tier(StreamSchema(number, parse_schema(text)) if text is not None else None) == 40
+    (tmp_path / "store").symlink_to(hub.root)
+    page = next(block.text for block in blocks(PAGE) if 'format("delta")' in block.text)
+    session = page.partition("getOrCreate()")[0] + "getOrCreate()"
+    newest = DeltaTable(f"{hub.root}/tables/default/telemetry")
+    told = ran(session, f"NEWEST, NAMES = {newest.version()}, {NAMES}\n{VERSIONS}", tmp_path, downloads)
+    by_spark = [json.loads(line.partition(" ")[2]) for line in told.splitlines() if line.startswith("version ")]
+    assert len(by_spark) == newest.version() + 1
+    counts = [len(rows) for rows in by_spark]
+    assert counts == sorted(counts), "no version takes a row back"
+    assert counts[-1] == 40 * len(SCHEMAS)
+    for version, rows in enumerate(by_spark):
+        newest.load_as_version(version)
+        for engine, found in in_other_engines(newest).items():
+            assert found == rows, (version, engine)
+    assert {row["_schema"] for row in by_spark[-1]} == {None, 1, 2, 3, 4}
+    assert any(row["_misfit"] for row in by_spark[-1])
+
+
+def reading(edge: str, seq: int) -> bytes:
+    return json.dumps({"n": seq, "t": seq / 2, "line": "é", "m": {"rpm": [seq, None]}}).encode()
+
+
+def in_other_engines(table: DeltaTable) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a version as each engine has them; maps as delta-spark gives them."""
+    there = [field.name for field in table.schema().fields]
+    names = [name for name in NAMES if name in there]
+    found: dict[str, list[dict[str, Any]]] = {}
+    by = [("_shard", "ascending"), ("_offset", "ascending")]
+    found["delta-rs"] = table.to_pyarrow_table(columns=names).sort_by(by).to_pylist()
+    if table.file_uris():
+        lazy = pl.scan_delta(table).select(names).sort("_shard", "_offset")
+        found["polars"] = lazy.collect().to_dicts()
+        database = duckdb.connect()
+        database.register("telemetry", table.to_pyarrow_dataset())
+        query = f"SELECT {', '.join(names)} FROM telemetry ORDER BY _shard, _offset"
+        found["duckdb"] = database.sql(query).to_arrow_table().to_pylist()
+    for rows in found.values():
+        for row in rows:
+            if row.get("_misfit") is not None:
+                row["_misfit"] = dict(map(_pair, _entries(row["_misfit"])))
+    return found
+
+
+def _entries(found: Any) -> Any:
+    return found.items() if isinstance(found, dict) else found
+
+
+def _pair(entry: Any) -> tuple[str, str]:
+    return (entry["key"], entry["value"]) if isinstance(entry, dict) else entry

@@ -18,8 +18,10 @@ from spark_sinks.source.positions import Offsets
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
+from weft.config.pipelines.schema_text import parse_schema
 from weft.protocols.shard.placement import shard_of
 from weft.storage.table.rows import row_schema
+from weft.storage.table.schemas import StreamSchema
 
 SCHEMA = row_schema(["line", "machine"])
 
@@ -140,3 +142,14 @@ def test_a_plan_of_nothing_is_empty(hub: Hub) -> None:
     hub.write(2)
     heads = {int(shard): end for shard, end in hub.heads().items()}
     assert asyncio.run(planned(hub, heads))[2] == []
+
+
+def test_a_level_with_the_name_of_a_typed_column_is_not_read_from_it(hub: Hub) -> None:
+    hub.write(1, topic="plant/+/+/telemetry")
+    hub.tier(StreamSchema(3, parse_schema("line float")))
+    hub.write(1)
+    log, table, partitions = asyncio.run(planned(hub))
+    assert table is not None
+    assert log.fields == ["machine"]
+    read = [rows for each in partitions for rows in read_partition(each, row_schema(log.fields))]
+    assert sum(rows.num_rows for rows in read) == len(hub.expected())

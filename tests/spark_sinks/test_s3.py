@@ -23,6 +23,7 @@ def endpoint() -> Iterator[S3Endpoint]:
         yield running
 
 
+@pytest.mark.slow
 def test_log_and_table_in_a_bucket(spark: SparkSession, endpoint: S3Endpoint) -> None:
     options = dict(endpoint.options)
     hub = Hub(f"{endpoint.new_bucket()}/weft", options)

@@ -76,6 +76,7 @@ def test_rows_say_which_version_of_a_function_made_them(spark: SparkSession, hub
     assert records(hub.load(spark)) == hub.expected()
 
 
+@pytest.mark.slow
 def test_a_table_of_an_earlier_release_is_read_with_its_tail(
     spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

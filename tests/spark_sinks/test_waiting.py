@@ -50,6 +50,7 @@ def test_a_signal_stops_the_query(hub: Hub, spark: SparkSession, tmp_path: Path,
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_query_starts_stops_it_once_it_runs(hub: Hub, spark: SparkSession, tmp_path: Path) -> None:
     hub.write(1)
     source = spark.readStream.format("weft").option("store", hub.root).option("stream", STREAM).load()

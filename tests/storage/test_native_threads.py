@@ -36,6 +36,7 @@ CHILDREN = 12
 """Without the wait 17 of 40 aborted beside other work: none of 12 does once in a thousand runs."""
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_own_status_right_after_requests() -> None:
     command = [sys.executable, "-c", CHILD]
     children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(CHILDREN)]

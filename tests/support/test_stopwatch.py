@@ -42,6 +42,7 @@ def work() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_what_other_programs_take_of_the_processor_is_no_wait(crowded: None) -> None:
     began, stopwatch = time.perf_counter(), Stopwatch(os.getpid())
     work()

@@ -40,8 +40,8 @@ ALSO = (
     "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep",
 )  # fmt: skip
 ALSO_HUB = (
-    "weft.cloud_hub.hub", "weft.cloud_hub.preflight", "weft.storage.table_maker.service", "weft.service.supervisor",
-    "weft.proofs.audit.audit",
+    "weft.cloud_hub.hub", "weft.cloud_hub.checks.preflight", "weft.storage.table_maker.service",
+    "weft.service.supervisor", "weft.proofs.audit.audit",
 )  # fmt: skip
 REQUEST_BYTES_MAX = 1 << 20
 

@@ -20,6 +20,8 @@ from crc32c import crc32c
 
 from tests.vectors import notation
 from tests.vectors.goldens import (
+    APART_CHUNK,
+    APART_STATE,
     BLOCKED_CHUNK,
     BLOCKED_STATE,
     CHUNK,
@@ -41,9 +43,9 @@ from tests.vectors.goldens import (
     TOGETHER,
     TYPED,
 )
+from tests.vectors.goldens_cluster import ACTED, EMPTY, SNAPSHOT, WITHDRAWN
 from tests.vectors.goldens_cluster import DECLARED as DECLARED_FACT
-from tests.vectors.goldens_cluster import EMPTY, SNAPSHOT, WITHDRAWN
-from tests.vectors.goldens_link import CONTROL, DATA, LAST_WORDS
+from tests.vectors.goldens_link import CANARY, CONFIG, CONTROL, DATA, DOWN, LAST_WORDS, PULL, THROTTLED
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.link.stream import FrameEncoder
@@ -82,10 +84,37 @@ COPIED: list[Any] = [
 GOLDEN: dict[str, dict[str, Any]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE, "typed_headers": TYPED},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
-    "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK, "blocks": BLOCKED_CHUNK, "seal": SEALED_CHUNK},
-    "shard-state": {"ended": STATE, "empty": EMPTY_STATE, "blocks": BLOCKED_STATE, "split": SPLIT_STATE},
-    "cluster-log": {"declared": DECLARED_FACT, "withdrawn": WITHDRAWN, "snapshot": SNAPSHOT, "empty": EMPTY},
-    "link": {"control": CONTROL, "data": DATA, "last_words": LAST_WORDS},
+    "chunk": {
+        "two_streams": CHUNK,
+        "mark_only": EMPTY_CHUNK,
+        "blocks": BLOCKED_CHUNK,
+        "seal": SEALED_CHUNK,
+        "apart": APART_CHUNK,
+    },
+    "shard-state": {
+        "ended": STATE,
+        "empty": EMPTY_STATE,
+        "blocks": BLOCKED_STATE,
+        "split": SPLIT_STATE,
+        "apart": APART_STATE,
+    },
+    "cluster-log": {
+        "declared": DECLARED_FACT,
+        "withdrawn": WITHDRAWN,
+        "acted": ACTED,
+        "snapshot": SNAPSHOT,
+        "empty": EMPTY,
+    },
+    "link": {
+        "control": CONTROL,
+        "data": DATA,
+        "last_words": LAST_WORDS,
+        "config": CONFIG,
+        "down": DOWN,
+        "pull": PULL,
+        "canary": CANARY,
+        "throttled": THROTTLED,
+    },
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }
 
@@ -147,7 +176,8 @@ def rejects() -> Iterator[tuple[str, str, str, bytes]]:
     ):
         data = notation.encode(kind, GOLDEN[kind][name])
         yield kind, "wrong_magic", "Corrupt", patched(data, 0, b"XYZ")
-        yield kind, "later_version", "UnsupportedVersion", later_version(data, 3 if kind == "shard-state" else 2)
+        version = 3 if kind in ("shard-state", "segment") else 2
+        yield kind, "later_version", "UnsupportedVersion", later_version(data, version)
         yield kind, "empty", "Truncated", b""
         yield kind, "flipped_header", "Corrupt", flipped(data, 5 if kind == "shard-state" else 25)
         yield kind, "flipped_body", "Corrupt", flipped(data, len(data) * 2 // 3)
@@ -244,7 +274,7 @@ def file_rejects() -> Iterator[tuple[str, str, str, bytes]]:
         "UnsupportedVersion",
         notation.encode("shard-state", {**STATE, "must_understand": 4}),
     )
-    yield "chunk", "of_a_later_release", "UnsupportedVersion", notation.encode("chunk", {**CHUNK, "must_understand": 4})
+    yield "chunk", "of_a_later_release", "UnsupportedVersion", notation.encode("chunk", {**CHUNK, "must_understand": 8})
     blocks = notation.encode("chunk", BLOCKED_CHUNK)
     length = chunk.footer_bytes(blocks)
     yield "chunk", "flipped_block", "Corrupt", flipped(blocks, -length - 3)

@@ -321,10 +321,23 @@ SEALED_CHUNK: Notation = {
     "sections": [],
     "blocks": [],
 }
+APART_CHUNK: Notation = {
+    **SEALED_CHUNK,
+    "must_understand": 5,
+    "fold_level": 4,
+    "controls": [[11, "acme", "", 0, "", base64.b64encode(msgspec.msgpack.encode([True])).decode()]],
+}
 SPLIT_STATE: Notation = {
     **BLOCKED_STATE,
     "must_understand": 1,
     "made_with": 3,
     "fold_level": 3,
     "splits": [[16, 4, 2, 0x0123456789ABCDEF], [19, 5, 3, 7]],
+}
+APART_STATE: Notation = {
+    **BLOCKED_STATE,
+    "must_understand": 2,
+    "made_with": 4,
+    "fold_level": 4,
+    "apart": ["acme", "b"],
 }

@@ -19,6 +19,17 @@ DECLARED: Notation = {
     "reason": "a new plant",
     "nonce": (1 << 64) - 1,
 }
+ACTED: Notation = {
+    **DECLARED,
+    "n": 9,
+    "kind": "act",
+    "name": "00112233445566ff",
+    "document": '{"target":"shard 3"}',
+    "by": "mara",
+    "origin": "root@ops-1 (sudo by mara)",
+    "command": "hub split",
+}
+"""With the fields that came after the first release."""
 WITHDRAWN: Notation = {**DECLARED, "n": 8, "document": None, "reason": "", "nonce": 0}
 SNAPSHOT: Notation = {
     "cluster_id": CLUSTER_ID,

@@ -29,6 +29,7 @@ CONTROL: Notation = {
             "clock": T + 1,
             "software": "weft 0.1.0",
             "features": [],
+            "mark_interval": 60_000_000_000,
         },
         {
             "type": "REFUSE",
@@ -101,4 +102,58 @@ CONTROL: Notation = {
     ]
 }
 DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**SMALL, "base_seq": 10}]}]}
+DOWN: Notation = {
+    "frames": [
+        {"type": "DOWN_OPEN", "next": 7},
+        {"type": "MESSAGES", "messages": [[7, T, 60_000_000_000, "down/recipe", "AAE=", 1]]},
+        {"type": "OUTCOMES", "outcomes": [[7, T, 1, ""], [8, T, 3, "not allowed"]]},
+    ]
+}
+PULL: Notation = {
+    "frames": [
+        {"type": "PULLS", "pulls": [["5f0c3a9b1d2e", "vibration", T, T + 900_000_000_000, 1 << 30]]},
+        {
+            "type": "PULL_STATE",
+            "id": "5f0c3a9b1d2e",
+            "stage": 1,
+            "log_id": 0xFEDCBA9876543210,
+            "ranges": [[200, 500], [510, 520]],
+            "records": 310,
+            "bytes": 12_400,
+            "kept_from": T - 86_400_000_000_000,
+            "reason": "",
+        },
+    ]
+}
+CANARY: Notation = {
+    "frames": [{"type": "CANARY", "number": 3}, {"type": "CANARY_BACK", "number": 3, "waited": 61_000_000_000}]
+}
+THROTTLED: Notation = {
+    "frames": [
+        {
+            "type": "THROTTLED", "wait": 250_000_000, "bytes_per_second": 65_536,
+            "reason": "tenant default has 1MiB a second, its quota",
+        },
+        {"type": "THROTTLED", "wait": 0, "bytes_per_second": 0, "reason": ""},
+    ]
+}  # fmt: skip
 LAST_WORDS: Notation = {"frames": [{"type": "LAST_WORDS", "time": T, "lanes": [[1, 10], [3, 0]]}]}
+CONFIG: Notation = {
+    "frames": [
+        {
+            "type": "CONFIG_DESIRED",
+            "version": 9,
+            "digest": "7a2fd1fcd2a6c1b0",
+            "layers": [["group presses", 9, "streams: {alarms: {from: 'alarms/#'}}\n"], ["edge pi-1", 7, "links: {}"]],
+        },
+        {
+            "type": "CONFIG_STATE",
+            "version": 9,
+            "digest": "7a2fd1fcd2a6c1b0",
+            "outcome": 4,
+            "reason": "the link was down on it for 90 s: connection refused",
+            "active_version": 7,
+            "active_digest": "0011223344556677",
+        },
+    ]
+}

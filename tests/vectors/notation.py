@@ -21,6 +21,7 @@ from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, BlockedFooter, Strea
 from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
+from weft.protocols.link import canary, configuration, down, pull, throttle
 from weft.protocols.link.data import split_batches
 from weft.protocols.origin import Origin
 from weft.protocols.shard import snapshot, snapshot_blocks
@@ -226,6 +227,16 @@ _FRAMES: dict[str, Any] = {
     "CLOCK": link.Clock,
     "ORIGINS": link.LaneOrigins,
     "LAST_WORDS": link.LastWords,
+    "CONFIG_DESIRED": configuration.ConfigDesired,
+    "CONFIG_STATE": configuration.ConfigState,
+    "DOWN_OPEN": down.DownOpen,
+    "MESSAGES": down.Messages,
+    "OUTCOMES": down.Outcomes,
+    "PULLS": pull.Pulls,
+    "PULL_STATE": pull.PullState,
+    "CANARY": canary.Canary,
+    "CANARY_BACK": canary.CanaryBack,
+    "THROTTLED": throttle.Throttled,
 }
 
 
@@ -263,7 +274,7 @@ def _decode_frames(data: bytes) -> Notation:
 
 def _encode_state(meaning: Notation) -> bytes:
     noted = {**meaning, "cluster_id": base64.b64encode(bytes.fromhex(meaning["cluster_id"])).decode()}
-    splits = msgspec.convert(noted.pop("splits", []), list[Split])
+    splits, apart = msgspec.convert(noted.pop("splits", []), list[Split]), noted.pop("apart", [])
     noted["streams"] = [_listed(entry) for entry in noted["streams"]]
     noted["lanes"] = [_listed(entry) for entry in noted["lanes"]]
     found = msgspec.convert(_listed(noted), snapshot.Snapshot, str_keys=True)
@@ -272,7 +283,7 @@ def _encode_state(meaning: Notation) -> bytes:
     lanes = [
         (Lane(each.tenant, each.edge, each.log_id, each.stream), snapshot.lane_state(each)) for each in found.lanes
     ]
-    return snapshot_blocks.encode(msgspec.structs.replace(found, lanes=[]), lanes, splits)
+    return snapshot_blocks.encode(msgspec.structs.replace(found, lanes=[]), lanes, splits, apart)
 
 
 def _decode_state(data: bytes) -> Notation:
@@ -284,12 +295,13 @@ def _decode_state(data: bytes) -> Notation:
     noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
     streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in found.streams]
     noted |= {"streams": streams, "lanes": [*map(_named, found.lanes)]}
-    splits = snapshot_blocks.decode(data).splits
-    return {**noted, "splits": _builtins(splits)} if splits else noted
+    decoded = snapshot_blocks.decode(data)
+    later = {"splits": _builtins(decoded.splits), "apart": list(decoded.apart)}
+    return noted | {name: value for name, value in later.items() if value}
 
 
 def _decode_snapshot(data: bytes) -> snapshot.Snapshot:
-    head, lanes, _ = snapshot_blocks.decode(data)
+    head, lanes, *_ = snapshot_blocks.decode(data)
     named = [msgspec.structs.replace(held, tenant=lane.tenant, stream=lane.stream) for lane, held in lanes]
     return msgspec.structs.replace(head, lanes=named)
 
@@ -321,7 +333,8 @@ def _decode_cluster(data: bytes) -> Notation:
     if data[:3] != cluster_entry.SNAPSHOT_MAGIC:
         entry = cluster_entry.decode(data)
         document = None if entry.document is None else entry.document.decode()
-        return {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document}
+        noted = {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document}
+        return {name: value for name, value in noted.items() if value or name not in ("origin", "command")}
     state = cluster_state.decode(data)
     kinds = [
         {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import STOP_S_MAX, Log, Node
+from weft.storage.cluster import open_cluster
+from weft.storage.object_store import open_store
 
 
 @pytest.fixture
@@ -33,3 +36,12 @@ def start(log_of_nodes: Log) -> Iterator[Callable[[str, Path], Node]]:
             return node
 
         yield start_node
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A hub's configuration with a store that a hub has used."""
+    path = tmp_path / "hub.yaml"
+    path.write_text("listen: 127.0.0.1:8090\nstore: store\n")
+    asyncio.run(open_cluster(open_store(str(tmp_path / "store")), 2))
+    return path

@@ -78,7 +78,7 @@ def test_times_in_the_future_are_shown_and_lowered_beside_a_running_hub(config: 
     assert created(config, 0) == before
     assert "ahead" not in weft("hub", "clock", config).output
     # The running node follows, and writes on from there.
-    wait_until(lambda: hub.json("v1/status")["shards"][1]["chunk"] == 1, what="the hub's look at the record")
+    wait_until(lambda: hub.json("v1/status")["shards"][1]["chunk"] >= 1, what="the hub's look at the record")
     assert hub.stop() == 0
 
 

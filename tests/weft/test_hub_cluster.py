@@ -51,7 +51,7 @@ def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
     assert asyncio.run(counts())
     assert (
         weft("hub", "finalize", config, "--yes").output
-        == "the cluster is at level 3 already, the level of this release\n"
+        == "the cluster is at level 4 already, the level of this release\n"
     )
 
 

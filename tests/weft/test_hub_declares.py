@@ -69,7 +69,7 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
         "name": "press", "scope": "edge", "tenant": "default", "edge": "press-7", "secrets": 1, "by": "mara",
         "reason": "a new press",
     }  # fmt: skip
-    second = json.loads(weft("hub", "token", "rotate", config, "press", "--json").output)["token"]
+    second = json.loads(weft("hub", "token", "rotate", config, "press", "--json").stdout)["token"]
     assert listed("token", config)[0]["secrets"] == 2
     texts = [weft("hub", "token", "list", config, *more).output for more in ((), ("--json",))]
     texts += [path.read_bytes().decode(errors="replace") for path in config.parent.rglob("*") if path.is_file()]
@@ -125,7 +125,8 @@ def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> Non
     weft("hub", "stream", "expect", config, "acme/telemetry", "press-*", "oven")
     assert weft("hub", "stream", "expect", config, "acme/telemetry").output == "press-*\noven\n"
     (found,) = listed("tenant", config)
-    assert found["quotas"] == {"edges": 1, "streams": None, "bytes_per_second": 4 << 20, "stored_bytes": None}
+    declared = {name: quota for name, quota in found["quotas"].items() if quota is not None}
+    assert declared == {"edges": 1, "bytes_per_second": 4 << 20}
     assert (found["tokens"], found["streams_with_edges"], found["version"]) == (1, 1, 2)
     over = weft("hub", "token", "add", config, "two", "--scope", "edge", "--edge", "b", "--tenant", "acme")
     assert isinstance(over.exception, Failed)
@@ -263,7 +264,10 @@ def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, 
     edge_yaml.write_text(EDGE.format(port=port))
 
     def status() -> Any:
-        request = urllib.request.Request(f"{hub.url}v1/status", headers={"Authorization": f"Bearer {admin}"})
+        return get("v1/status")
+
+    def get(path: str) -> Any:
+        request = urllib.request.Request(f"{hub.url}{path}", headers={"Authorization": f"Bearer {admin}"})
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return json.loads(answer.read())
@@ -304,12 +308,26 @@ def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, 
         sender.join()
     print(f"the link ended {ended_s:.2f} s after the command")
     assert ended_s < 10, "two seconds and a request, on a busy machine"
-    wait_until(
-        lambda: sum(shard["written"]["records"] for shard in status()["shards"]) == 10 + sent, what="all records"
-    )
+    wait_until(lambda: get("v1/streams/telemetry")["records"] == 10 + sent, what="all records")
     found = json.loads(weft("hub", "nodes", hub_yaml, "--json").output)["nodes"]
     assert status()["cluster_log"]["entry"] == 5
     assert all("cluster_log" in each for each in found)
     edge.stop()
     weft("hub", "token", "remove", hub_yaml, "ops")
     wait_until(lambda: status().get("status") == 401, what="the admin token to be refused")
+
+
+def test_groups_are_declared_listed_and_withdrawn(config: Path) -> None:
+    weft("hub", "tenant", "add", config, "acme")
+    done = weft("hub", "group", "set", config, "acme/presses", "press-*", "welder-1", "--by", "mara", "--order", "3")
+    assert done.output == "declared group acme/presses: 2 names\n"
+    weft("hub", "group", "set", config, "all", "*")
+    first, second = listed("group", config)
+    assert (first["tenant"], first["name"], first["edges"], first["order"]) == (
+        "acme", "presses", ["press-*", "welder-1"], 3,
+    )  # fmt: skip
+    assert (second["tenant"], second["name"], second["order"], second["unusable"]) == ("default", "all", 0, None)
+    assert "press-* welder-1" in weft("hub", "group", "list", config).output
+    assert isinstance(weft("hub", "group", "set", config, "All", "*").exception, Refused)
+    assert weft("hub", "group", "remove", config, "acme/presses").output == "withdrew group acme/presses\n"
+    assert "there are: default/all" in str(weft("hub", "group", "remove", config, "presses").exception)

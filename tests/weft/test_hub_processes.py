@@ -62,6 +62,7 @@ def children(supervisor: int) -> list[int]:
     return sorted(pids, key=lambda pid: Path(f"/proc/{pid}/cmdline").read_text().partition("--part")[2])
 
 
+@pytest.mark.slow
 def test_each_process_has_shards_of_its_own_and_answers_for_all(config: Path, port: int, start: Start) -> None:
     hub = start("hub", config)
     assert hub.url == f"http://127.0.0.1:{port}/"

@@ -25,6 +25,7 @@ advertise: ["https://a.example", "https://b.example"]
 commit_interval: 125ms
 mark_interval: 2m
 retain_log: 2d
+messages_per_second: 90
 ping_interval: 20s
 silence: 50s
 unavailable_after: 3s
@@ -38,6 +39,8 @@ hosts: Hub.example.com
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
 plain_http: allowed_beyond_loopback
+jwt: {{issuer: "https://login.example.com", audience: weft, jwks_file: {store}/keys.json, tenant: acme}}
+tracing: {{endpoint: "https://traces.example.com:4318", queue: 77}}
 tls: {{certificate: /a.crt, key: /a.key, client_ca: /ca.pem, crl_file: /a.crl, client_certificate: optional,
   half_open: 17, connect_timeout: 4s, connection_rate: 18, connection_burst: 19}}
 limits: {{links: 5, links_per_token: 3, idle_connections: 6, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB,
@@ -59,6 +62,10 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
     assert settings.shards_max == 48
     assert settings.hosts == ("hub.example.com",)
+    assert settings.tracing is not None
+    assert (settings.tracing.endpoint, settings.tracing.queue) == ("https://traces.example.com:4318", 77)
+    assert settings.jwt is not None
+    assert (settings.jwt.issuer, settings.jwt.tenant) == ("https://login.example.com", "acme")
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
     assert settings.tls == TlsFiles(
         certificate="/a.crt", key="/a.key", client_ca="/ca.pem", crl_file="/a.crl", client_certificate_required=False
@@ -84,6 +91,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert untouched == [], "give it a value of its own above, and look for it here"
     assert settings.expected_edges == {("default", "telemetry"): ("press-*", "welder-1"), ("acme", "alarms"): ()}
     assert settings.peers is True
+    assert settings.messages_per_s == 90
     assert settings.retain_log_s == 2 * 86_400.0
     assert (settings.retired_after_s, settings.dropped_after_s) == (20 * 86_400.0, 5 * 86_400.0)
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
@@ -136,8 +144,11 @@ def test_an_idle_bucket_is_cheap_by_default() -> None:
     assert settings_of(HubConfig(store="s3://bucket")).sequencer.mark_interval_s == 60.0
 
 
-@pytest.mark.parametrize(("store", "interval_s"), [("data", 0.25), ("file:///data", 0.25), ("s3://bucket/weft", 1.0)])
-def test_a_hub_commits_less_often_where_each_object_costs(store: str, interval_s: float) -> None:
-    assert settings_of(HubConfig(store=store)).sequencer.commit_interval_s == interval_s
-    asked = HubConfig(store=store, commit_interval_s=0.5)
-    assert settings_of(asked).sequencer.commit_interval_s == 0.5
+@pytest.mark.parametrize(
+    ("store", "interval_s", "cheap_s"), [("data", 0.25, 0.04), ("file:///data", 0.25, 0.04), ("s3://b/weft", 1.0, None)]
+)
+def test_a_hub_commits_less_often_where_each_object_costs(store: str, interval_s: float, cheap_s: float | None) -> None:
+    usual = settings_of(HubConfig(store=store)).sequencer
+    assert (usual.commit_interval_s, usual.commit_interval_min_s) == (interval_s, cheap_s)
+    asked = settings_of(HubConfig(store=store, commit_interval_s=0.5)).sequencer
+    assert (asked.commit_interval_s, asked.commit_interval_min_s) == (0.5, None)

@@ -27,6 +27,7 @@ http: {{bind: "127.0.0.1:{http}"}}
 disk: {{budget: 64MiB, segment: 4MiB}}
 streams: {{{streams}}}
 links: {{cloud: {{to: "http://127.0.0.1:{port}", hold_at_start: 200ms, retry_min: 50ms, retry_max: 200ms}}}}
+{more}
 """
 TELEMETRY = 'telemetry: {from: "plant/{line}/{machine}/telemetry"}'
 OTHER = 'quality: {from: "quality/#"}'
@@ -52,8 +53,9 @@ class Fabric:
         """Of the hub."""
         self.streams(TELEMETRY)
 
-    def streams(self, *streams: str) -> None:
-        self.edge_yaml.write_text(EDGE.format(http=self.http, port=self.port, streams=", ".join(streams)))
+    def streams(self, *streams: str, more: str = "") -> None:
+        text = EDGE.format(http=self.http, port=self.port, streams=", ".join(streams), more=more)
+        self.edge_yaml.write_text(text)
 
     def hub(self) -> Node:
         path = self.folder / "hub.yaml"
@@ -107,6 +109,7 @@ def payloads(hub: Node, stream: str = "telemetry") -> list[str]:
     return sorted((record["payload"] for record in found), key=lambda payload: int(payload.split()[-1]))
 
 
+@pytest.mark.slow
 def test_every_acknowledged_record_of_a_disk_that_came_back_is_at_the_hub_once(fabric: Fabric) -> None:
     hub = fabric.hub()
     edge = fabric.edge()
@@ -136,7 +139,11 @@ def test_every_acknowledged_record_of_a_disk_that_came_back_is_at_the_hub_once(f
 
 
 @pytest.mark.slow
-def test_an_import_outlives_kills_of_node_and_hub(fabric: Fabric) -> None:
+def test_an_import_of_an_encrypted_log_outlives_kills_of_node_and_hub(fabric: Fabric) -> None:
+    key = fabric.folder / "key"
+    key.write_text("11" * 32)
+    key.chmod(0o600)
+    fabric.streams(TELEMETRY, more="encryption: {key_file: key}")
     fabric.processes = 2
     edge = fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 60))

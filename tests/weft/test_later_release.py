@@ -35,7 +35,7 @@ def write_log(directory: Path, *, version: int = 1, columns: int = 0) -> None:
     (directory / file_name(0)).write_bytes(data)
 
 
-@pytest.mark.parametrize("later", [{"version": 2}, {"columns": EVENT_TIME}], ids=["header", "batch"])
+@pytest.mark.parametrize("later", [{"version": 3}, {"columns": EVENT_TIME}], ids=["header", "batch"])
 def test_commands_that_look_into_a_log_of_a_later_release(tmp_path: Path, later: dict[str, int]) -> None:
     directory, config = tmp_path / "data", tmp_path / "edge.yaml"
     write_log(directory, **later)

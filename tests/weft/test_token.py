@@ -23,7 +23,7 @@ def test_a_token_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
     assert len(made) > 40
     assert made not in Path(path).read_text()
     listed = json.loads(token("list", "--file", path, "--json").output)
-    assert listed == [{"name": "shop", "scope": "edge", "tenant": "default", "edge": "press-shop-7"}]
+    assert listed == [{"name": "shop", "scope": "edge", "tenant": "default", "edge": "press-shop-7", "grants": []}]
     assert made not in token("list", "--file", path).output
 
 
@@ -34,6 +34,9 @@ def test_a_token_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
         (("--scope", "edge"), "scope 'edge' needs an edge"),
         (("--scope", "reader", "--edge", "a"), "the other scopes must not have one"),
         (("--scope", "reader", "--tenant", "Other Tenant"), "tenant and edge need"),
+        (("--scope", "reader", "--grant", "read"), "a token has a scope, or grants"),
+        (("--grant", "write:a"), "grants to write need an edge"),
+        (("--grant", "read:a", "--edge", "a"), "the others must not have one"),
     ],
 )
 def test_a_token_that_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...], error: str) -> None:
@@ -57,7 +60,7 @@ def test_a_revoked_token_opens_nothing_and_the_others_go_on(tmp_path: Path) -> N
     )
     hub = TokenFile(path)
     revoked = json.loads(token("revoke", "anna", "--file", path, "--json").output)["revoked"]
-    assert revoked == {"name": "anna", "scope": "reader", "tenant": "default", "edge": None}
+    assert revoked == {"name": "anna", "scope": "reader", "tenant": "default", "edge": None, "grants": []}
     assert hub.identify(anna) is None
     assert hub.identify(bert) is not None
     assert [each["name"] for each in json.loads(token("list", "--file", path, "--json").output)] == ["bert"]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import getpass
-import http.client
 import importlib
 import json
 import os
-import ssl
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,12 +22,15 @@ from weft.config.units import is_bucket, parse_bind
 from weft.output import Failed, Refused
 
 if TYPE_CHECKING:
+    import ssl
+
+    from weft.client import HubRefusal
     from weft.config.models import EdgeConfig, HubConfig
     from weft.storage.object_store import ObjectStore
 
 STATUS_TIMEOUT_S = 10.0
 STATUS_BYTES_MAX = 64 << 20
-TOKEN_BYTES_MAX = 4096
+ANOTHER_PROGRAM = "another program answers there. Check the address in the configuration"
 _BUCKET_ADVICE = "Check the store's address, its endpoint and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -111,8 +110,11 @@ def located_edge(path: str) -> Loaded[EdgeConfig]:
     """Return an edge's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
     from weft.config.models import EdgeConfig
     from weft.edge_node.check import check
+    from weft.edge_node.check.encryption import name_source
 
-    return _load(path, EdgeConfig, check, other="hub", only_there="store")
+    loaded = _load(path, EdgeConfig, check, other="hub", only_there="store")
+    name_source(loaded.config)
+    return loaded
 
 
 def check_functions(loaded: Loaded[EdgeConfig], stream: str | None = None) -> None:
@@ -127,9 +129,19 @@ def check_functions(loaded: Loaded[EdgeConfig], stream: str | None = None) -> No
             raise Refused(str(loaded.refuse(found)))
 
 
+def check_code(loaded: Loaded[EdgeConfig]) -> None:
+    """Check the signatures beside the files of functions, where the configuration asks for some. ``Refused`` says which
+    file has none, or another one."""
+    if loaded.config.functions_signed_by:
+        from weft.edge_node.functions.check import code_findings
+
+        if found := list(code_findings(loaded.config)):
+            raise Refused(str(loaded.refuse(found)))
+
+
 def located_hub(path: str) -> Loaded[HubConfig]:
     """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
-    from weft.cloud_hub.check import check
+    from weft.cloud_hub.checks.check import check
     from weft.config.models import HubConfig
 
     return _load(path, HubConfig, check, other="edge", only_there="data_dir")
@@ -214,27 +226,34 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
     Args:
         certificate: the node's own, if it speaks TLS.
     """
+    from weft.client import Client, HubRefusal, HubUnreachable
+    from weft.network.token_file import read_token
+
     address = parse_bind(bind)
     if address.port == 0:
         raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
-    url = f"{'http' if certificate is None else 'https'}://{address.from_here}{path}"
-    request = urllib.request.Request(url)
-    if token_file is not None:
-        with open(token_file, encoding="ascii") as file:
-            request.add_header("Authorization", f"Bearer {file.read(TOKEN_BYTES_MAX).strip()}")
+    url = f"{'http' if certificate is None else 'https'}://{address.from_here}"
     try:
-        trust = None if certificate is None else _trust(certificate)
-        with urllib.request.urlopen(request, timeout=STATUS_TIMEOUT_S, context=trust) as answer:
-            return json.loads(answer.read(STATUS_BYTES_MAX))
-    except urllib.error.HTTPError as error:
-        raise Failed(f"{url} answered {error.code} {error.reason}: {_advice(error)}") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:  # the last: the node ended during its answer
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = getattr(reason, "strerror", None) or reason
-        raise Failed(f"{url} does not answer ({reason}); is the node running?") from None
+        token = None if token_file is None else read_token(token_file)
+    except ValueError as error:
+        raise Failed(str(error)) from None
+    try:
+        client = Client(
+            url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX
+        )
+        return json.loads(client.fetch(path).body)
+    except HubRefusal as refusal:
+        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {_advice(path, refusal)}") from None
+    except HubUnreachable as error:
+        raise Failed(f"{error}; is the node running?") from None
+    except (OSError, ValueError) as error:
+        raise Failed(f"{url}{path} does not answer ({error}); is the node running?") from None
 
 
-def _trust(certificate: str) -> ssl.SSLContext:
+def tls_of(certificate: str | None) -> ssl.SSLContext | None:
+    """Return the context that trusts a hub of this machine by its own certificate."""
+    if certificate is None:
+        return None
     from weft.network.tls.contexts import own_context
 
     return own_context(certificate)
@@ -248,28 +267,30 @@ def certificate_of(config: HubConfig) -> str | None:
 def get_pages(
     bind: str, path: str, key: str, token_file: str | None = None, certificate: str | None = None
 ) -> dict[str, Any]:
-    """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer."""
+    """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer, or no end of it."""
     whole: dict[str, Any] = {key: []}
-    after = ""
+    after, named = "", set[str]()
     while True:
         page = get_status(bind, path + after, token_file, certificate)
         whole = {**whole, **page, key: [*whole[key], *page[key]]}
         if page["next_after"] is None:
             return whole
+        if page["next_after"] in named:
+            raise Failed(
+                f"{path} at {bind}: the list does not go on after {page['next_after']!r}. Is a hub of this release "
+                "at that address?"
+            )
+        named.add(page["next_after"])
         after = f"{'&' if '?' in path else '?'}{urlencode({'after': page['next_after']})}"
 
 
-def _advice(error: urllib.error.HTTPError) -> str:
-    """Return advice on an HTTP error, in the terms of a command line."""
-    if error.code in (401, 403):
+def _advice(path: str, refusal: HubRefusal) -> str:
+    """Return advice on a refusal, in the terms of a command line."""
+    if refusal.status in (401, 403) and path == "/v1/status":
         return (
             "the token gives no access to the status page. Give an admin token with --token-file (`weft token create`)"
         )
-    try:
-        answer = json.loads(error.read(STATUS_BYTES_MAX))
-        return f"{answer['error']}. {answer['advice']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another program answers there. Check the address in the configuration"
+    return f"{refusal.error}. {refusal.advice}" if refusal.error else ANOTHER_PROGRAM
 
 
 @contextmanager

@@ -1,16 +1,21 @@
-"""``weft config``: describe the configuration files."""
+"""``weft config``: describe the configuration files, and sign settings for edges."""
 
 from __future__ import annotations
 
 import click
 import msgspec
 
+from weft.commands.credentials import signing
 from weft.output import print_json
 
 
 @click.group("config")
 def command() -> None:
-    """Describe the configuration files."""
+    """Describe the configuration files, and sign settings and functions of edges."""
+
+
+for _command in (signing.keygen, signing.sign_settings, signing.sign_code, signing.verify):
+    command.add_command(_command)
 
 
 @command.command()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from weft.commands.acts.file_acts import ordering
 from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     LaterGroup,
     cannot_be_done,
-    check_functions,
     config_argument,
     json_option,
     located,
@@ -40,7 +42,10 @@ _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 
 class _EdgeCommands(LaterGroup):
     modules = {
+        "config": "weft.commands.edges.edge_config",
+        "doctor": "weft.commands.edges.edge_doctor",
         "import": "weft.commands.edges.edge_import",
+        "init": "weft.commands.set_up.edge_init",
         "query": "weft.commands.edges.edge_query",
         "rename": "weft.commands.edges.edge_rename",
         "replay": "weft.commands.functions.replay",
@@ -63,9 +68,14 @@ def run(config_file: str, log_level: str) -> None:
     from weft.service.serving import Signals, collect_garbage_rarely, run_until_stopped, software
 
     loaded = located_edge(config_file)
-    config = loaded.config
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
+    from weft.commands.edges.hub_overlay import overlay_of
+
+    _prepare_key(loaded)
+    overlay = overlay_of(config_file, loaded)
+    loaded = overlay.begin()
+    config = loaded.config
     from weft.edge_node import preflight
 
     found = preflight.look(config, loaded.lines, datetime.now(UTC))
@@ -76,21 +86,33 @@ def run(config_file: str, log_level: str) -> None:
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
     from weft.edge_node.node import EdgeNode
-    from weft.edge_node.reconfigure import ConfigFile
+    from weft.edge_node.orders.reconfigure import ConfigFile
     from weft.storage.segment_log import WrongOwner
 
-    file = ConfigFile(config_file, lambda: _read_again(config_file))
+    file = ConfigFile(config_file, overlay.read_again)
 
     async def serve(signals: Signals) -> None:
-        node = EdgeNode(config, software(), file)
-        await node.start(signals.stop)
-        collect_garbage_rarely()
-        try:
-            click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.addresses, node.http)}")
-            async with signals.reloading(node.reload):
-                await node.run(signals.stop)
-        finally:
-            await node.close()
+        runs = config
+        while True:
+            node = EdgeNode(runs, software(), file, overlay)
+            try:
+                await node.start(signals.stop)
+            except Exception as error:
+                if not overlay.failed_start(error):
+                    raise
+                runs = (await asyncio.to_thread(overlay.begin)).config
+                continue
+            collect_garbage_rarely()
+            try:
+                click.echo(f"{runs.tenant}/{runs.node} is ready: {_addresses(node.addresses, node.http)}")
+                async with signals.reloading(node.reload):
+                    await node.run(signals.stop)
+            finally:
+                await node.close()
+            if signals.stop.is_set():
+                return
+            logging.getLogger("weft").info("the node starts again with another configuration of its hub")
+            runs = (await asyncio.to_thread(overlay.begin)).config
 
     try:
         with located(loaded, "data_dir"), _naming_the_disk(config.data_dir):
@@ -101,6 +123,16 @@ def run(config_file: str, log_level: str) -> None:
         if renamed is None:
             raise
         raise Refused(str(loaded.refuse([renamed]))) from None
+
+
+def _prepare_key(loaded: Loaded[EdgeConfig]) -> None:
+    """Open the key ring before the hub's settings are read from the folder."""
+    from weft.edge_node.check.encryption import prepare
+
+    try:
+        prepare(loaded.config, time.time_ns())
+    except OSError as error:
+        raise Refused(str(loaded.refuse([Finding(("encryption",), str(error))]))) from None
 
 
 @contextmanager
@@ -119,17 +151,6 @@ def _naming_the_disk(directory: str) -> Iterator[None]:
         if mount is None:
             raise
         raise Failed(sentence(directory, mount, error)) from error
-
-
-def _read_again(config_file: str) -> EdgeConfig:
-    from weft.edge_node.reconfigure import ConfigUnusable
-
-    try:
-        loaded = located_edge(config_file)
-        check_functions(loaded)
-        return loaded.config
-    except Refused as error:
-        raise ConfigUnusable(str(error)) from None
 
 
 def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
@@ -202,8 +223,10 @@ def reload(target: str, *, as_json: bool) -> None:
     """
     from weft.edge_node.control.client import ControlFailed, ask_reload
 
+    directory = NodeLog.of(target).directory
     try:
-        reply = ask_reload(NodeLog.of(target).directory)
+        with ordering(directory, "the configuration"):
+            reply = ask_reload(directory)
     except ControlFailed as error:
         raise Failed(str(error)) from None
     if as_json:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from weft.commands import messages
+from weft.commands.acts import approvals
+from weft.commands.acts.hub_acts import acts
 from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     ExistingPath,
@@ -27,18 +30,27 @@ from weft.commands.common import (
     store_located,
     using,
 )
+from weft.commands.credentials.token import whoami
+from weft.commands.edges import hub_pulls
+from weft.commands.edges.hub_usage import usage
 from weft.commands.hub_settings import settings_of
 from weft.commands.on_store import (
     backup,
     clock,
     cluster,
+    configs,
     declaring,
     deletion,
     drain,
+    erase,
+    groups,
     nodes,
+    quality,
+    schemas,
     skip,
     split,
     stream,
+    tables,
     tenants,
     tokens,
 )
@@ -46,8 +58,8 @@ from weft.config.errors import format_path
 from weft.config.units import Address, kind_of, parse_bind
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
-from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges
-from weft.text.table_makers import table_makers
+from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges, show_issuer, show_quality
+from weft.text.table_makers import print_stopped, table_makers
 
 if TYPE_CHECKING:
     from weft.cloud_hub.hub import Hub
@@ -68,22 +80,14 @@ def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
 
-command.add_command(nodes.nodes)
-command.add_command(drain.drain)
-command.add_command(split.split)
-command.add_command(cluster.finalize)
-command.add_command(cluster.retire)
-command.add_command(cluster.adopt)
-command.add_command(skip.skip)
-command.add_command(clock.clock)
-command.add_command(deletion.declare_deletion)
-command.add_command(stream.command)
-command.add_command(tokens.command)
-command.add_command(tenants.command)
-command.add_command(declaring.declarations)
-command.add_command(backup.backup)
-command.add_command(backup.restore)
-command.add_command(backup.verify)
+for each in (
+    messages.publish, messages.messages, hub_pulls.pull, hub_pulls.pulls, whoami, nodes.nodes, drain.drain, split.split,
+    cluster.finalize, cluster.retire, cluster.adopt, skip.skip, clock.clock, deletion.declare_deletion, stream.command,
+    tables.command, tokens.command, tenants.command, groups.command, configs.command, schemas.command, quality.command,
+    declaring.declarations, acts, approvals.second_person, approvals.requests, approvals.approve,
+    backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
+):  # fmt: skip
+    command.add_command(each)
 
 processes_option = click.option(
     "--processes",
@@ -118,7 +122,7 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
         end_with_supervisor(alive)
         _serve(config_file, loaded, number, count, advertise)
         return
-    from weft.cloud_hub import preflight
+    from weft.cloud_hub.checks import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
 
     found = preflight.look(loaded.config, datetime.now(UTC))
@@ -140,7 +144,7 @@ def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubC
     from weft.config.fields import UNITS
 
     try:
-        advertise = tuple(str(UNITS["urls"].parse(url, "")) for url in urls)
+        advertise = tuple(str(UNITS["advertised_urls"].parse(url, "")) for url in urls)
     except ValueError as error:
         raise Refused(f"--advertise: {error}") from None
     return replace(loaded, config=msgspec.structs.replace(loaded.config, advertise=advertise))
@@ -179,6 +183,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int,
 
     async def serve(signals: Signals) -> None:
         hub = Hub(settings_of(config, number, count))
+        collect_garbage_rarely()  # or a start would look at what it has loaded again and again: three times the time
         await hub.start()
         try:
             collect_garbage_rarely()
@@ -212,7 +217,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     error and leave exit status 0. Run it as the hub's user, whose access rights may differ from yours. While the hub
     runs, its ports are not checked.
     """
-    from weft.cloud_hub import preflight
+    from weft.cloud_hub.checks import preflight
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_hub)
@@ -290,7 +295,8 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         for s in facts["shards"]
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
-    show_cluster_log(facts.get("cluster_log"))
+    show_cluster_log(facts.get("cluster_log"), time.time())
+    show_issuer(facts.get("jwt"))
     if trouble := facts.get("clock", {}).get("trouble"):
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:
@@ -325,6 +331,7 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     for table in facts["tables"]:
         for stopped in table["stopped"]:
             print_stopped(config_file, table, stopped)
+    show_quality(facts.get("quality", []))
     for missing in facts.get("missing_shards", []):
         click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
     show_edges(facts["edges"], time.time(), edges or None)
@@ -339,18 +346,6 @@ def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
         "cluster log": cluster_log_position(facts.get("cluster_log")),
         **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
     }
-
-
-def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
-    """Print the records that stop a table, and the command that skips them."""
-    click.echo(
-        f"STOPPED: the table of {table['tenant']}/{table['stream']} waits behind offsets {stopped['first']} to "
-        f"{stopped['end'] - 1} of shard {stopped['shard']}: {stopped['reason']}"
-    )
-    click.echo(
-        f"  To skip them: weft hub skip {config_file} {table['stream']} --tenant {table['tenant']} "
-        f"--shard {stopped['shard']} --from {stopped['first']} --to {stopped['end']} --reason '...'"
-    )
 
 
 def _edges(address: str, access: Access) -> dict[str, Any]:

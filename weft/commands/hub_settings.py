@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from weft.config.units import parse_bind
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.settings import HubSettings
+    from weft.cloud_hub.settings import HubSettings, JwtSettings
     from weft.config.models import HubConfig
     from weft.network.settings import AdmissionLimits
     from weft.network.tls.files import TlsFiles
 
 COMMIT_INTERVAL_FOLDER_S = 0.25
+COMMIT_INTERVAL_CHEAP_S = 0.04
+"""The same while commits are cheap. A record waits half of it on average, so that most are durable within 50 ms."""
+SNAPSHOT_CHUNKS_CHEAP = 1000
+"""Number of chunks behind a snapshot then: a snapshot has the whole state, and would come every 8 seconds."""
 COMMIT_INTERVAL_BUCKET_S = 1.0
 """Interval of commits where each costs money. Edges keep records until they are acknowledged: a later acknowledgement
 only delays the release of disk space and the moment of completeness."""
@@ -46,6 +52,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         shards=config.shards,
         shards_max=config.shards_max,
         tokens_file=config.tokens_file,
+        jwt=_jwt(config),
         tokens_required=config.anonymous == "never",
         open_to_network=config.anonymous == "allowed_beyond_loopback",
         tls=_tls(config),
@@ -54,6 +61,8 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         hosts=() if config.hosts is None and address.is_loopback else config.hosts,
         sequencer=SequencerSettings(
             commit_interval_s=_commit_interval_s(config),
+            commit_interval_min_s=COMMIT_INTERVAL_CHEAP_S if _is_paced(config) else None,
+            snapshot_chunks=SNAPSHOT_CHUNKS_CHEAP if _is_paced(config) else SequencerSettings.snapshot_chunks,
             mark_interval_s=config.mark_interval_s,
             chunk_bytes_max=config.chunk_bytes_max,
             pending_bytes_max=config.limits.pending_bytes,
@@ -68,6 +77,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         links_max=config.limits.links,
         idle_connections_max=config.limits.idle_connections,
         links_per_token_max=config.limits.links_per_token,
+        messages_per_s=config.messages_per_second,
         link_window_bytes=config.limits.window_bytes,
         link_ping_interval_s=config.ping_interval_s,
         link_silence_s=config.silence_s,
@@ -83,6 +93,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         table_write_after_s=tables.write_after_s,
         table_joined_bytes=tables.joined_size,
         table_vacuum_after_s=tables.vacuum_after_s,
+        tracing=config.tracing,
     )
 
 
@@ -97,6 +108,12 @@ def _tls(config: HubConfig) -> TlsFiles | None:
         certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca, crl_file=tls.crl_file,
         client_certificate_required=False,
     )  # fmt: skip
+
+
+def _jwt(config: HubConfig) -> JwtSettings | None:
+    from weft.cloud_hub.settings import JwtSettings
+
+    return None if config.jwt is None else JwtSettings(**msgspec.structs.asdict(config.jwt))
 
 
 def _admission(config: HubConfig) -> AdmissionLimits:
@@ -126,6 +143,11 @@ def _commit_interval_s(config: HubConfig) -> float:
     if config.commit_interval_s is not None:
         return config.commit_interval_s
     return COMMIT_INTERVAL_FOLDER_S if _in_folder(config) else COMMIT_INTERVAL_BUCKET_S
+
+
+def _is_paced(config: HubConfig) -> bool:
+    """Return whether commits follow their cost: no interval is set, and an object costs no money."""
+    return config.commit_interval_s is None and _in_folder(config)
 
 
 def _in_folder(config: HubConfig) -> bool:

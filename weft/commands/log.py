@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
+from weft.commands.acts.file_acts import ordering
 from weft.commands.common import ExistingPath, confirm, json_option, yes_option
 from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
@@ -106,7 +107,10 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
                     "nothing was dropped",
                 )
             # Up to a number, never "all": records that a running node received since the question stay.
-            dropped = log.drop_backlog(stream, backlog.numbers.end) if count else backlog.numbers
+            dropped = backlog.numbers
+            if count:
+                with ordering(found.directory, f"{counted(count, 'record')} of stream {stream}"):
+                    dropped = log.drop_backlog(stream, backlog.numbers.end)
     except UnknownStream as error:
         raise Refused(str(error)) from None
     except (LogError, NotTheOwner, ControlFailed, OSError) as error:

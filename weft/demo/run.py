@@ -122,6 +122,10 @@ class Demo:
         for service in (self.hub, self.shop, self.greenhouse):
             service.start()
             self.console.print(f"[green]up[/]    {service.name} (process {service.pid})")
+            if service is self.hub:
+                page = f"{self.hub.url}/console#/streams/{STREAM}?window=5"
+                self.console.print(f"[cyan]see[/]   {page}", soft_wrap=True)
+                self.console.print("      in a browser: outage, backlog, completeness")
 
     def replay(self) -> Acked:
         """Replay every device's messages through both faults. Return the numbers of messages acked to devices."""
@@ -291,7 +295,7 @@ class Demo:
         settings = " ".join(f"--set {shlex.quote(each)}" for each in self.hours.settings)
         self.console.print(
             f"""
-Everything is left running in {self._directory}:
+Everything is left running in {self._directory}. See the hub in a browser: {self.hub.url}/console
   curl {self.hub.url}/v1/streams/{STREAM}/completeness
   curl {self.shop.url}/status
   mosquitto_pub -p {self.shop.mqtt_port} -q 1 -t sensors/me/telemetry -m hello     # or any MQTT client

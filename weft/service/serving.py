@@ -38,8 +38,8 @@ def let_threads_in_soon() -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Have the garbage collector disturb little from now on. To be called once a node has started: what it was made of
-    is never looked at again, and what the start no longer needs goes back to the kernel."""
+    """Have the garbage collector disturb little from now on. To be called once a node has started, and before a start
+    that loads much: what is there is never looked at again, and what is no longer needed goes back to the kernel."""
     gc.collect()
     _give_back_free_memory()
     gc.freeze()

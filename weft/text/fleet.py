@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,8 @@ from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
 _UNKNOWN = "unknown"
+ENDS_SOON_S = 14 * 86_400.0
+"""Time before the end of a token from which on the status says so."""
 
 
 def show_edges(edges: list[dict[str, Any]], now: float, most: int | None) -> None:
@@ -100,6 +103,14 @@ def _ago(moment: str, now: float) -> str:
     return approximate_duration(max(now - then, 0.0))
 
 
+def _until(moment: str, now: float) -> float:
+    """Return the seconds until a moment of an answer; infinity for one that is outside the calendar."""
+    try:
+        return max(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() - now, 0.0)
+    except ValueError:
+        return math.inf
+
+
 def cluster_log_position(facts: Mapping[str, Any] | None) -> str:
     """Return the position of the cluster log that a hub process knows."""
     if facts is None:  # of an earlier release
@@ -107,13 +118,44 @@ def cluster_log_position(facts: Mapping[str, Any] | None) -> str:
     return f"entry {facts['entry']}, as of {approximate_duration(facts['seen_seconds_ago'])} ago"
 
 
-def show_cluster_log(facts: Mapping[str, Any] | None) -> None:
-    """Print what is wrong with the cluster log at a hub process, if something is."""
+def show_quality(streams: Sequence[Mapping[str, Any]]) -> None:
+    """Print the quality rules in alarm and the vanished fields, if there are some."""
+    for stream in streams:
+        name = f"{stream['tenant']}/{stream['stream']}"
+        for rule in stream["rules"]:
+            if rule["state"] == "alarm":
+                click.echo(f"QUALITY: {name}, rule {rule['name']}: {rule['why']}")
+        for each in stream["vanished"]:
+            click.echo(f"QUALITY: {name}, field {each['field']} has no value in the last {each['rows']:,} rows")
+
+
+def show_issuer(facts: Mapping[str, Any] | None) -> None:
+    """Print what is wrong with the keys of the issuer of tokens at a hub process, if something is."""
+    if facts is None or not facts["trouble"]:  # none, or of an earlier release
+        return
+    kept = "its tokens open nothing"
+    if facts["keys"]:
+        kept = f"its {counted(facts['keys'], 'key')} may be used until {facts['kept_until']}"
+    age = approximate_duration(facts["failing_seconds"])
+    click.echo(f"JWT: the key set {shown(facts['key_set'])} could not be read for {age}, {kept}: "
+               f"{shown(facts['trouble'])}")  # fmt: skip
+
+
+def show_cluster_log(facts: Mapping[str, Any] | None, now: float) -> None:
+    """Print what is wrong with the cluster log at a hub process, if something is, and which token ends soon.
+
+    Args:
+        now: seconds since 1970.
+    """
     if facts is None:  # of an earlier release
         return
     age = approximate_duration(facts["seen_seconds_ago"])
     if facts["trouble"]:
         click.echo(f"CLUSTER LOG: not read for {age}, entry {facts['entry']} stays in force: {facts['trouble']}")
+    end = facts.get("next_end")
+    if end is not None and (rest_s := _until(end["until"], now)) < ENDS_SOON_S:
+        click.echo(f"TOKENS: {shown(end['token'])} ends in {approximate_duration(rest_s)}, and has no later secret: "
+                   f"`weft hub token rotate CONFIG {shown(end['token'])}`")  # fmt: skip
     for each in facts["skipped"]:
         click.echo(f"CLUSTER LOG: entry {each['entry']} is passed over: {each['why']}")
     for each in facts["unusable"]:

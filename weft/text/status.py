@@ -49,6 +49,11 @@ def show_running(facts: dict[str, Any], now: float) -> None:
             ("source", "state", "messages", "waiting for the disk", "waiting at the broker", "next try", "trouble"),
             [(name, *_source(each, now)) for name, each in sources.items()],
         )
+    if schemas := facts.get("schemas", {}):
+        print_table(
+            ("schema of stream", "checked", "too long", "accepted", "dead letters", "refused", "last misfit in"),
+            [(name, *_schema(each)) for name, each in schemas.items()],
+        )
     if functions := facts.get("functions", {}):
         show_functions(functions)
     if queues := facts.get("queues", {}):
@@ -174,6 +179,11 @@ def _source(source: dict[str, Any], now: float) -> tuple[object, ...]:
     trouble = "" if source["state"] == "connected" else shown(source["last_error"])
     messages, unacknowledged = source["messages"], source["unacknowledged"]
     return source["state"], messages, unacknowledged, waiting, _next_try(source, now), trouble
+
+
+def _schema(each: dict[str, Any]) -> tuple[object, ...]:
+    counts = ("checked", "unchecked", "accepted", "dead_lettered", "refused")
+    return *(each[count] for count in counts), shown(each["last_misfit"])
 
 
 def _functions(each: dict[str, Any]) -> tuple[object, ...]:

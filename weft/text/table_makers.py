@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import click
+
 TABLES_NAMED = 5
 HUB = "hub"
 
@@ -34,3 +36,15 @@ def _named(tables: Sequence[Mapping[str, Any]]) -> str:
     names = [f"{each['tenant']}/{each['stream']}" for each in tables[:TABLES_NAMED]]
     more = len(tables) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
+    """Print the records that stop a table, and the command that skips them."""
+    click.echo(
+        f"STOPPED: the table of {table['tenant']}/{table['stream']} waits behind offsets {stopped['first']} to "
+        f"{stopped['end'] - 1} of shard {stopped['shard']}: {stopped['reason']}"
+    )
+    click.echo(
+        f"  To skip them: weft hub skip {config_file} {table['stream']} --tenant {table['tenant']} "
+        f"--shard {stopped['shard']} --from {stopped['first']} --to {stopped['end']} --reason '...'"
+    )

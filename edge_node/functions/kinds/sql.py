@@ -97,7 +97,7 @@ class SqlFunction(Windows, AsyncFunction):
             arguments=(),
             levels=(),
             event=None if settings.time is None else (
-                field_code(settings.time), event_time_reader(settings.time, settings.time_unit)
+                field_code(settings.time), event_time_reader(settings.time, settings.time_unit, settings.time_zone)
             ),
             before=[
                 *wide,

@@ -72,7 +72,7 @@ class WindowFunction(Windows):
             arguments=arguments,
             levels=levels,
             event=None if settings.time is None else (
-                field_code(settings.time), event_time_reader(settings.time, settings.time_unit)
+                field_code(settings.time), event_time_reader(settings.time, settings.time_unit, settings.time_zone)
             ),
             before=before,
             update=update,

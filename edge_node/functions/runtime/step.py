@@ -12,14 +12,12 @@ from weft.edge_node.functions.contract import Row, Source, Values
 from weft.edge_node.functions.runtime.state_log import Positions
 from weft.edge_node.functions.series.sources import source_of, text_of
 from weft.protocols.batch import HeaderPairs
-from weft.protocols.message_headers import SOURCE
+from weft.protocols.message_headers import REASON, SOURCE
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 from weft.storage.segment_log.state.pending import parts_max
 from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
 
-REASON = "weft.reason"
-"""Header of a record in a stream of errors, with the reason of its rejection."""
 ROW_BYTES_MAX = RECORD_BYTES_MAX >> 1
 """Maximum bytes of a row's key and payload; longer ones are rejected."""
 REASON_CHARACTERS_MAX = 500

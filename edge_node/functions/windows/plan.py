@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.functions.window_grid import Grid, grid_problem
 from weft.config.functions.windows import Windowing
 from weft.edge_node.functions.windows.times import digits_of, nanoseconds
 
 PARTS_MAX = 10_000
 """Maximum number of parts (``every``) of one hopping window."""
+LONGER = 86_400 * 10**9
+"""Most by which setting the clocks makes a window longer: zones have crossed the date line."""
 _SESSION_DIGITS = 6
 
 
@@ -34,6 +37,8 @@ class Plan:
     ahead: int
     digits: int
     """Digits of a second in the bounds of windows."""
+    grid: Grid | None = None
+    """Windows by the clocks of a zone; None for those of UTC."""
 
     @property
     def is_hopping(self) -> bool:
@@ -43,6 +48,8 @@ class Plan:
     @property
     def span(self) -> int:
         """Return the longest window."""
+        if self.grid is not None:
+            return self.size + LONGER
         return self.longest + self.gap if self.gap else self.size
 
     @property
@@ -66,6 +73,7 @@ class Plan:
         every, size, offset = (
             nanoseconds(each or 0) for each in (settings.every_s, settings.size_s, settings.offset_s)
         )
+        grid = _grid(settings, every, offset)
         gap, lateness = nanoseconds(settings.gap_s or 0), nanoseconds(settings.lateness_s)
         size = size or every
         if every and size % every:
@@ -83,7 +91,23 @@ class Plan:
             idle=(gap or size) + lateness if settings.idle_s is None else nanoseconds(settings.idle_s),
             ahead=nanoseconds(settings.ahead_s),
             digits=_SESSION_DIGITS if gap else digits_of(every, offset),
+            grid=grid,
         )
+
+
+def _grid(settings: Windowing, every: int, offset: int) -> Grid | None:
+    if settings.zone is None:
+        return None
+    if settings.gap_s is not None or settings.size_s not in (None, settings.every_s):
+        other = "gap" if settings.gap_s is not None else "size"
+        raise WindowError(f"zone does not go with {other}: only windows that follow each other have a local time")
+    grid = Grid(every // 1_000, offset // 1_000, settings.zone)
+    problem = grid_problem(grid.every_us, grid.offset_us, grid.zone)
+    if problem is None and (every % 1_000_000_000 or offset % 1_000_000_000):
+        problem = "offset", "is no number of whole seconds, and a zone needs one"
+    if problem is not None:
+        raise WindowError(" ".join(problem))
+    return grid
 
 
 def _check(settings: Windowing) -> None:

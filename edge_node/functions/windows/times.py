@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from weft.edge_node.functions.windows.refusal import Refusal
 
@@ -29,13 +30,14 @@ def whole_second(time: int) -> int:
     return -(-time // SECOND) * SECOND
 
 
-def event_time_reader(field: str, unit: str) -> Callable[[Any], int]:
+def event_time_reader(field: str, unit: str, zone: str = "UTC") -> Callable[[Any], int]:
     """Return a function from a field's value to ns since 1970.
 
-    Numbers are of the given unit since 1970. Text is ISO 8601, and UTC where it names no offset: with a local summer
-    time, two hours of each year would have the same times.
+    Numbers are of the given unit since 1970. Text is ISO 8601, and of a zone where it names no offset. By default this
+    is UTC: with a local summer time, two hours of each year have the same times, and both are taken for the first.
     """
     factor = _UNITS[unit]
+    assumed = UTC if zone == "UTC" else ZoneInfo(zone)
 
     def read(value: Any) -> int:
         if type(value) is int:
@@ -47,7 +49,7 @@ def event_time_reader(field: str, unit: str) -> Callable[[Any], int]:
             whole = math.floor(value)
             time = whole * factor + round((value - whole) * factor)
         elif type(value) is str:
-            time = _from_text(field, value)
+            time = _from_text(field, value, assumed)
         else:
             raise Refusal(f"{field} is of type {type(value).__name__}; expected a time, as number or ISO 8601 text")
         if not 0 <= time < EVENT_TIME_END:
@@ -57,12 +59,13 @@ def event_time_reader(field: str, unit: str) -> Callable[[Any], int]:
     return read
 
 
-def _from_text(field: str, text: str) -> int:
+def _from_text(field: str, text: str, assumed: tzinfo) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise Refusal(f"{field} is {text[:40]!r}; expected a time such as 2026-01-31T12:00:00Z") from None
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    # PEP 495: fold 0 is the first of two, and the offset before the change where clocks were set forward.
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=assumed)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds * 1_000
 
 

@@ -10,6 +10,7 @@ from weft.config.functions.windows import Windowing
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
 from weft.edge_node.functions.expressions import Expression, ExpressionError
 from weft.edge_node.functions.windows.groups import ALWAYS, FIRST, GREATEST, LATE, NEVER, SEEN, Group, Pane
+from weft.edge_node.functions.windows.local import LocalPanes
 from weft.edge_node.functions.windows.missing import WindowGaps
 from weft.edge_node.functions.windows.naming import Naming
 from weft.edge_node.functions.windows.plan import Plan
@@ -79,7 +80,7 @@ class Windows(Function):
         share = max(GROUP_PANES_MIN, settings.windows_max // GROUP_SHARE, plan.open_at_once)
         self.store = Store(Bounds(settings.keys_max, settings.windows_max, share, settings.memory_bytes), new, merge)
         self.state = self.store.state
-        self.shape: Shape = Sessions(plan, self.store) if plan.gap else Panes(plan, self.store)
+        self.shape = self._shaped()
         self._drops_late = settings.late_rows == "drop"
         self._missing = WindowGaps(self.state, plan.lateness if plan.by_event else None)
         self._schedule = Schedule(self._due)
@@ -101,6 +102,12 @@ class Windows(Function):
     def results(self, closed: Closed) -> list[Row]:
         """Return the rows for a closed window. Its panes are deleted after the call."""
         raise NotImplementedError
+
+    def _shaped(self) -> Shape:
+        plan = self.plan
+        if plan.grid is not None:
+            return LocalPanes(plan, self.store, plan.grid)
+        return Sessions(plan, self.store) if plan.gap else Panes(plan, self.store)
 
     # --- contract
 

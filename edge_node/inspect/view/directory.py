@@ -7,7 +7,8 @@ import os
 from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.protocols.lane import NodeName
 from weft.protocols.segment import file_name, parse_file_name
-from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.sealed.disk import disk_of
 
 
 class NoLog(Exception):
@@ -19,7 +20,7 @@ class LogDirectory:
 
     def __init__(self, path: str, filesystem: FileSystem | None = None) -> None:
         self.path = path
-        self._filesystem = filesystem or OSFileSystem()
+        self._filesystem = filesystem or disk_of(path)
 
     def positions(self) -> list[int]:
         """Return the first positions of the present segments, in log order.

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.segment import GapNotice
-from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
+from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock
 from weft.storage.segment_log import LogSettings
 from weft.storage.segment_log.names import aside_path
 from weft.storage.segment_log.recover.account import find_losses, fold
 from weft.storage.segment_log.recover.identity import read_identity
 from weft.storage.segment_log.recover.loading import load_directory
+from weft.storage.segment_log.sealed.disk import disk_of
 from weft.storage.segment_log.state.log_state import LogState
 
 
@@ -49,7 +50,7 @@ def forecast(directory: str, filesystem: FileSystem | None = None) -> NextStart:
         OSError: a file cannot be read, or a node has started meanwhile and deleted it.
         LogVersionError: a later release wrote the log.
     """
-    disk = _Untouched(filesystem or OSFileSystem())
+    disk = _Untouched(filesystem or disk_of(directory))
     known = read_identity(disk, directory)
     known_id = known.log_id if known else None
     loaded, strange = load_directory(disk, directory, known_id)

@@ -104,6 +104,10 @@ class Queue:
         """Note that a message was accepted and will be stored."""
         self.reserved += 1
 
+    def withdraw(self) -> None:
+        """Note that an accepted message will not be stored after all."""
+        self.reserved = max(0, self.reserved - 1)
+
     def forget_reserved(self) -> None:
         """Note that the accepted messages are stored now, or were refused."""
         self.reserved = 0

@@ -113,6 +113,12 @@ class BoundQueues:
             return self.all
         return QueueSet(found) if found else None
 
+    def withdraw(self) -> None:
+        """Give back the room that ``Admission.takes`` has reserved for a message, which is not stored after all."""
+        if self.reserved:
+            for queue in self.queues:
+                queue.withdraw()
+
 
 class QueuesByHeaders:
     """Queues that depend on the headers of each message, for a publisher that does not learn whether they take it.
@@ -132,6 +138,9 @@ class QueuesByHeaders:
         """Return the queues that take a message, None for none of them."""
         found = self._find(own_headers(headers))
         return None if found is None else found.admit(headers, size)
+
+    def withdraw(self) -> None:
+        """Do nothing: nothing is reserved."""
 
 
 def own_headers(headers: HeaderPairs) -> Mapping[str, Any]:

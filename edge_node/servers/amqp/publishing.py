@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from weft.edge_node.ingest.checks import refusal
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.publishing import Published
@@ -36,6 +37,8 @@ IMMEDIATE: Final = "immediate=true"
 class Publishing:
     """Publishes of one channel; the source of its records."""
 
+    protocol = "amqp"
+    """Name of the protocol in traces."""
     __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_nacked", "_shared", "_stores", "_turn",
                  "confirms", "number", "publisher", "reply_queue", "tag")  # fmt: skip
 
@@ -111,19 +114,28 @@ class Publishing:
             )
         except QueueError as error:
             raise amqp_error(error, _PUBLISH) from None
+        misfits, is_hidden = None, False
+        if found.route is not None and found.route.checks is not None:
+            misfits = found.route.checks.look(body)
+            is_hidden = found.route.checks.hides(misfits)
+            # There is no answer without confirms, nor in a transaction, which takes effect as a whole.
+            if misfits and self.confirms and gathered is self._turn and refusal(found.route, misfits):
+                self._nack_next()
+                return
         is_routed = _is_routed(found, exchange)
         if method.mandatory and not is_routed:
             self._return(method, properties, body)
-        if found.dead_letter_of:
+        if found.dead_letter_of and not is_hidden:
             self._send_on(gathered, found, content, body)
         if found.route is None:
             # Nothing takes the message, which is not an error: it counts as handled.
             self._count(gathered, is_rejected=found.is_rejected)
             return
         headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
-        gathered.add(found.route, found.topic, body, self, 0, headers)
+        gathered.add(found.route, found.topic, body, self, 0, headers, misfits)
         self._count(gathered, is_rejected=found.is_rejected)
         is_plain = found.is_constant and not found.route.is_wide and (is_routed or not method.mandatory)
+        is_plain = is_plain and (found.route.checks is None or not found.route.checks.refuses)
         if frame and is_plain and not self._is_closed:
             channel = self.number.to_bytes(2, "big")
             client.targets.remember(frame, Target(self, channel, found.topic, found.headers, found.route))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.bounds import one_share
-from weft.config.listeners import protocol_of
+from weft.config.intake.listeners import protocol_of
 from weft.config.models import EdgeConfig
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN
 

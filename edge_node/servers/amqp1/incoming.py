@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.checks import refusal
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.queues.queue.queue import QueueClient
@@ -64,6 +65,8 @@ class DeliveryRun:
     answers. Messages of separate stores have separate runs, so that a refusal does not affect messages stored before,
     nor an answer later ones."""
 
+    protocol = "amqp"
+    """Name of the protocol in traces."""
     __slots__ = ("_sending", "publisher", "stores", "waiting")
 
     def __init__(self, sending: Sending, publisher: str | None, stores: int) -> None:
@@ -303,6 +306,9 @@ class IncomingLink:
             message = decode_message(data)
             address = self._destination(message)
             topic, route, headers = self._place(message, address)
+            misfits = None if route.checks is None else route.checks.look(message.body.payload)
+            if misfits and not is_settled and (why := refusal(route, misfits)):
+                raise Refused("amqp:precondition-failed", why)
         except (Corrupt, TooMany, Refused) as error:
             condition = error.condition if isinstance(error, Refused) else "amqp:decode-error"
             if is_settled:
@@ -313,7 +319,7 @@ class IncomingLink:
             return
         run, turn = sending.run(), sending.parts.context.ingest.turn
         flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
-        turn.add(route, topic, message.body.payload, run, flags, headers)
+        turn.add(route, topic, message.body.payload, run, flags, headers, misfits)
         if is_settled:
             deliveries.settle(delivery)
             self.settled()

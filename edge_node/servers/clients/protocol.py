@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.config.listeners import ListenerProtocol, has_listener
+from weft.config.intake.listeners import ListenerProtocol, has_listener
 from weft.config.models import EdgeConfig
 from weft.edge_node.part import Part
 from weft.edge_node.servers.clients.context import ProtocolContext

@@ -71,6 +71,8 @@ class Taker(Protocol):
 class Exchange:
     """A request until its answer is sent; the ``Source`` of its records."""
 
+    protocol = "http"
+    """Name of the protocol in traces."""
     __slots__ = ("_line", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready", "request",
                  "routes", "status", "stored", "whole")  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from weft.bounds import Refusals
-from weft.config.listeners import Listener, bind_of
+from weft.config.intake.listeners import Listener, bind_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
 from weft.edge_node.check import intake, streams_of
@@ -226,7 +226,8 @@ class HttpService:
             lane = Lane(config.tenant, config.node, self._log.log_id, taken)
             number = self._log.stream(taken)
             takes[name] = PostTarget(name, number, str(lane), f"stream/{name}".encode())
-            is_json = flow.input_payload(name).format == "json"
+            # A schema decides about payloads by itself, with `on_misfit`.
+            is_json = flow.input_payload(name).format == "json" and stream.schema is None
             rules[number] = MisfitRule(name, stream.from_, is_json, stream.misfits == "take")
         self._misfits.use(rules)
         return Streams(takes, frozenset(others))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_network
 
-from weft.config.listeners import Listener, Tls, WebSocket, bind_of, protocol_of
+from weft.config.intake.listeners import Listener, Tls, WebSocket, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
 from weft.edge_node.servers.listeners.settings import ListenerSettings, WebSocketSettings

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
+from weft.bounds import Owner, Rounds, Shares, address_owner
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.edge_node.servers.listeners.websocket_handshake import (
     END,
@@ -23,6 +24,13 @@ from weft.network.admission import Admission, NetworkConnection
 
 CLOSE_TIMEOUT_S = 2.0
 """Longest time that a client may take to answer the node's closing frame, and to read the bytes before it."""
+
+PIECE_BYTES = 2048
+"""Bytes that the library interprets at once: 341 frames at most, a millisecond."""
+FRAMES_AT_ONCE = 64
+"""Frames of one client after which others have their turn. One read has room for 43,690 pings, 0.15 s of the loop."""
+WAITING_BYTES_MAX, WAITING_BYTES_OF_ONE_MAX = 64 << 20, 16 << 20
+"""Maximum bytes that wait for their clients' turns, of all clients of a listener and of those of one address."""
 
 _BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
 
@@ -38,6 +46,10 @@ class WebSocketShared:
     opened: Callable[[WebSocketTransport], None]
     """Function called when a connection was made, before its upgrade."""
     ended: Callable[[WebSocketTransport], None]
+    rounds: Rounds = field(default_factory=lambda: Rounds(lambda: None))
+    """Turns of the clients that sent more frames than are handled at once."""
+    waiting: Shares[Owner] = field(default_factory=lambda: Shares(WAITING_BYTES_MAX, WAITING_BYTES_OF_ONE_MAX))
+    """Bytes that wait for these turns."""
 
 
 class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
@@ -47,7 +59,10 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
     messages [MQTT-6.0.0-2], so fragments are passed on as they come.
     """
 
-    __slots__ = ("_connection", "_head", "_library", "_protocol", "_shared", "_timer", "_transport")
+    __slots__ = (
+        "_charged", "_connection", "_head", "_is_paused", "_library", "_protocol", "_rest", "_shared", "_stopped",
+        "_timer", "_transport", "_waits",
+    )  # fmt: skip
 
     def __init__(self, shared: WebSocketShared, connection: NetworkConnection) -> None:
         super().__init__()
@@ -56,6 +71,16 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._transport: asyncio.Transport
         self._head = b""
         """Received part of the HTTP request, until it is complete."""
+        self._rest = b""
+        """Received bytes that wait for the client's turn. Nothing more is read meanwhile."""
+        self._charged: tuple[Owner, int] | None = None
+        """The owner that they are charged to, and their number."""
+        self._waits = False
+        """True from the end of a turn to the next one."""
+        self._is_paused = False
+        """True while the MQTT side reads nothing."""
+        self._stopped = False
+        """True while nothing is read from the socket."""
         self._library: Protocol | None = None
         """Library object from the upgrade on, a new one: the handshake's would keep the request, some 5 KB."""
         self._protocol: asyncio.Protocol | None = None
@@ -75,13 +100,10 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         if self._library is None:
             if not self._transport.is_closing():
                 self._read_head(data)
-        elif self._timer is None:
-            self._read(self._library, data)
-        else:  # pings are not answered any more
-            self._library.receive_data(data)
-            self._library.events_received()
-            if SEND_EOF in self._library.data_to_send():
-                self._transport.close()
+        else:
+            self._rest += data
+            if not self._waits:
+                self._go_on()
 
     def pause_writing(self) -> None:
         """Pause the MQTT side: the client does not read."""
@@ -98,6 +120,8 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._shared.ended(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._rest = b""
+        self._charge()
         library, self._library = self._library, None
         if library is not None:
             library.parser.close()  # the two hold each other, a cycle that only a full garbage collection would free
@@ -137,11 +161,13 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Read nothing until ``resume_reading``."""
-        self._transport.pause_reading()
+        self._is_paused = True
+        self._stop()
 
     def resume_reading(self) -> None:
         """Read again."""
-        self._transport.resume_reading()
+        self._is_paused = False
+        self._read_on()
 
     def close(self) -> None:
         """Send the waiting bytes and a closing frame; then wait a little for the client's."""
@@ -191,11 +217,57 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         if rest:
             self.data_received(rest)
 
-    def _read(self, library: Protocol, data: bytes) -> None:
-        """Pass on received messages, then send pongs, and close if the client did or broke the protocol."""
+    def _go_on(self) -> None:
+        """Interpret received bytes for one turn."""
+        self._waits = False
+        at, frames = 0, 0
+        while (library := self._library) is not None and at < len(self._rest) and frames < FRAMES_AT_ONCE:
+            piece = self._rest[at : at + PIECE_BYTES]
+            at += len(piece)
+            frames += self._read(library, piece) if self._timer is None else self._read_to_end(library, piece)
+        self._rest = self._rest[at:]
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read more; before that, interpret what waits, after the turns of others."""
+        if not self._charge():
+            self._complain("more small frames than may wait for its turns")
+            self._rest = b""
+            self._transport.abort()
+        elif self._rest:
+            self._stop()
+            if not self._waits:
+                self._waits = True
+                self._shared.rounds.wait(address_owner(self._connection.origin), self._go_on)
+        elif self._stopped and not (self._is_paused and self._timer is None):
+            self._stopped = False
+            self._transport.resume_reading()
+
+    def _charge(self) -> bool:
+        """Charge the client's address with the waiting bytes. Return whether it may have so many."""
+        waiting = self._shared.waiting
+        if self._charged is not None:
+            waiting.free(*self._charged)
+            self._charged = None
+        if not self._rest:
+            return True
+        charged = (address_owner(self._connection.origin), len(self._rest))
+        if not waiting.take(*charged):
+            return False
+        self._charged = charged
+        return True
+
+    def _stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._transport.pause_reading()
+
+    def _read(self, library: Protocol, data: bytes) -> int:
+        """Pass on received messages, then send pongs, and close if the client did or broke the protocol. Return the
+        number of frames."""
         library.receive_data(data)
-        pieces = []
-        for frame in cast(list[Frame], library.events_received()):
+        pieces, frames = [], cast(list[Frame], library.events_received())
+        for frame in frames:
             opcode = frame.opcode
             if opcode is _BINARY or opcode is _CONTINUATION:
                 pieces.append(frame.data)
@@ -210,6 +282,15 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         if received and self._protocol is not None:
             self._protocol.data_received(cast(bytes, received))
         self._send(library)
+        return len(frames)
+
+    def _read_to_end(self, library: Protocol, data: bytes) -> int:
+        """Look for the client's closing frame; pings are not answered any more. Return the number of frames."""
+        library.receive_data(data)
+        frames = library.events_received()
+        if SEND_EOF in library.data_to_send():
+            self._transport.close()
+        return len(frames)
 
     def _send(self, library: Protocol) -> None:
         writes = library.data_to_send()
@@ -226,7 +307,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         library.send_close(code)
         self._send(library)
         self._begin_to_end()
-        self._transport.resume_reading()
+        self._read_on()
 
     def _begin_to_end(self) -> None:
         """Bound the wait for the client: to read the remaining bytes, and to send its closing frame."""

@@ -75,7 +75,9 @@ class ClientConnection(WritingConnection):
         publishes = self._fast
         if publishes is not None:
             turn = self._turn
-            if single(data, publishes.known, turn, publishes, self._packet_bytes_max, publishes.in_5):
+            if not turn.is_heavy and single(
+                data, publishes.known, turn, publishes, self._packet_bytes_max, publishes.in_5
+            ):
                 if not turn.begun:
                     turn.begin()
                 self.reading.heard = turn.now
@@ -248,7 +250,7 @@ class ClientConnection(WritingConnection):
     def welcome(self, session: Session, routes: RouteCache) -> None:
         """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.go_on``."""
         machine = self._machine
-        publishes = Publishes(self._server, self, session, routes, machine.answers_due_max)
+        publishes = Publishes(self._server, self, session, routes, machine.answers_due_max, machine.encode)
         self._handlers = PacketHandlers(self._server, self, machine, session, publishes)
         self._handshake = None
         self._inbox.welcome(session.owner, self._packet_bytes_max)

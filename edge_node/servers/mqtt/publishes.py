@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.ingest.checks import is_refused, refusal
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.ingest.routing import RouteCache
@@ -16,10 +17,11 @@ from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
 from weft.protocols.batch import Flag
-from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC, encode
+from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC
 from weft.protocols.mqtt.errors import ProtocolViolation
 from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import PubAck, Publish, PubRec
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 from weft.protocols.mqtt.publish_run import scan
 from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
 from weft.storage.segment_log import LogError
@@ -42,10 +44,13 @@ class Publishes:
     Publishes of a session with a journal are stored at the end of their read, in one commit with their journal entries.
     """
 
+    protocol = "mqtt"
+    """Name of the protocol in traces."""
     __slots__ = (
         "_asked",
         "_client",
         "_context",
+        "_encode",
         "_gathered",
         "_has_codes",
         "_holding",
@@ -64,18 +69,21 @@ class Publishes:
         "routes",
     )  # fmt: skip
 
-    def __init__(
-        self, server: MqttServer, client: MqttClient, session: Session, routes: RouteCache, answers_due_max: int
-    ) -> None:
+    def __init__(  # noqa: PLR0917
+        self, server: MqttServer, client: MqttClient, session: Session, routes: RouteCache, answers_due_max: int,
+        encode: Callable[[PubAck | PubRec], bytes],
+    ) -> None:  # fmt: skip
         """Begin for a client.
 
         Args:
+            encode: encodes an acknowledgement with a reason code, as long as the client allows.
             answers_due_max: publishes that may wait for PUBACK or PUBREC; beyond it the client is not read until some
                 are answered. The rest of a read is still handled, as with back-pressure: PUBRELs may follow publishes,
                 so unhandled bytes could delay the answers that the publishes wait for.
         """
         self._server, self._context = server, server.context
         self._client = client
+        self._encode = encode
         self._session = session
         self.publisher: str | None = session.client_id
         self.routes = routes
@@ -146,9 +154,17 @@ class Publishes:
             self._acknowledge(packet, ReasonCode.SUCCESS)
             return
         route = self.routes.route(packet.topic)
-        code = self._refusal(packet, route)
+        misfits = None if route is None or route.checks is None else route.checks.look(packet.payload)
+        is_hidden = route is not None and route.checks is not None and route.checks.hides(misfits or ())
+        if is_hidden and not packet.payload:
+            # It retains nothing, and ends what is retained [MQTT-3.3.1-6], unless it is refused below.
+            is_hidden = self.in_5 and bool(packet.qos) and is_refused(misfits or ())
+        code = self._refusal(packet, route, is_hidden=is_hidden)
         if route is None or code >= FAILED:
             self._refuse(packet, code)
+            return
+        if misfits and self.in_5 and packet.qos and (why := refusal(route, misfits)):
+            self._acknowledge(packet, ReasonCode.PAYLOAD_FORMAT_INVALID, why)
             return
         if packet.qos == 2:
             session.received.add(packet.packet_id)
@@ -157,7 +173,7 @@ class Publishes:
         if not route.taken:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
         headers = to_headers(packet.properties, self._context.wall_clock())
-        self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)
+        self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers, misfits)
         self._acknowledge(packet, code)
         self._relieve()
 
@@ -255,7 +271,7 @@ class Publishes:
         self.joined = True
         self._client.reading.join()
 
-    def _refusal(self, packet: Publish, route: Route | None) -> int:
+    def _refusal(self, packet: Publish, route: Route | None, *, is_hidden: bool) -> int:
         counters = self._context.counters
         if route is None and self._is_unrouted(packet.topic):
             self._context.routing.unrouted.count([packet.topic])
@@ -266,7 +282,7 @@ class Publishes:
             return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
         if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
             return ReasonCode.QUOTA_EXCEEDED
-        if packet.retain and not self._retain(packet):
+        if packet.retain and not is_hidden and not self._retain(packet):
             counters.retained_refused += 1
             if self.in_5:
                 return ReasonCode.QUOTA_EXCEEDED
@@ -297,11 +313,12 @@ class Publishes:
         self._retains = True
         return self._server.retained.retain(packet, self._context.wall_clock(), self._session.owner)
 
-    def _acknowledge(self, packet: Publish, code: int) -> None:
+    def _acknowledge(self, packet: Publish, code: int, why: str = "") -> None:
         if not packet.qos:
             return
         if self.in_5 and code:
-            answer = encode((PubAck if packet.qos == 1 else PubRec)(packet.packet_id, code), Version.V5)
+            told = Properties(reason_string=why) if why else NO_PROPERTIES
+            answer = self._encode((PubAck if packet.qos == 1 else PubRec)(packet.packet_id, code, told))
             self._has_codes = True
         else:
             answer = (PUBACK if packet.qos == 1 else PUBREC) + packet.packet_id.to_bytes(2, "big")
@@ -358,7 +375,12 @@ class Publishes:
 def _packets_in(answers: bytes) -> int:
     count = at = 0
     while at < len(answers):
-        at += 2 + answers[at + 1]
+        length = answers[at + 1]
+        at += 2
+        if length > 127:  # with a reason string
+            length += (answers[at] << 7) - 128
+            at += 1
+        at += length
         count += 1
     return count
 

@@ -11,7 +11,8 @@ from contextlib import closing
 from typing import NamedTuple
 
 from weft.edge_node.sessions.store.database_file import DAMAGED_CODES, FILE_NAME, Job, open_database, primary_code
-from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.sealed.disk import disk_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Database:
         self._post = post
         self.failed: DatabaseFailed | None = None
         self._full = False
-        self._database, self.set_aside = open_database(self._path, schema, filesystem or OSFileSystem())
+        self._database, self.set_aside = open_database(self._path, schema, filesystem or disk_of(directory))
         """The database, and the path to which a damaged file was moved."""
         self._changed = threading.Condition()
         self._requests: list[_Request] = []

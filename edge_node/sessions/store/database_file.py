@@ -8,7 +8,9 @@ import os
 import sqlite3
 from collections.abc import Callable
 
+from weft.edge_node.sessions.store.columns import SealedRows, seal_all
 from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.sealed.disk import SealedFileSystem
 
 FILE_NAME = "mqtt.sqlite3"
 DAMAGED = ".damaged"
@@ -55,7 +57,11 @@ def primary_code(error: sqlite3.Error) -> int:
 def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite3.Connection:
     existed = filesystem.exists(path)
     _keep_private(path)
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
+    database = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S, factory=SealedRows
+    )
+    if isinstance(filesystem, SealedFileSystem):
+        database.ring = filesystem.ring
     try:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
@@ -65,6 +71,8 @@ def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite3.Connection:
             if found != "ok":
                 raise _Damaged(found)
         schema(database)
+        if sealed := seal_all(database):
+            logger.info("%s: encrypted %d rows that were plain", path, sealed)
         filesystem.sync_directory(os.path.dirname(path))
         return database
     except BaseException:

@@ -7,10 +7,12 @@ import heapq
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
 from weft.bounds import LOCAL, Bound, Owner, OwnerKind, Refusals
+from weft.edge_node.sessions.store import columns
 from weft.edge_node.sessions.store.database import Database, Done
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.sessions.store.stored import pack_properties, unpack_properties
@@ -121,7 +123,11 @@ class RetainedMessages:
 
         def load(database: sqlite3.Connection) -> None:
             query = "SELECT topic, payload, qos, properties, stored_ns, owner FROM retained"
-            rows.extend(database.execute(query).fetchall())
+            for topic, payload, qos, properties, stored_ns, owner in database.execute(query):
+                found = columns.read(database, "retained", topic, payload, properties, owner)
+                if found is not None:
+                    values: list[Any] = found[1]
+                    rows.append((found[0], values[0], qos, values[1], stored_ns, values[2]))
 
         database.run(load)
         # None of these objects is garbage: a collection would take as long as the loading.
@@ -307,8 +313,10 @@ class RetainedMessages:
             self._taken_changes = self._changes
             self._unsaved = {}
             taken = list(self._taken.items())
-        gone = [(topic.decode(),) for topic, message in taken if message is None]
-        kept = [_row(message) for _, message in taken if message is not None]
+        gone = [
+            (columns.stored_key(database, "retained", topic.decode()),) for topic, message in taken if message is None
+        ]
+        kept = [_row(database, message) for _, message in taken if message is not None]
         database.executemany("DELETE FROM retained WHERE topic = ?", gone)
         database.executemany("INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?, ?)", kept)
 
@@ -333,10 +341,14 @@ def _tell(callbacks: Iterable[Done], error: BaseException | None) -> None:
         callback(error)
 
 
-def _row(message: RetainedMessage) -> tuple[str, bytes, int, bytes | None, int, str]:
+def _row(database: sqlite3.Connection, message: RetainedMessage) -> tuple[object, ...]:
     properties, owner = pack_properties(message.properties), message.owner
-    name = f"{owner.kind}:{owner.name}"
-    return message.topic.decode(), message.payload, message.qos, properties, message.stored_ns, name
+    topic, name = message.topic.decode(), f"{owner.kind}:{owner.name}"
+    key = columns.stored_key(database, "retained", topic)
+    payload, sealed, who = (
+        columns.stored(database, "retained", topic, each) for each in (message.payload, properties, name)
+    )
+    return key, payload, message.qos, sealed, message.stored_ns, who
 
 
 def _owner(name: str) -> Owner:

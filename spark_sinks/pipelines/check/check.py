@@ -165,6 +165,11 @@ def _runs_on_streams(frame: DataFrame, part: StepGroup, pipeline: Pipeline, repo
 def _of_streams(error: BaseException) -> str:
     """Return the reason why the steps cannot run on a stream, with advice."""
     told = explained(error)
+    if "session window" in told.lower():
+        return (
+            "makes session windows of Spark, which cannot be written again when late rows come. Use the step `window` "
+            "with `gap`, which makes sessions that can, or the shipped pipeline `sessions`"
+        )
     if "streaming aggregations" in told:
         return (
             "groups rows of a stream, which has no end at which a group is complete. Use the step `window`, whose "

@@ -65,17 +65,17 @@ def _has_given(folder: str) -> bool:
     try:
         text = stored_state(folder)
         return text is not None and json.loads(text).get("given") is True
-    except (ReadError, StoreError, ValueError, AttributeError):
+    except (ReadError, StoreError, ValueError, AttributeError, RecursionError):
         return False
 
 
 def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report: Report, if_changed: IfChanged) -> None:
     """Add the errors that a query of windows would raise for its stored state."""
-    every_us = window_frame(pipeline).every_us
+    frame = window_frame(pipeline)
     try:
         text = stored_state(folder)
         if text is not None and log is not None:
-            state = WindowState.decode(text, log.source, every_us)
+            state = WindowState.decode(text, log.source, frame.grid.every_us, frame.made_by)
             run(Bookmarks(log).compare(places_of(state)))
             changed = changed_parts(state.definition, definition_of(made_of(pipeline)))
             if changed and if_changed == "refuse":

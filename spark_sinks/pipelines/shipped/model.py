@@ -73,7 +73,7 @@ def read_model(path: str) -> tuple[ModelHead, bytes]:
         if not content.startswith(MAGIC):
             raise msgspec.ValidationError("it does not begin with weft-model")
         head = msgspec.json.decode(text, type=ModelHead)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no model file: {error}. Write it with the training script") from None
     if hashlib.sha256(body).hexdigest() != head.sha256:
         raise ValueError(f"{path} is damaged: its checksum is another one. Copy it again")

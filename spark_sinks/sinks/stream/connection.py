@@ -21,24 +21,22 @@ from websockets.http11 import Response
 from websockets.uri import parse_uri
 
 from spark_sinks.errors import SinkError
+from weft.replication.attempts.outcome import REASON_HEADER, ConnectionEnd, refused_by_server
+from weft.replication.settings import LINK_PATH
+from weft.replication.status import LinkState
 
-LINK_PATH = "/v1/link"
 MESSAGE_BYTES_MAX = 4 << 20
 """Longest message from a hub."""
 _RECEIVE_BYTES = 64 << 10
 _CLOSE_S = 2.0
-_REFUSALS = {
-    401: "the hub does not accept the token, or there is none (401). Create one there with `weft token create --scope "
-    "edge`, and give its file as token_file",
-    403: "the hub accepts no link from here (403). Without a tokens_file it serves its own machine only; with one the "
-    "token has to be of scope edge",
-    404: f"no hub answers at {LINK_PATH} (404). Check the hub's URL",
-    400: "the server does not take the request (400). Write https:// if the port speaks TLS",
-}
 
 
 class ConnectionFailed(Exception):
-    """No connection, or the loss of one: another try may succeed."""
+    """No connection, or the loss of one, with its outcome for the link."""
+
+    def __init__(self, outcome: ConnectionEnd | str) -> None:
+        self.outcome = ConnectionEnd(LinkState.WAITING, outcome) if isinstance(outcome, str) else outcome
+        super().__init__(self.outcome.reason)
 
 
 class Connection:
@@ -53,7 +51,7 @@ class Connection:
 
     Raises:
         ConnectionFailed: nothing answers, or not with a WebSocket.
-        SinkError: the hub refuses the token or the path: another try would not help.
+        SinkError: the hub's certificate is refused: another try would not help.
     """
 
     def __init__(
@@ -101,10 +99,14 @@ class Connection:
                 raise ConnectionFailed(f"{self.url}: no answer within {self._timeout_s:g} s")
         failure = self._protocol.handshake_exc
         if isinstance(failure, InvalidStatus):
-            status = failure.response.status_code
-            if status in _REFUSALS:
-                raise SinkError(f"{self.url}: {_REFUSALS[status]}")
-            raise ConnectionFailed(f"{self.url}: the server answered with HTTP status {status}")
+            status, headers = failure.response.status_code, failure.response.headers
+            challenge, told = (next(iter(headers.get_all(each)), None) for each in ("WWW-Authenticate", REASON_HEADER))
+            raise ConnectionFailed(
+                refused_by_server(
+                    self.url, status, has_token=token is not None, argument="the sink's `hub`",
+                    challenge=challenge, told=told,
+                )
+            )  # fmt: skip
         if failure is not None:
             raise ConnectionFailed(f"{self.url}: {failure}")
 
@@ -121,7 +123,7 @@ class Connection:
             raise ConnectionFailed(f"{self.url}: {error}") from error
 
     def receive(self, wait_s: float) -> bytes | None:
-        """Return the next message; None when none arrived within ``wait_s``.
+        """Return the next message; None when none arrived within ``wait_s``. With 0 it looks only at what is here.
 
         Raises:
             ConnectionFailed: the connection is over, and every message was returned.
@@ -172,10 +174,10 @@ class Connection:
 
     def _read(self, wait_s: float) -> bool:
         """Read the socket's bytes. Return False when none came in time."""
-        self._socket.settimeout(max(wait_s, 0.001))
+        self._socket.settimeout(max(wait_s, 0.0))
         try:
             data = self._socket.recv(_RECEIVE_BYTES)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False
         if data:
             self._protocol.receive_data(data)

@@ -15,7 +15,7 @@ from spark_sinks.source.history import Witness
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.columns import KEY_BYTES_MAX, HeaderPairs
-from weft.protocols.message_headers import LINEAGE, POSITION, POSITION_CHUNK, stored_name
+from weft.protocols.message_headers import LINEAGE, POSITION, POSITION_BEHIND, POSITION_CHUNK, stored_name
 
 ORIGIN = 1
 """Number of the query's origin in its lanes."""
@@ -48,8 +48,15 @@ class Row(NamedTuple):
         """Return the row with the source chunk of its position."""
         if witness is None:
             return self
+        return self._with(POSITION_CHUNK, witness_text(witness))
+
+    def behind(self, ends: str) -> Row:
+        """Return the row with the ends of the source shard's other lanes, as ``ends_text`` writes them."""
+        return self._with(POSITION_BEHIND, ends) if ends else self
+
+    def _with(self, name: str, value: str) -> Row:
         position, *others = self.headers
-        return self._replace(headers=(position, (POSITION_CHUNK, witness_text(witness)), *others))
+        return self._replace(headers=(position, (name, value), *others))
 
 
 def headers_of(position: Position, shard: int, own: Sequence[tuple[str, str]], lineage: str | None) -> HeaderPairs:
@@ -95,8 +102,7 @@ class BatchEncoder:
                 f"{_named(rows[0])} begins a batch of {len(data)} bytes, and the hub takes {self._bytes_max}. Make the "
                 "rows shorter, or raise the hub's limits.batch"
             )
-        cost = batch.HEADER_BYTES + batch.decode_header(data).raw_length
-        return Batch(first, first + len(rows), data, cost)
+        return Batch(first, first + len(rows), data)
 
 
 def _named(row: Row) -> str:

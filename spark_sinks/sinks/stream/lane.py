@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.positions import Position
+from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
-from weft.protocols.ranges import Range
+from weft.protocols.ranges import Range, RangeSet
+from weft.replication.sender_lane import LinkLaneState
+from weft.replication.source import LaneSnapshot
 
 
 class Superseded(SinkError):
@@ -29,14 +32,44 @@ def went_back(lane: Lane, held: int, acked: int) -> SinkError:
     )
 
 
+class Sealed(Superseded):
+    """The first lane of a source shard is sealed: the query was spread, and goes on in other lanes."""
+
+
+SEALED_EPOCH = (1 << 63) - 1
+"""Epoch of a first lane that no attempt can take over again, of whichever release: no epoch is higher."""
+EPOCH_STEP = 1 << 20
+"""Epochs that take over a lane of a spread query are multiples of it (about a millisecond), and those in between belong
+to the attempt that took it over, and to the next ones that rely on its facts."""
+
+
+class Claim(Enum):
+    """Kinds of an attempt's claim to a lane."""
+
+    NEWEST = 1
+    """Claim by the hub's clock, on every connection: for the only lane of a source shard, whose end shows others."""
+    TAKE_OVER = 2
+    """Claim by the hub's clock at first, and then as ``NEXT``."""
+    NEXT = 3
+    """Claim by the next epoch only: it fails if another attempt has claimed the lane meanwhile, even without a row."""
+    SEAL = 4
+    """Claim by ``SEALED_EPOCH``: no other follows."""
+    RELAY = 5
+    """No claim: only marks are sent."""
+
+
 class LaneFact(NamedTuple):
-    """A fact about a lane that never changes: record ``end - 1`` has this position."""
+    """A fact about a lane: when it was durable, record ``end - 1`` was its last one, and with it the source shard's."""
 
     end: int
     position: Position | None
-    """None when ``end`` is 0."""
+    """Position of the source shard's last row; None without any. It is in another lane while ``end`` is 0."""
     epoch: int = 0
     """Highest known epoch of the lane."""
+    is_sealed: bool = False
+    """True when the first lane of the source shard is sealed."""
+    behind: str = ""
+    """Ends of the source shard's other lanes, as in the header ``weft.position-behind``."""
 
 
 class Batch(NamedTuple):
@@ -45,48 +78,40 @@ class Batch(NamedTuple):
     first: int
     end: int
     data: bytes
-    cost: int
-    """Bytes of the window that it uses."""
-
-
-class LinkLaneState(Enum):
-    """State of a lane on the present connection."""
-
-    CLOSED = 1
-    OPENING = 2
-    OPEN = 3
 
 
 class ProducerLane:
     """A lane of one task attempt.
 
     ``opening`` and ``opened`` begin each connection, and ``resume`` follows the first opening. Then ``wants`` chooses
-    rows and ``add`` accepts their batches. ``next_to_send`` returns these, and again after a lost connection.
+    rows and ``add`` accepts their batches. A ``Sender`` gets them by ``snapshot`` and ``read`` until they are durable.
 
     Args:
         epoch: the highest known epoch of the lane.
+        claim: how the attempt claims it. ``NEXT`` requires the epoch.
     """
 
-    def __init__(self, identity: Lane, epoch: int = 0) -> None:
+    def __init__(self, identity: Lane, epoch: int = 0, claim: Claim = Claim.NEWEST) -> None:
         self.identity = identity
         self.state = LinkLaneState.CLOSED
-        self.epoch = epoch
+        self.epoch, self.claim = epoch, claim
+        self._was_open, self._was_next = False, claim is Claim.NEXT
         self.acked = 0
         """Numbers below are durable at the hub."""
         self.end = 0
         """The next number to assign."""
         self.position: Position | None = None
         """Position of record ``end - 1``."""
+        self.behind = ""
+        """Ends of the source shard's other lanes, for the last record of each batch."""
         self.skipped = 0
         """Rows that the lane had already."""
         self.is_known = False
         """True when the position that belongs to ``end`` is known."""
-        self.in_flight = 0
-        """Bytes of the window that batches take on this connection."""
+        self.complete_up_to: int | None = None
+        """Moment (ns since 1970) up to which no record beyond ``end`` can come; None without a claim."""
         self._batches: deque[Batch] = deque()
         """Batches that are not durable, oldest first."""
-        self._sent = 0
-        """Number of these batches that were sent on this connection."""
 
     @property
     def is_durable(self) -> bool:
@@ -96,15 +121,73 @@ class ProducerLane:
     @property
     def fact(self) -> LaneFact:
         """Return the present fact about the lane. Useful when everything is durable."""
-        return LaneFact(self.end, self.position, self.epoch)
+        return LaneFact(self.end, self.position, self.epoch, self.is_exact, self.behind)
 
-    def opening(self, epoch: int) -> None:
-        """Record that the lane was offered with an epoch, on a new connection or again."""
-        self.state, self.epoch = LinkLaneState.OPENING, epoch
+    @property
+    def is_exact(self) -> bool:
+        """Return whether an attempt that another one has overtaken must stop, even if it has nothing to send: the other
+        one may go on in another lane."""
+        return self.claim in (Claim.TAKE_OVER, Claim.NEXT)
 
-    def lost(self) -> None:
-        """Record the loss of the connection: its batches count as not sent."""
-        self.state, self._sent, self.in_flight = LinkLaneState.CLOSED, 0, 0
+    @property
+    def is_next(self) -> bool:
+        """Return whether the first opening was by ``Claim.NEXT``: no other attempt has claimed the lane since."""
+        return self._was_next
+
+    def offer(self, clock: int) -> int:
+        """Return the epoch with which to offer the lane, on a new connection or again.
+
+        Args:
+            clock: the hub's, ns since 1970.
+
+        Raises:
+            Superseded: no epoch is left between this attempt's and those of others.
+        """
+        self.state = LinkLaneState.OPENING
+        if self.claim is Claim.NEXT and (self.epoch + 1) % EPOCH_STEP == 0:
+            self._lose_claim()
+        match self.claim:
+            case Claim.NEXT:
+                self.epoch += 1
+            case Claim.NEWEST:
+                # A known epoch takes precedence if the clock was set back, or another node's is behind.
+                self.epoch = max(clock, self.epoch + 1)
+            case Claim.TAKE_OVER:
+                self.epoch = -(-max(clock, self.epoch + 1) // EPOCH_STEP) * EPOCH_STEP
+            case Claim.SEAL:
+                self.epoch = SEALED_EPOCH
+        return self.epoch
+
+    def refused(self, held: int) -> None:
+        """Consider that the hub refused an epoch of the link, perhaps of another lane.
+
+        Args:
+            held: the epoch of this lane in the hub's log.
+
+        Raises:
+            Sealed: the lane is sealed.
+            Superseded: another attempt has the lane.
+        """
+        if self.state is not LinkLaneState.OPENING:
+            if held > self.epoch and (self.is_exact or not self.is_durable):
+                raise self._overtaken()
+        elif held == SEALED_EPOCH:
+            raise Sealed(f"lane {self.identity} is sealed: the query was spread since")
+        elif self.claim is Claim.NEXT and held >= self.epoch:
+            self._lose_claim()
+        self.epoch = max(self.epoch, held)
+
+    def _lose_claim(self) -> None:
+        """Take the lane over again, if nothing was done under the former claim."""
+        if self._was_open:
+            raise self._overtaken()
+        self.claim, self._was_next = Claim.TAKE_OVER, False
+
+    def _overtaken(self) -> Superseded:
+        return Superseded(
+            f"another task sends for {self.identity.edge} now, so this one stops; nothing is lost or doubled. Two "
+            "queries must not have one name"
+        )
 
     def opened(self, held: Iterable[Range]) -> None:
         """Apply the hub's answer about the lane.
@@ -118,7 +201,9 @@ class ProducerLane:
         # A producer sends in order from 0, so its lane is one range.
         if len(ranges) > 1 or (ranges and ranges[0][0] != 0):
             raise SinkError(f"lane {self.identity} has holes, which no sink leaves; give the query another name")
-        self.state = LinkLaneState.OPEN
+        self.state, self._was_open = LinkLaneState.OPEN, True
+        if self.claim is Claim.TAKE_OVER:
+            self.claim = Claim.NEXT
         # First opening: the hub's end decides where this attempt continues.
         if not self.is_known:
             self.acked = self.end = end
@@ -133,13 +218,14 @@ class ProducerLane:
         self._settle(end)
 
     def resume(self, position: Position | None) -> None:
-        """Set the position of the lane's last record, found after the first opening.
+        """Set the position of the source shard's last row, found after the first opening: that of the lane's last
+        record, or of one in a lane of another spread.
 
         Raises:
-            SinkError: an empty lane has a position, or a lane with records has none.
+            SinkError: an empty lane has a position and no other lane, or a lane with records has none.
         """
         # A lane with records and an unknown position would send rows twice.
-        if (position is None) != (self.end == 0):
+        if (position is None and self.end) or (position is not None and not self.end and not self.is_exact):
             raise SinkError(f"lane {self.identity} ends at {self.end}, and its last record's position is {position}")
         self.position, self.is_known = position, True
 
@@ -167,16 +253,22 @@ class ProducerLane:
         self._batches.append(batch)
 
     @property
-    def next_to_send(self) -> Batch | None:
-        """Return the oldest batch that this connection has not carried; None when there is none, or no lane."""
-        if self.state is not LinkLaneState.OPEN or self._sent == len(self._batches):
-            return None
-        return self._batches[self._sent]
+    def snapshot(self) -> LaneSnapshot:
+        """Return the state of the lane for a ``Sender``, which can read the batches that are not durable."""
+        first = self._batches[0].first if self._batches else self.end
+        held = RangeSet([(first, self.end)] if first < self.end else [])
+        mark = None if self.complete_up_to is None else Mark(self.complete_up_to, self.end)
+        return LaneSnapshot(held, self.end, [], mark)
 
-    def note_sent(self) -> None:
-        """Record that the batch of ``next_to_send`` was sent."""
-        self.in_flight += self._batches[self._sent].cost
-        self._sent += 1
+    def read(self, seq: int, bytes_max: int) -> list[bytes]:
+        """Return the batches from the one with ``seq`` on: at least that one, and about ``bytes_max`` bytes."""
+        found: list[bytes] = []
+        size = 0
+        for batch in self._batches:
+            if batch.end > seq and (not found or size + len(batch.data) <= bytes_max):
+                found.append(batch.data)
+                size += len(batch.data)
+        return found
 
     def acknowledged(self, ranges: Iterable[Range]) -> None:
         """Apply an ACK.
@@ -196,8 +288,5 @@ class ProducerLane:
         """Forget the batches below ``end``. A batch that the hub has in part is sent again: the hub trims the records
         that it has."""
         while self._batches and self._batches[0].end <= end:
-            settled = self._batches.popleft()
-            if self._sent:
-                self._sent -= 1
-                self.in_flight -= settled.cost
+            self._batches.popleft()
         self.acked = max(self.acked, end)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.positions import Position, parse_position, parse_witness
+from spark_sinks.sinks.stream.positions import Position, parse_ends, parse_position, parse_witness
 from spark_sinks.sinks.stream.settings import ProducerSettings
 from spark_sinks.source.history import Witness
 from weft.protocols import batch
 from weft.protocols.chunk import Chunk, section_entries
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.message_headers import POSITION, POSITION_CHUNK
+from weft.protocols.message_headers import POSITION, POSITION_BEHIND, POSITION_CHUNK
+from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, lane_of
 from weft.storage.chunk_log import ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
@@ -67,10 +70,23 @@ async def lane_state(settings: ProducerSettings, cluster_id: str, lane: Lane) ->
         raise SinkError(f"store {settings.store!r} does not answer: {error}") from error
 
 
+async def kept_lane(settings: ProducerSettings, cluster_id: str, lane: Lane) -> LaneState | None:
+    """Return a lane's state at the end of the hub's log, also of one that was idle for long and has left it; None
+    without any. Raises as ``open_hub_store``."""
+    log, state = await lane_state(settings, cluster_id, lane)
+    held = state.lanes.get(lane)
+    if held is not None or not state.drops:
+        return held
+    try:
+        kept = await log.ended(lane, state.n)
+    except StoreError as error:
+        raise SinkError(f"store {settings.store!r} does not answer: {error}") from error
+    return None if kept is None else snapshots.lane_state(snapshots.decode_lane(kept))
+
+
 async def held_epoch(settings: ProducerSettings, cluster_id: str, lane: Lane) -> int:
     """Return the lane's epoch in the hub's log; 0 when there is none. Raises as ``open_hub_store``."""
-    _, state = await lane_state(settings, cluster_id, lane)
-    held = state.lanes.get(lane)
+    held = await kept_lane(settings, cluster_id, lane)
     return held.epoch if held is not None else 0
 
 
@@ -80,6 +96,8 @@ class LastRecord(NamedTuple):
     position: Position
     witness: Witness | None
     """Chunk of the source's log with the position; None in records of earlier releases."""
+    behind: Mapping[int, int] = MappingProxyType({})
+    """Log id -> end of lanes of other spreads: their rows below come before this one."""
 
 
 async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, shard: int, seq: int) -> LastRecord:
@@ -102,7 +120,9 @@ async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, sha
             f"record {seq} of lane {lane}, the last one, says as its position {text!r}: it is not in the store, or no "
             "sink wrote it. Give the query another name, and start it behind the rows that the stream has"
         )
-    return LastRecord(found[1], parse_witness((headers or {}).get(POSITION_CHUNK)))
+    of_record = headers or {}
+    witness, behind = parse_witness(of_record.get(POSITION_CHUNK)), parse_ends(of_record.get(POSITION_BEHIND))
+    return LastRecord(found[1], witness, behind)
 
 
 async def _in_logs(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Headers | None:

@@ -19,14 +19,16 @@ NANOSECONDS = 1000
 TIME_US_MAX = ((1 << 63) - 1) // NANOSECONDS
 
 
-def ordered(frame: DataFrame, tasks: int) -> DataFrame:
-    """Return the rows in sending order: the rows of a source shard in one partition, in the order of its lane.
+def ordered(frame: DataFrame, tasks: int, spread: int = 1) -> DataFrame:
+    """Return the rows in sending order: the rows of a source shard in one partition, in the order of its lane. A
+    partition has the rows of one edge.
 
     Rows of one source record are ordered by ``_ordinal``, or without that column by their content: a repeated
     micro-batch gives each row the same place.
 
     Args:
-        tasks: number of partitions.
+        tasks: number of partitions; of a query that is spread, rounded up to the next multiple of ``spread``.
+        spread: number of the query's edges, as in ``ProducerSettings``.
 
     Raises:
         SinkError: a column is missing, or of another type.
@@ -56,7 +58,13 @@ def ordered(frame: DataFrame, tasks: int) -> DataFrame:
     by: list[str | Column] = ["_offset", "_ordinal", "_key", "_payload", "_time", "_lineage"]
     if "headers" in types:
         by.append(F.array_sort(F.map_entries("_headers")))
-    return picked.repartition(tasks, "_shard").sortWithinPartitions("_shard", *by)
+    if spread == 1:
+        parted = picked.repartition(tasks, "_shard")
+    else:
+        # A link is of one edge. Each task has one, since the hub bounds the links of a token.
+        count = -(-tasks // spread) * spread
+        parted = picked.repartitionById(count, F.coalesce(F.pmod("_shard", F.lit(count)), F.lit(0)))
+    return parted.sortWithinPartitions("_shard", *by)
 
 
 def _ordinal(types: dict[str, Any]) -> Column:

@@ -8,9 +8,8 @@ from hashlib import blake2b
 from spark_sinks.source.options import ReadOptions
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.spread import edge_of_query, place_of, places_of
 
-EDGE_PREFIX = "spark-"
-"""Prefix of a producer's edge name, before the query's name."""
 LOG_ID_BYTES = 8
 
 
@@ -33,6 +32,8 @@ class ProducerSettings:
     payload: PayloadKind = PayloadKind.BYTES
     counts: bool = False
     """True when the sink sends marks. Otherwise its lanes do not count for the stream's completeness."""
+    spread: int = 1
+    """Number of edges over which the lanes are spread, one of ``SPREADS``."""
     patience_s: float = 60.0
     """Longest time without any progress before a task fails."""
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -44,15 +45,43 @@ class ProducerSettings:
 
     @property
     def edge(self) -> str:
-        """Return the edge name of the producer."""
-        return EDGE_PREFIX + self.query
+        """Return the first edge of the query, after which it is called in messages."""
+        return self.edge_at(0)
+
+    def edge_at(self, place: int) -> str:
+        """Return one of the query's edges."""
+        return edge_of_query(self.tenant, self.query, place)
+
+    def edge_of(self, shard: int) -> str:
+        """Return the edge that has the lane of a source shard under this spread."""
+        return self.edge_at(place_of(shard, self.spread))
 
     def lane(self, shard: int) -> Lane:
-        """Return the lane of a source shard."""
+        """Return the first lane of a source shard. A query that was never spread has no other, and releases without
+        spreads know no other."""
         return Lane(self.tenant, self.edge, log_id(self.query, self.source, shard), self.stream)
 
+    def spread_lane(self, shard: int) -> Lane:
+        """Return the lane of a source shard under this spread, once the first lane is sealed."""
+        return self._lane_at(place_of(shard, self.spread), shard)
 
-def log_id(query: str, source: str, shard: int) -> int:
-    """Return the log id of a query's lane for one source shard, the same on every machine and in every release."""
+    def lanes_of_other_spreads(self, shard: int) -> list[Lane]:
+        """Return the lanes that a source shard has under all other spreads."""
+        own = place_of(shard, self.spread)
+        return [self._lane_at(place, shard) for place in places_of(shard) if place != own]
+
+    def _lane_at(self, place: int, shard: int) -> Lane:
+        log = log_id(self.query, self.source, shard, place)
+        return Lane(self.tenant, self.edge_at(place), log, self.stream)
+
+
+def log_id(query: str, source: str, shard: int, place: int | None = None) -> int:
+    """Return the log id of a query's lane for one source shard, the same on every machine and in every release.
+
+    Args:
+        place: number of the edge; None for the first lane of the shard. One log under two edges would pass for a copy.
+    """
     named = "\0".join(("weft-producer", query, source, str(shard)))
+    if place is not None:
+        named += f"\0{place}"
     return int.from_bytes(blake2b(named.encode(), digest_size=LOG_ID_BYTES).digest(), "big")

@@ -23,11 +23,12 @@ from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.marks import tell_marks
 from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.rows import ordered
-from spark_sinks.sinks.stream.settings import EDGE_PREFIX, ProducerSettings
+from spark_sinks.sinks.stream.settings import ProducerSettings
 from spark_sinks.sinks.stream.task import RESULT_SQL, SendTask
 from spark_sinks.source.positions import in_utc, nanoseconds
-from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
+from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.payloads import LABELS, kind_labelled
+from weft.protocols.shard.spread import QUERY_CHARACTERS_MAX, SPREAD_QUERY_CHARACTERS_MAX, SPREADS
 from weft.protocols.topics import InvalidTopic, check_pattern
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ class StreamSink:
     and ``_offset`` of a row are those of the source record that caused it, so that a repetition gives the same rows the
     same place. Rows of one source shard keep the order of their offsets.
 
-    Each query has a lane for each source shard, under the edge name ``spark-NAME``; the last record of a lane holds the
-    query's progress, and no checkpoint is used.
+    Each query has a lane for each source shard, under the edge name ``spark-NAME`` or those of its spread; the last
+    record of a shard's lanes holds the query's progress, and no checkpoint is used.
 
     The rows have the columns ``_shard``, ``_offset``, ``key``, ``payload`` (binary or string) and ``time`` or ``_time``
     (timestamp). Optional are ``headers`` (map of strings), ``_ordinal`` (number of the row among those of its source
@@ -75,7 +76,10 @@ class StreamSink:
         payload: kind of the payloads: bytes, text or json.
         complete: called as (frame, batch id) after each micro-batch; returns the moment up to which no further row can
             come. Without it the lanes do not count for the stream's completeness.
-        tasks: number of Spark tasks that send.
+        tasks: number of Spark tasks that send; rounded up to a multiple of ``spread``.
+        spread: number of edges over which the lanes are spread, and so of shards of the hub that share the work: 1, 2,
+            4, 8, 16, 32 or 64. A query may go on with another number. Once it was not 1, releases without spreads
+            refuse the query.
         patience_s: longest time that a task waits for a hub that accepts nothing.
 
     Raises:
@@ -93,12 +97,15 @@ class StreamSink:
         payload: str = "bytes",
         complete: Complete | None = None,
         tasks: int = TASKS,
+        spread: int = 1,
         patience_s: float = 60.0,
     ) -> None:
         if not isinstance(target, TargetStream):
             raise SinkError(f"target: expected TargetStream(hub, stream, store), got {type(target).__name__}")
-        if not valid_name(name) or len(EDGE_PREFIX + name) > NAME_CHARACTERS_MAX:
-            most = NAME_CHARACTERS_MAX - len(EDGE_PREFIX)
+        if spread not in SPREADS:
+            raise SinkError(f"spread: expected one of {', '.join(map(str, SPREADS))}; got {spread!r}")
+        most = QUERY_CHARACTERS_MAX if spread == 1 else SPREAD_QUERY_CHARACTERS_MAX
+        if not valid_name(name) or len(name) > most:
             raise SinkError(f"name: expected {NAME_RULE}, here {most}; got {name!r}")
         kind = kind_labelled(payload)
         if kind is None:
@@ -109,11 +116,14 @@ class StreamSink:
         self._settings = ProducerSettings(
             target.urls, target.stream, name, os.fspath(target.store), target.tenant,
             "" if source is None else source.stream, version, _checked(topics), kind,
-            counts=complete is not None, patience_s=patience_s, source_log=None if source is None else source.log,
+            counts=complete is not None, spread=spread, patience_s=patience_s,
+            source_log=None if source is None else source.log,
         )  # fmt: skip
         self._facts: dict[int, LaneFact] = {}
         self._seen: dict[int, Position] = {}
         """Highest position of this run of the query, by source shard."""
+        self._edges: frozenset[str] = frozenset()
+        """Edges of the query that have lanes; none before the first mark of a run."""
         self._batch_id = -1
         self.last: BatchReport | None = None
         """Report of the last micro-batch."""
@@ -133,14 +143,17 @@ class StreamSink:
         if batch_id <= self._batch_id:
             self._seen.clear()  # a repetition, or another run
         task = SendTask(settings, dict(self._facts), dict(self._seen))
-        sending = ordered(frame, self._tasks).mapInArrow(task.run, RESULT_SQL)
+        sending = ordered(frame, self._tasks, settings.spread).mapInArrow(task.run, RESULT_SQL)
         try:
             answers = sending.collect()
         except PySparkException as error:
             self._facts.clear()
+            self._edges = frozenset()
             raise _told(error) from error
         for row in answers:
-            self._facts[row.shard] = LaneFact(row.end, Position(row.offset, row.ordinal), row.epoch)
+            self._facts[row.shard] = LaneFact(
+                row.end, Position(row.offset, row.ordinal), row.epoch, row.is_sealed, row.behind
+            )
             self._seen[row.shard] = Position(row.seen_offset, row.seen_ordinal)
         self._batch_id = batch_id
         self.last = BatchReport(batch_id, sum(row.sent for row in answers), sum(row.skipped for row in answers))
@@ -154,15 +167,17 @@ class StreamSink:
             SinkError: the rows lack a column, the hub refuses this producer or does not answer, or the store is not
                 that of the hub.
         """
-        ordered(frame, self._tasks)
+        ordered(frame, self._tasks, self._settings.spread)
         if is_connect(frame.sparkSession):
             return  # The server's machines contact the hub, and their network and files may be different.
         settings = replace(self._with_credentials(), patience_s=min(CHECK_S, self._settings.patience_s))
-        link = Link(settings, lambda _: 0)
-        try:
-            cluster_id = link.greet()
-        finally:
-            link.close()
+        cluster_id = ""
+        for place in sorted({0, settings.spread - 1}):  # a hub of an earlier release refuses all but the first edge
+            link = Link(settings, lambda _: 0, edge=settings.edge_at(place))
+            try:
+                cluster_id = link.greet()
+            finally:
+                link.close()
         run(open_hub_store(settings, cluster_id))
 
     def _mark(self, settings: ProducerSettings, moment: datetime | None) -> None:
@@ -171,7 +186,7 @@ class StreamSink:
         if moment is None:
             return
         try:
-            tell_marks(settings, nanoseconds(in_utc(moment)))
+            self._edges = tell_marks(settings, nanoseconds(in_utc(moment)), edges=self._edges)
         except SinkError as error:
             logger.warning("%s: the mark %s was not told: %s", settings.edge, moment, error)
 

@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from spark_sinks.blocking import run
 from spark_sinks.errors import SinkError
+from spark_sinks.sinks.stream.beginning import StoredHub, begin
 from spark_sinks.sinks.stream.encoding import BATCH_BYTES, BATCH_ROWS, BatchEncoder, Row
-from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded, went_back
-from spark_sinks.sinks.stream.last_record import find_last, held_epoch
+from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded
 from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.rows import rows_of
 from spark_sinks.sinks.stream.settings import ProducerSettings
-from spark_sinks.sinks.stream.source import check_source, chunk_of
+from spark_sinks.sinks.stream.source import chunk_of
 
 RESULT = pa.schema([
     pa.field("shard", pa.int32()), pa.field("end", pa.int64()), pa.field("offset", pa.int64()),
     pa.field("ordinal", pa.int32()), pa.field("epoch", pa.int64()), pa.field("seen_offset", pa.int64()),
     pa.field("seen_ordinal", pa.int32()), pa.field("sent", pa.int64()), pa.field("skipped", pa.int64()),
+    pa.field("is_sealed", pa.bool_()), pa.field("behind", pa.string()),
 ])  # fmt: skip
 """Columns of a task's answer: one row for each lane, when everything is durable."""
 RESULT_SQL = (
     "shard int, end long, offset long, ordinal int, epoch long, seen_offset long, seen_ordinal int, sent long, "
-    "skipped long"
+    "skipped long, is_sealed boolean, behind string"
 )
 _WHOLE_FACTOR = 8
 """Rows of one source record stay in one batch up to this many times the usual size."""
@@ -55,10 +55,10 @@ class SendTask:
                 sender.take(shard, row)
             yield sender.finish()
         except Superseded:
-            sender.link.abandon()
+            sender.abandon()
             raise
         finally:
-            sender.link.close()
+            sender.close()
 
 
 @dataclass
@@ -66,6 +66,7 @@ class _LaneWork:
     """A lane and the rows that wait for their batch."""
 
     shard: int
+    link: Link
     lane: ProducerLane
     seen: Position
     waiting: list[Row] = field(default_factory=list)
@@ -77,7 +78,9 @@ class _Sender:
     def __init__(self, task: SendTask) -> None:
         self._task = task
         self._settings = task.settings
-        self.link = Link(self._settings, lambda lane: run(held_epoch(self._settings, "", lane)))
+        self._hub = StoredHub(self._settings, self._cluster_id)
+        self._links: dict[str, Link] = {}
+        """Links by edge: one, unless the rows come from elsewhere than ``rows.ordered``."""
         self._works: dict[int, _LaneWork] = {}
         self._last: _LaneWork | None = None
 
@@ -104,26 +107,20 @@ class _Sender:
         work.waiting_bytes += row.bytes
 
     def _is_too_long(self, work: _LaneWork) -> bool:
-        bytes_max = min(_WHOLE_FACTOR * BATCH_BYTES, self.link.batch_bytes_max // 2)
+        bytes_max = min(_WHOLE_FACTOR * BATCH_BYTES, work.link.batch_bytes_max // 2)
         return work.waiting_bytes >= bytes_max or len(work.waiting) >= _WHOLE_FACTOR * BATCH_ROWS
 
     def _begin(self, shard: int, seen: Position) -> _LaneWork:
-        """Open a shard's lane, and find its position."""
-        fact = self._task.facts.get(shard)
-        lane = ProducerLane(self._settings.lane(shard), fact.epoch if fact is not None else 0)
-        self.link.open(lane)
-        if fact is not None and lane.end < fact.end:
-            raise went_back(lane.identity, lane.end, fact.end)
-        if lane.end == 0:
-            lane.resume(None)
-        elif fact is not None and fact.end == lane.end:
-            lane.resume(fact.position)
-        else:
-            settings = self._settings
-            last = run(find_last(settings, self.link.cluster_id, lane.identity, shard, lane.end - 1))
-            check_source(settings, shard, last)
-            lane.resume(last.position)
-        return _LaneWork(shard, lane, seen)
+        """Claim a shard's lane, and find its position."""
+        edge = self._settings.edge_of(shard)
+        link = self._links.get(edge)
+        if link is None:
+            link = self._links[edge] = self._hub.link(edge)
+        lane = begin(self._settings, self._hub, link, shard, self._task.facts.get(shard))
+        return _LaneWork(shard, link, lane, seen)
+
+    def _cluster_id(self) -> str:
+        return next((link.cluster_id for link in self._links.values() if link.cluster_id), "")
 
     def _flush(self, work: _LaneWork) -> None:
         """Send the waiting rows; memory holds the window and one batch."""
@@ -132,10 +129,10 @@ class _Sender:
             return
         lane, last = work.lane, rows[-1]
         # The hub stores whole batches, so a lane always ends with the last row of one.
-        rows[-1] = last.at_chunk(chunk_of(self._settings, work.shard, last.position.offset))
-        encoder = BatchEncoder(lane.identity.log_id, self.link.batch_bytes_max)
+        rows[-1] = last.behind(lane.behind).at_chunk(chunk_of(self._settings, work.shard, last.position.offset))
+        encoder = BatchEncoder(lane.identity.log_id, work.link.batch_bytes_max)
         lane.add(encoder.encode(rows, lane.end), last.position)
-        self.link.send(lane)
+        work.link.send(lane)
         work.sent += len(rows)
         work.waiting, work.waiting_bytes = [], 0
 
@@ -143,13 +140,23 @@ class _Sender:
         """Wait until everything is durable, and return the task's answer."""
         for work in self._works.values():
             self._flush(work)
-        if self._works:
-            self.link.wait_until_durable()
+        for link in self._links.values():
+            link.wait_until_durable()
         rows = []
         for shard, work in self._works.items():
-            end, position, epoch = work.lane.fact
+            end, position, epoch, is_sealed, behind = work.lane.fact
             assert position is not None  # every lane has got a row, or had one
-            rows.append((shard, end, *position, epoch, *work.seen, work.sent, work.lane.skipped))
+            rows.append((shard, end, *position, epoch, *work.seen, work.sent, work.lane.skipped, is_sealed, behind))
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(RESULT)
         arrays = [pa.array(column, kind.type) for column, kind in zip(columns, RESULT, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=RESULT)
+
+    def abandon(self) -> None:
+        """Drop the connections without a handshake."""
+        for link in self._links.values():
+            link.abandon()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for link in self._links.values():
+            link.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_sinks.credential_files import (
     CA_CHARACTERS_MAX,
@@ -26,6 +26,19 @@ class HubAccess:
     token: str | None = field(default=None, repr=False)
     ca: str | None = field(default=None, repr=False)
     """Certificate authorities in PEM; None for the system's."""
+    token_file: str | None = None
+    """File on the driver that the token is from; None if it is from the environment."""
+
+    def renewed(self) -> HubAccess:
+        """Return the access with the token that its file has now: a token may end before a query does. For the driver.
+
+        While the file cannot be read, or has no token, the one that is known remains.
+        """
+        try:
+            text = read_text(self.token_file, TOKEN_CHARACTERS_MAX)
+            return self if text is None else replace(self, token=one_token(text))
+        except ValueError:
+            return self
 
 
 def hub_access(given: Mapping[str, str]) -> HubAccess | None:
@@ -49,6 +62,6 @@ def hub_access(given: Mapping[str, str]) -> HubAccess | None:
         text = read_text(given.get(option), TOKEN_CHARACTERS_MAX) or os.environ.get(TOKEN_VARIABLE)
         token = one_token(text) if text else None
         option = "ca_file"
-        return HubAccess(urls, token, read_text(given.get(option), CA_CHARACTERS_MAX))
+        return HubAccess(urls, token, read_text(given.get(option), CA_CHARACTERS_MAX), given.get("token_file"))
     except ValueError as error:
         raise ReadError(f"{option}: {error}") from None

@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.source.hub.access import HubAccess
 from spark_sinks.source.positions import Offsets
 
+T = TypeVar("T")
 TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 256 << 20
 """Maximum size of an answer: the hub's bound, which a setting may raise, and a row of 128 MiB."""
@@ -26,6 +28,10 @@ ERROR_BYTES_MAX = 64 << 10
 TRIES_MAX = 8
 """Maximum number of attempts of a request, over all nodes."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 10.0
+BEHIND_S_MAX = 15.0
+"""Time for which a node may know less than another one did: it reads the log on within some seconds. A store that was
+restored knows less for good."""
+LOOK_MIN_S, LOOK_MAX_S = 0.1, 2.0
 DENIED = frozenset({401, 403})
 BUSY = frozenset({429, 500, 502, 503, 504})
 """Answers after which another attempt may succeed."""
@@ -64,15 +70,34 @@ class HubClient:
         context = ssl.create_default_context(cadata=access.ca)
         self._open = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context)).open
 
-    def heads(self) -> Offsets:
+    def heads(self, known: Offsets | None = None) -> Offsets:
         """Return the end of the log in each shard that has the stream.
+
+        Args:
+            known: offsets that are in the log by what another node said. While a node's answer ends before them, it is
+                asked again, for ``BEHIND_S_MAX`` at most; then its answer counts.
 
         Raises:
             ReadError: the hub does not answer, lacks the stream, or cannot read a shard for some time; or the token
                 does not open it.
         """
+        for found in self._while_behind(self._heads):
+            if all(offset <= found.get(shard, 0) for shard, offset in (known or {}).items()):
+                break
+        return found
+
+    def _heads(self) -> Offsets:
         body, _ = self._get(f"/v1/streams/{self._stream}", {}, lacks=_missing_shard)
         return {int(shard): int(offset) for shard, offset in json.loads(body)["next_offset"].items()}
+
+    def _while_behind(self, ask: Callable[[], T]) -> Iterator[T]:
+        """Yield answers, the first at once and the last after ``BEHIND_S_MAX``, for a caller that takes one."""
+        waited, pause = 0.0, LOOK_MIN_S
+        yield ask()
+        while waited < BEHIND_S_MAX:
+            self._sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, LOOK_MAX_S)
+            yield ask()
 
     def page(self, shard: int, offset: int | None, chunk: int | None, limit: int) -> RowsPage:
         """Return rows of a shard from an offset on.
@@ -99,7 +124,10 @@ class HubClient:
         """
         offset, chunk = first, None
         while offset < end:
-            page = self.page(shard, offset, chunk, min(end - offset, 1 << 16))
+            ask = partial(self.page, shard, offset, chunk, min(end - offset, 1 << 16))
+            for page in self._while_behind(ask):
+                if page.end >= end:
+                    break
             yield from page.batches
             if page.end < end:
                 raise ReadError(
@@ -148,9 +176,12 @@ class HubClient:
                     body = answer.read(ANSWER_BYTES_MAX + 1)
                     if len(body) > ANSWER_BYTES_MAX:
                         raise ReadError(f"{url} answered with more than {ANSWER_BYTES_MAX >> 20} MiB; lower its limit")
-                    if (missing := lacks(body)) is None:
+                    if answer.length:  # http.client does not tell a cut answer that is read up to a length
+                        why = f"{url} ended {answer.length} bytes before its answer's end"
+                    elif (missing := lacks(body)) is None:
                         return body, answer.headers
-                    why = f"{url} {missing}"
+                    else:
+                        why = f"{url} {missing}"
             except urllib.error.HTTPError as error:
                 why = f"{url} answered {error.code}: {_told(error)}"
                 if error.code in DENIED:
@@ -167,7 +198,7 @@ def _missing_shard(body: bytes) -> str | None:
     try:
         missing = json.loads(body).get("missing_shards")
         return f"cannot read shard {missing[0]['shard']}: {missing[0]['trouble']}" if missing else None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ReadError("the hub's answer is not about a stream; is a hub at that address?") from None
 
 
@@ -175,5 +206,5 @@ def _told(error: urllib.error.HTTPError) -> str:
     try:
         answer = json.loads(error.read(ERROR_BYTES_MAX))
         return f"{answer['error']}; {answer['advice']}"
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
         return f"{error.reason}; is a hub at that address?"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -69,7 +68,7 @@ class HubReader(DataSourceReader):
             ReadError: the hub does not answer, or its log lacks the offsets.
         """
         client = client_of(self._options)
-        heads = client.heads()
+        heads = client.heads(_given(self._options.starting) | _given(self._options.ending))
         start = _resolved("starting", self._options.starting, client, heads)
         return _tasks(self._options, start, _resolved("ending", self._options.ending, client, heads))
 
@@ -86,14 +85,23 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, schema
         self._target: Offsets | None = None
         self._heads: Offsets = {}
+        self._made: HubClient | None = None
 
-    @cached_property
+    @property
     def _client(self) -> HubClient:
-        return client_of(self._options)
+        """Return a client with the token of the present: one of an issuer ends long before the query."""
+        assert self._options.hub is not None, "the read is through a hub"
+        renewed = self._options.hub.renewed()
+        if self._made is None or renewed != self._options.hub:
+            self._options = replace(self._options, hub=renewed)
+            self._made = client_of(self._options)
+        return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offsets at which a new query starts."""
-        return _encoded(_resolved("starting", self._options.starting, self._client, self._seen()))
+        return _encoded(
+            _resolved("starting", self._options.starting, self._client, self._seen(_given(self._options.starting)))
+        )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the offsets at which the next micro-batch ends: at most ``limit`` records later, and not past the
@@ -102,8 +110,9 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ReadError: the checkpoint is not of this hub, or the hub's store was restored to an earlier state.
         """
-        heads = self._seen()
-        before = dict.fromkeys(heads, 0) | _decoded(start)
+        at = _decoded(start)
+        heads = self._seen(at)  # another node may have said where the query is, and this one read less of the log yet
+        before = dict.fromkeys(heads, 0) | at
         for shard, offset in before.items():
             if offset > heads.get(shard, 0):
                 raise ReadError(
@@ -130,19 +139,20 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of one micro-batch."""
         last = _decoded(end)
+        _ = self._client  # after a restart, a batch is planned before any look at the hub
         return _tasks(self._options, dict.fromkeys(last, 0) | _decoded(start), last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
         return read_task(partition, self._schema)
 
-    def _seen(self) -> Offsets:
-        self._heads = self._client.heads()
+    def _seen(self, known: Offsets | None = None) -> Offsets:
+        self._heads = self._client.heads(known)
         return self._heads
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, without the connection."""
-        return {name: value for name, value in self.__dict__.items() if name != "_client"}
+        return {**self.__dict__, "_made": None}
 
 
 def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -180,6 +190,11 @@ def _edges_mask(options: ReadOptions) -> list[Mask]:
         return []
     names = pa.array(sorted(options.edges))
     return [lambda batch: pc.is_in(batch.column("_edge"), names)]
+
+
+def _given(position: Position) -> Offsets:
+    """Return the offsets that an option names; none if it names none."""
+    return position if isinstance(position, dict) else {}
 
 
 def _resolved(option: str, position: Position, client: HubClient, heads: Offsets) -> Offsets:

@@ -11,7 +11,6 @@ import zstandard
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading
 from weft.protocols.segment import (
-    ENTRY_HEADER_BYTES,
     TRAILER_BYTES,
     EntryKind,
     Kept,
@@ -100,9 +99,9 @@ class Committer:
         return self._sealed_at is not None or self._wished is not None or self._is_held_back
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
-        entries = commit_entries(commit, mark, self._compressor)
-        length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
-        version = newest_version(entries)
+        entries = commit_entries(commit, mark, self._compressor, self._state.frame_bytes)
+        length = sum(self._state.frame_bytes + len(body) for _, body in entries)
+        version = max(newest_version(entries), self._state.version_min)
         if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit), version):
             self._rotate(length, version)
         started = self._clock_reading().monotonic
@@ -148,7 +147,7 @@ class Committer:
                 continue
             header = batch.decode_header(body)
             lane = state.lanes[header.stream]
-            size = ENTRY_HEADER_BYTES + len(body)
+            size = self._state.frame_bytes + len(body)
             index.add_batch(header, offset, size)
             lane.bytes += size
             lane.held.add(header.base_seq, header.end_seq)
@@ -274,7 +273,8 @@ class Committer:
             False if the disk has no room for it now: the next segment will state it.
         """
         state = self._state
-        if state.failed is not None or self._writer.segment.index.owner == state.owner:
+        segment = self._writer.segment
+        if state.failed is not None or (segment.index.owner == state.owner and segment.version >= state.version_min):
             return state.failed is None
         try:
             # The opening of a segment has it twice, and becomes visible as a whole.
@@ -320,7 +320,8 @@ class Committer:
             mark = state.mark_entries()
             kept = kept_after(state, free)
         entries = [(EntryKind.STREAMS, encode_streams(mark)), (EntryKind.KEPT, encode_body(Kept(kept)))]
-        if not self._writer.fits(2 * sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)):
+        length = 2 * sum(self._state.frame_bytes + len(body) for _, body in entries)
+        if not self._writer.fits(length, state.version_min):
             # The next run of retention finds them again, and may find room for the entry.
             self._rotate(0)
             return

@@ -200,7 +200,7 @@ def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, by
         yield EntryKind.GAP, encode_body(gap)
     for body in moved_batches(state.filesystem, opening.victims):
         with state.changed:
-            state.counters.moved_bytes += ENTRY_HEADER_BYTES + len(body)
+            state.counters.moved_bytes += ENTRY_HEADER_BYTES + state.seal_bytes + len(body)
         yield EntryKind.MOVED, body
     yield from owner
     # Entries before a mark were durable, so that damage to them never counts as a torn tail.

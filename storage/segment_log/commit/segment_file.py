@@ -12,6 +12,7 @@ from weft.protocols.batch import decode_header
 from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
     HEADER_BYTES,
+    SEALED_VERSION,
     TRAILER_BYTES,
     ClockNotice,
     EntryKind,
@@ -32,6 +33,8 @@ from weft.protocols.segment import (
 )
 from weft.storage.filesystem import File, FileSystem
 from weft.storage.segment_log.names import UNFINISHED
+from weft.storage.segment_log.sealed.disk import ring_of
+from weft.storage.segment_log.sealed.layout import SEALED_BYTES, entry_about
 from weft.storage.segment_log.state.index import SegmentIndex
 from weft.storage.segment_log.state.segment import Segment
 
@@ -62,6 +65,11 @@ class SegmentWriter:
 
     def __init__(self, file: File, segment: Segment) -> None:
         self._file = file
+        ring = ring_of(file)
+        self._cipher = None if ring is None or segment.version < SEALED_VERSION else ring.cipher
+        self.frame_bytes = ENTRY_HEADER_BYTES + (0 if self._cipher is None else SEALED_BYTES)
+        """Bytes of an entry in the file beside its plain body."""
+        segment.index.seal_bytes = self.frame_bytes - ENTRY_HEADER_BYTES
         self.segment = segment
         self.device_bytes = 0
         """Bytes of pages written since the caller last reset it."""
@@ -121,9 +129,9 @@ class SegmentWriter:
         parts: list[bytes] = []
         length, start, index = 0, self._end, self.segment.index
         for kind, body in entries:
-            parts += (encode_entry_header(self.segment.first_position + self._end, kind, body), body)
+            parts += self._stored(self.segment.first_position + self._end, kind, body)
             if kind is EntryKind.MOVED:
-                index.add_batch(decode_header(body), self._end, ENTRY_HEADER_BYTES + len(body), moved=True)
+                index.add_batch(decode_header(body), self._end, self.frame_bytes + len(body), moved=True)
             elif kind is not EntryKind.STREAMS:
                 value = decode_body(kind, body)
                 if isinstance(value, GapNotice):
@@ -136,8 +144,8 @@ class SegmentWriter:
                     index.add_clocks([value])
                 elif isinstance(value, list):
                     index.add_origins(value)
-            length += ENTRY_HEADER_BYTES + len(body)
-            self._end += ENTRY_HEADER_BYTES + len(body)
+            length += self.frame_bytes + len(body)
+            self._end += self.frame_bytes + len(body)
             # In pieces, because moved records may be many megabytes.
             if length >= OPENING_PIECE_BYTES:
                 self._file.write_at(start, b"".join(parts))
@@ -195,8 +203,8 @@ class SegmentWriter:
             raise ValueError(f"{self.segment.path} has version {self.segment.version}, which is too low for a commit")
         for kind, body in entries:
             offsets.append(at)
-            parts += (encode_entry_header(self.segment.first_position + at, kind, body), body)
-            at += ENTRY_HEADER_BYTES + len(body)
+            parts += self._stored(self.segment.first_position + at, kind, body)
+            at += self.frame_bytes + len(body)
         stop = at
         # Zeros only into blocks that were never written, and only for a small commit: see ``ZEROED_BYTES``.
         if at > self._written and at - self._end < SMALL_COMMIT_BYTES:
@@ -207,6 +215,13 @@ class SegmentWriter:
         self.device_bytes += pages(self._end, stop)
         self._end, self._written = at, max(stop, self._written)
         return offsets
+
+    def _stored(self, position: int, kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
+        """Return an entry's header and its body as they stand in the file."""
+        if self._cipher is None:
+            return encode_entry_header(position, kind, body), body
+        sealed = self._cipher.seal(body, entry_about(kind))
+        return encode_entry_header(position, kind, sealed, is_sealed=True), sealed
 
     def publish(self) -> None:
         """Make the entries of ``write`` visible to readers."""
@@ -222,7 +237,7 @@ class SegmentWriter:
             OSError: as ``write``.
         """
         body = encode_body(footer)
-        last = encode_entry_header(self.next_position, EntryKind.FOOTER, body) + body + encode_trailer(self._end)
+        last = b"".join((*self._stored(self.next_position, EntryKind.FOOTER, body), encode_trailer(self._end)))
         self._file.write_at(self._end, last)
         size = self._end + len(last)
         # Before the sync: readers find the trailer at the end of the file, not before preallocated zeros.

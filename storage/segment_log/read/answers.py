@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft.protocols.lane import NodeName
@@ -11,6 +12,7 @@ from weft.protocols.segment import ClockNotice, GapNotice
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.read.stats import LogStats, StreamSnapshot, take_stats
+from weft.storage.segment_log.read.windows import FoundBatch, batches_between
 from weft.storage.segment_log.room.retention import held_within
 from weft.storage.segment_log.state.log_state import LogState
 
@@ -154,6 +156,10 @@ class LogAnswers:
         """
         tail = self.read_tail(stream, seq, bytes_max)
         return self._reader.read(stream, seq, bytes_max) if tail is None else tail
+
+    def batches_between(self, stream: int, since: int, until: int) -> Iterator[list[FoundBatch]]:
+        """Yield the durable batches of a window of time, as ``windows.batches_between``. Blocks on the disk."""
+        return batches_between(self._state, stream, since, until)
 
     def snapshot(self, stream: int) -> StreamSnapshot:
         """Return the records and gaps of a stream at one instant."""

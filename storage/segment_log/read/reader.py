@@ -146,8 +146,8 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
         if head is None:
             raise Corrupt(f"zeros at offset {offset}, before the entries end")
         if head.kind in (EntryKind.BATCH, EntryKind.MOVED):
-            header = source.batch_header(offset)
-            if header.stream == stream and header.end_seq > seq:
+            header = source.readable_batch_header(offset)
+            if header is not None and header.stream == stream and header.end_seq > seq:
                 if header.base_seq > seq:
                     raise Corrupt(f"seq {seq} of stream {stream} is not before the entry at offset {offset}")
                 frame = source.entry(offset)

@@ -45,7 +45,9 @@ def keep_identity(filesystem: FileSystem, directory: str, identity: Identity) ->
         return
     digits = b"%016x %016x" % identity
     try:
-        write_atomically(filesystem, os.path.join(directory, FILE), b"%s %08x\n" % (digits, crc32c(digits)))
+        write_atomically(
+            filesystem, os.path.join(directory, FILE), b"%s %08x\n" % (digits, crc32c(digits)), is_open=True
+        )
     except OSError:
         if identity.first_seq:
             raise

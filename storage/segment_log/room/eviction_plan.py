@@ -12,11 +12,13 @@ from collections.abc import Sequence
 
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, encode_body
-from weft.storage.segment_log.room.must_keep import GAP_BYTES, needed_bytes
+from weft.storage.segment_log.room.must_keep import gap_bytes, needed_bytes
 from weft.storage.segment_log.settings import MOVE_SHARE
 from weft.storage.segment_log.state.log_state import LogState, Plan
 from weft.storage.segment_log.state.segment import Segment
 
+_OPENING_ENTRIES = 6
+"""Entries of an opening beside clock notices and gap notices: names twice, the owner twice, origins, numbers."""
 _LANE_BYTES = 48
 """Bytes of a stream in the opening of a segment, beside its name."""
 
@@ -27,7 +29,8 @@ def opening_bytes(state: LogState) -> int:
     lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
     known = state.origins.known
     origins = ENTRY_HEADER_BYTES + len(encode_body([*known.values()])) if known else 0
-    return 160 + owner + origins + lanes + GAP_BYTES * len(state.clocks.known)
+    sealed = state.seal_bytes * _OPENING_ENTRIES
+    return 160 + owner + origins + lanes + gap_bytes(state) * len(state.clocks.known) + sealed
 
 
 def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:
@@ -54,7 +57,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
             needs.append((segment, need))
     room = _moving_room(state, free_bytes)
     # Moved records must leave room for the notices without which nothing can be dropped.
-    movable = room - GAP_BYTES * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
+    movable = room - gap_bytes(state) * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
     cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
     for most, part in ((cheap, MOVE_SHARE), (movable, 2)):
         for segment, need in needs:
@@ -106,7 +109,7 @@ def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: in
         }
         if not ends:
             continue
-        notices = GAP_BYTES * len(ends)
+        notices = gap_bytes(state) * len(ends)
         need = needed_bytes(state, segment, {**plan.drop_ends, **ends})
         if (need + notices) * 2 <= segment.size and _take(plan, segment, need, room - notices):
             plan.drop_ends.update(ends)

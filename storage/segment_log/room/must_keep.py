@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from weft.protocols.batch import HEADER_BYTES
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import ENTRY_HEADER_BYTES, GapNotice
+from weft.protocols.segment import ENTRY_HEADER_BYTES, SEALED_VERSION, GapNotice
 from weft.storage.segment_log.state.index import LaneSpan
 from weft.storage.segment_log.state.log_state import LogState, StreamState
 from weft.storage.segment_log.state.segment import Segment
 
-GAP_BYTES = ENTRY_HEADER_BYTES + 36
-"""Maximum bytes of a gap notice's entry."""
+_GAP_BYTES = ENTRY_HEADER_BYTES + 36
+"""Maximum bytes of a gap notice's plain entry."""
+_BATCH_BYTES_MIN = ENTRY_HEADER_BYTES + HEADER_BYTES
+
+
+def gap_bytes(state: LogState) -> int:
+    """Return the maximum bytes of a gap notice's entry in a new segment."""
+    return _GAP_BYTES + state.seal_bytes
 
 
 def unreleased(lane: StreamState, span: LaneSpan, start: int = 0) -> RangeSet:
@@ -72,7 +79,10 @@ def _needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> 
         (segment.index.moved if moved else segment.index.lanes)[stream].size_of(numbers)
         for (stream, moved), numbers in needed_records(state, segment, starts).items()
     )
-    return size + GAP_BYTES * sum(
+    if state.is_sealed and segment.version < SEALED_VERSION:
+        # Batches of a plain segment grow when they are moved into a sealed one.
+        size += state.seal_bytes * (size // _BATCH_BYTES_MIN)
+    return size + gap_bytes(state) * sum(
         not state.lanes[gap.stream].released.covers(gap.first, gap.end) for gap in segment.index.gaps
     )
 

@@ -79,11 +79,13 @@ def _find(source: SegmentBytes, segment: Segment, needed: Needed, number: int) -
         if head is None:
             raise Corrupt(f"{left} records are not where the index says")
         if head.kind in (EntryKind.BATCH, EntryKind.MOVED):
-            header = source.batch_header(offset)
-            numbers = needed.get((header.stream, head.kind == EntryKind.MOVED), RangeSet())
-            missing = sum(end - first for first, end in numbers.missing(header.base_seq, header.end_seq))
-            if missing < header.count:
-                found.append(_Found(header.stream, header.base_seq, offset, number))
-                left -= header.count - missing
+            header = source.readable_batch_header(offset)
+            is_moved = head.kind == EntryKind.MOVED
+            numbers = RangeSet() if header is None else needed.get((header.stream, is_moved), RangeSet())
+            if header is not None and numbers:
+                missing = sum(end - first for first, end in numbers.missing(header.base_seq, header.end_seq))
+                if missing < header.count:
+                    found.append(_Found(header.stream, header.base_seq, offset, number))
+                    left -= header.count - missing
         offset += ENTRY_HEADER_BYTES + head.length
     return found

@@ -138,7 +138,7 @@ class SegmentIndex:
 
     __slots__ = (
         "_fixed_bytes", "_kept_counted", "_origins_counted", "_owner_counted", "_streams_counted", "clocks", "gaps",
-        "kept", "lanes", "moved", "origins", "owner", "streams",
+        "kept", "lanes", "moved", "origins", "owner", "seal_bytes", "streams",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -155,6 +155,8 @@ class SegmentIndex:
         """Content of the ``ORIGINS`` entries here."""
         self.clocks: dict[int, ClockNotice] = {}
         """Boot -> its last ``CLOCK`` entry here."""
+        self.seal_bytes = 0
+        """Bytes that the entry of the footer has for its encryption."""
         self._fixed_bytes = 80
         self._streams_counted = 0
         self._kept_counted = self.kept
@@ -223,7 +225,7 @@ class SegmentIndex:
             self._fixed_bytes += sum(24 + _RANGE_BYTES * len(lane.ranges) for lane in self.kept)
             self._fixed_bytes += len(encode_body(self.owner)) if self.owner is not None else 0
             self._fixed_bytes += len(encode_body([*self.origins.values()])) if self.origins else 0
-        size = self._fixed_bytes + _GAP_BYTES * (len(self.gaps) + len(self.clocks))
+        size = self._fixed_bytes + self.seal_bytes + _GAP_BYTES * (len(self.gaps) + len(self.clocks))
         for lanes in (self.lanes, self.moved):
             for span in lanes.values():
                 size += _SPAN_BYTES + _RANGE_BYTES * len(span.ranges) + _POINT_BYTES * len(span._seqs)

@@ -10,10 +10,20 @@ from dataclasses import dataclass, field
 
 from weft.protocols.batch import ClockReading
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import BOOTS_MAX, ClockNotice, GapNotice, Owner, StreamEntry
+from weft.protocols.segment import (
+    BOOTS_MAX,
+    ENTRY_HEADER_BYTES,
+    SEALED_VERSION,
+    ClockNotice,
+    GapNotice,
+    Owner,
+    StreamEntry,
+)
 from weft.storage.filesystem import FileSystem
 from weft.storage.histogram import Histogram
 from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.sealed.disk import is_sealed
+from weft.storage.segment_log.sealed.layout import SEALED_BYTES
 from weft.storage.segment_log.settings import DEFAULT_POLICY, IDENTITY_BYTES, LogSettings, StreamPolicy
 from weft.storage.segment_log.state.gaps import merged
 from weft.storage.segment_log.state.origins import Origins
@@ -103,6 +113,12 @@ class LogState:
         clock_reading: Callable[[], ClockReading],
     ) -> None:
         self.filesystem = filesystem
+        self.is_sealed = is_sealed(filesystem)
+        """True if new segments are encrypted."""
+        self.seal_bytes = SEALED_BYTES if self.is_sealed else 0
+        """Bytes that each entry has for that."""
+        self.frame_bytes = ENTRY_HEADER_BYTES + self.seal_bytes
+        """Bytes of an entry in a new segment beside its plain body."""
         self.directory = directory
         self.settings = settings
         self.log_id = log_id
@@ -198,10 +214,15 @@ class LogState:
             self.lanes[gap.stream].gaps.append(gap)
 
     @property
+    def version_min(self) -> int:
+        """Return the lowest version of a segment that may be written: an encrypted log adds nothing to a plain one."""
+        return SEALED_VERSION if self.is_sealed else 1
+
+    @property
     def version(self) -> int:
         """Return the version of the newest format in the log's files. A new file has no advantage from a lower one,
         since a release that does not read that version refuses the log as a whole."""
-        return max((segment.version for segment in self.segments), default=1)
+        return max([segment.version for segment in self.segments] + [self.version_min])
 
     @property
     def budget_bytes(self) -> int:

@@ -14,8 +14,9 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.segment import HEADER_BYTES, Body, EntryKind, SegmentHeader
 from weft.protocols.segment.header import BATCHES
-from weft.storage.filesystem import File, FileSystem, OSFileSystem
+from weft.storage.filesystem import File, FileSystem
 from weft.storage.segment_log.names import DAMAGED
+from weft.storage.segment_log.sealed.disk import disk_of
 from weft.storage.segment_log.walk.ends import find_footer
 from weft.storage.segment_log.walk.entry import Entry, why_no_entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
@@ -52,7 +53,7 @@ def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterato
         OSError: the directory or a file cannot be read.
         UnsupportedVersion: a later release wrote the log.
     """
-    filesystem = filesystem or OSFileSystem()
+    filesystem = filesystem or disk_of(directory)
     names = sorted(name for name in filesystem.list_names(directory) if format_.parse_file_name(name) is not None)
     for name in names:
         yield from inspect_segment(os.path.join(directory, name), filesystem, is_newest=name == names[-1])
@@ -68,7 +69,7 @@ def inspect_segment(path: str, filesystem: FileSystem | None = None, *, is_newes
         OSError: the file cannot be read.
         UnsupportedVersion: a later release wrote it.
     """
-    file = (filesystem or OSFileSystem()).open(path, read_only=True)
+    file = (filesystem or disk_of(os.path.dirname(path))).open(path, read_only=True)
     try:
         name = os.path.basename(path)
         head = _inspect_header(file, name)

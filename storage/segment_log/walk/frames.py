@@ -6,13 +6,26 @@ import errno
 from typing import NamedTuple
 
 from weft.protocols import batch
-from weft.protocols.errors import Corrupt
+from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry, sound_entry
+from weft.protocols.segment import (
+    ENTRY_HEADER_BYTES,
+    SEALED,
+    EntryHeader,
+    EntryKind,
+    decode_entry,
+    peek_entry,
+    sound_entry,
+)
 from weft.storage.filesystem import File
+from weft.storage.segment_log.sealed.disk import ring_of
+from weft.storage.segment_log.sealed.errors import KeyUnavailable
+from weft.storage.segment_log.sealed.layout import entry_about
 
 _BLOCK_BYTES = 4096
 """Unit of bytes that a device can or cannot read as a whole: a page."""
+_KIND_AT = 8
+"""Offset of the kind byte in an entry's header."""
 
 
 class Frame(NamedTuple):
@@ -45,6 +58,9 @@ class SegmentBytes:
         unreadable_as_zeros: bool = False,
     ) -> None:
         self._file = file
+        self._ring = ring_of(file)
+        self._opened: Frame | None = None
+        """The sealed entry that was opened last: its batch header and its body are asked for one after the other."""
         self.first_position = first_position
         self.end = end
         self._window_bytes = window_bytes
@@ -76,6 +92,7 @@ class SegmentBytes:
     def look_again(self) -> None:
         """Forget the bytes in memory: another process may have written to the file, and extended it."""
         self._window = memoryview(b"")
+        self._opened = None
         self.end = max(self.end, self._file.size())
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -115,6 +132,11 @@ class SegmentBytes:
             data += part
         return bytes(data)
 
+    @property
+    def may_be_sealed(self) -> bool:
+        """Return whether sealed entries can be opened."""
+        return self._ring is not None
+
     def peek(self, offset: int) -> EntryHeader | None:
         """Return the unchecked header of the entry at ``offset``; None at the end of the entries.
 
@@ -129,13 +151,31 @@ class SegmentBytes:
         return header
 
     def batch_header(self, offset: int) -> batch.BatchHeader:
-        """Return the unchecked header of the batch in the entry at ``offset``.
+        """Return the header of the batch in the entry at ``offset``: unchecked, unless the entry is sealed.
 
         Raises:
             CodecError: there is no batch header.
             OSError: as ``piece``.
         """
+        if self.piece(offset + _KIND_AT, 1)[0] & SEALED:
+            frame = self.entry(offset)
+            if frame is None:
+                raise Corrupt(f"zeros at offset {offset} where a batch should be")
+            return batch.decode_header(frame.body)
         return batch.decode_header(self.piece(offset + ENTRY_HEADER_BYTES, batch.HEADER_BYTES))
+
+    def readable_batch_header(self, offset: int) -> batch.BatchHeader | None:
+        """Return ``batch_header``; None for a damaged sealed entry. A plain one's header shows what to skip even if the
+        body is damaged; of a sealed one nothing can be read, and a caller that needs its records misses them.
+
+        Raises as ``batch_header``.
+        """
+        try:
+            return self.batch_header(offset)
+        except CodecError:
+            if self.piece(offset + _KIND_AT, 1)[0] & SEALED:
+                return None
+            raise
 
     def entry(self, offset: int) -> Frame | None:
         """Return the entry at ``offset``, checked against its checksum; None at the end of the entries.
@@ -144,12 +184,16 @@ class SegmentBytes:
             UnsupportedVersion: a sound entry of a kind that this release does not know.
             CodecError: the bytes are not an entry of this log at this place.
             OSError: as ``piece``.
+            KeyUnavailable: the entry is sealed, and its key is not to be had.
         """
+        if self._opened is not None and self._opened.offset == offset:
+            return self._opened
         at = offset - self._start
         sound = sound_entry(self._window, at, self.first_position + offset) if at >= 0 else None
         if sound is not None:
             body = self._window[at + ENTRY_HEADER_BYTES : sound[1]]
-            return Frame(sound[0], offset, body, self._start + sound[1])
+            frame = Frame(sound[0], offset, body, self._start + sound[1])
+            return self._open(frame) if self._window[at + _KIND_AT] & SEALED else frame
         head = self.peek(offset)
         if head is None:
             # Fewer bytes than a header, or zeros: decode_entry distinguishes the end from a torn header.
@@ -159,4 +203,15 @@ class SegmentBytes:
         entry = decode_entry(data, 0, self.first_position + offset)
         if entry is None:
             return None
-        return Frame(entry.kind, offset, data[entry.body_start : entry.body_end], offset + entry.end)
+        frame = Frame(entry.kind, offset, data[entry.body_start : entry.body_end], offset + entry.end)
+        return self._open(frame) if entry.is_sealed else frame
+
+    def _open(self, frame: Frame) -> Frame:
+        if self._ring is None:
+            raise KeyUnavailable(
+                "the log is encrypted. Name its key under `encryption` in the node's configuration, or the file that "
+                "holds it in the variable WEFT_KEY_FILE"
+            )
+        body = self._ring.cipher.open(frame.body, entry_about(frame.kind))
+        self._opened = frame._replace(body=memoryview(body))
+        return self._opened

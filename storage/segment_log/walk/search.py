@@ -29,6 +29,8 @@ _SHAPE = re.compile(
     re.DOTALL,
 )
 """Kind, padding and the first bytes of the body of each kind of entry."""
+_SEALED_SHAPE = re.compile(_SHAPE.pattern + rb"|[\x41-\x49\x4f]\0\0\0", re.DOTALL)
+"""The same, or kind and padding of a sealed entry, whose body has no shape."""
 _SHAPE_BYTES = 7
 _ZEROS = bytes(_SEARCH_BYTES)
 
@@ -48,10 +50,11 @@ def find_entry(source: SegmentBytes, bad: int) -> int | None:
         chained = bad + ENTRY_HEADER_BYTES + head.length
         if read_entry(source, chained) is not None:
             return chained
+    shape = _SEALED_SHAPE if source.may_be_sealed else _SHAPE
     at = bad + 1
     while at + ENTRY_HEADER_BYTES < source.end:
         block = bytes(source.piece(at, _SEARCH_BYTES))
-        for match in _SHAPE.finditer(block) if not _is_zeros(block) else ():
+        for match in shape.finditer(block) if not _is_zeros(block) else ():
             candidate = at + match.start() - _KIND_AT
             if candidate > bad and _is_worth_a_look(source, candidate) and read_entry(source, candidate) is not None:
                 return candidate

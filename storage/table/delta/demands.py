@@ -1,4 +1,5 @@
-"""Demands of a table on its writers, and which of them appends and joins of files meet.
+"""Demands of a table on its writers, which of them appends and joins of files meet, and what others may change before
+a commit.
 
 Delta protocol, "Writer Requirements" and "Table Features". A feature that a table lists and does not use, such as the
 constraints that writer version 3 may have, asks nothing of a writer.
@@ -6,8 +7,10 @@ constraints that writer version 3 may have, asks nothing of a writer.
 
 from __future__ import annotations
 
-from weft.storage.table.delta.state import DeltaState
-from weft.storage.table.errors import TableError
+from collections.abc import Collection
+
+from weft.storage.table.delta.state import DeltaState, StateBuilder
+from weft.storage.table.errors import TableConflict, TableError
 
 FEATURES = frozenset(
     {
@@ -56,3 +59,18 @@ def check_writable(state: DeltaState, key: str) -> None:
             f"{key} demands {', '.join(demands)} of its writers, which Weft does not do. Remove that from the table, "
             "or move the table away: the hub makes it again from the log"
         )
+
+
+def check_unconcerned(key: str, state: DeltaState, now: StateBuilder, applications: Collection[str]) -> None:
+    """Check that a commit that was decided on a state is still right on top of a later version.
+
+    Raises:
+        TableConflict: it is not.
+    """
+    if (now.protocol, now.metadata) != (state.protocol, state.metadata):
+        raise TableConflict(f"{key}: version {now.version} has another schema, properties or protocol")
+    moved = [name for name in applications if now.transactions.get(name) != state.transactions.get(name)]
+    if moved:
+        raise TableConflict(f"{key}: another writer has moved the position of {moved[0]}")
+    if now.removed:
+        raise TableConflict(f"{key}: another writer has removed {min(now.removed)}")

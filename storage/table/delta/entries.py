@@ -117,7 +117,7 @@ class Lines:
             return None
         try:
             return _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise TableError(f"an action that cannot be read: {error}") from error
 
 
@@ -136,10 +136,14 @@ def add_action(file: DataFile, data_change: bool) -> dict[str, Any]:
     return {"add": added}
 
 
-def remove_action(file: DataFile, now_ms: int) -> dict[str, Any]:
-    """Return the removal of a file whose rows another file of the same version has."""
+def remove_action(file: DataFile, now_ms: int, data_change: bool = False) -> dict[str, Any]:
+    """Return the removal of a file.
+
+    Args:
+        data_change: True if rows leave the table; False if another file of the same version has all of them.
+    """
     removed = {
-        "path": file.path, "deletionTimestamp": now_ms, "dataChange": False, "extendedFileMetadata": True,
+        "path": file.path, "deletionTimestamp": now_ms, "dataChange": data_change, "extendedFileMetadata": True,
         "partitionValues": {}, "size": file.size,
     }  # fmt: skip
     return {"remove": removed}

@@ -23,7 +23,7 @@ import msgspec
 from weft.storage.object_store import AlreadyExists, Listed, NotFound, ObjectStore
 from weft.storage.object_store.object_file import ObjectFile
 from weft.storage.table.delta import checkpoint
-from weft.storage.table.delta.demands import check_writable
+from weft.storage.table.delta.demands import check_unconcerned, check_writable
 from weft.storage.table.delta.entries import (
     ACTIONS_KEY,
     DataFile,
@@ -59,6 +59,14 @@ class LastCheckpoint(msgspec.Struct):
     """Number of its actions, nearly all of them files."""
 
 
+def decode_pointer(data: bytes) -> LastCheckpoint:
+    """Return the checkpoint that ``_last_checkpoint`` names; of version -1 if it is damaged: a log is whole without."""
+    try:
+        return msgspec.json.decode(data, type=LastCheckpoint)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return LastCheckpoint()
+
+
 class TableLog:
     """The ``_delta_log`` of the table at ``key``. Every method may raise ``StoreError``.
 
@@ -90,8 +98,7 @@ class TableLog:
                     builder.version = start
                 await self._read_on(builder)
             # An entry is missing at the end of the log, and where it was cleaned up. A commit there would hide all
-            # that comes after it. A newer checkpoint is named before it is
-            # cleaned up.
+            # that comes after it. A newer checkpoint is named before it is cleaned up.
             if await self.checkpoint_version() <= builder.version:
                 return builder.state() if builder.version >= 0 else None
         raise self._outrun()
@@ -161,19 +168,27 @@ class TableLog:
         check_writable(state, self._key)
         actions = [*(add_action(file, data_change=True) for file in files), *txn_actions(transactions)]
         entry = encode_entry("WRITE", {"mode": "Append"}, actions, now_ms, blind=True)
-        return await self._commit(state, entry, transactions.keys(), ())
+        return await self.commit(state, entry, transactions.keys(), ())
 
-    async def replace(self, state: DeltaState, old: Sequence[DataFile], new: DataFile, now_ms: int) -> DeltaState:
+    async def replace(
+        self, state: DeltaState, old: Sequence[DataFile], new: DataFile, now_ms: int, *, listed: int
+    ) -> DeltaState:
         """Replace files by one file with the same rows. Return the version; it is durable.
 
+        Args:
+            listed: version that had the files. Only entries after ``state`` are looked through for their removal.
+
         Raises:
-            TableConflict: another writer removed one of them, or changed the table as for ``append``.
+            TableConflict: another writer removed one of them, or may have done so before ``state``, or changed the
+                table as for ``append``.
             TableError, StoreError: as ``append``.
         """
         check_writable(state, self._key)
+        if listed < state.version:
+            raise TableConflict(f"{self._key}: files of version {listed} are to be replaced in version {state.version}")
         actions = [add_action(new, data_change=False), *(remove_action(file, now_ms) for file in old)]
         entry = encode_entry("OPTIMIZE", {"predicate": "[]"}, actions, now_ms, blind=False)
-        return await self._commit(state, entry, (), [file.path for file in old])
+        return await self.commit(state, entry, (), [file.path for file in old])
 
     async def alter(self, state: DeltaState, operation: str, metadata: Mapping[str, Any], now_ms: int) -> DeltaState:
         """Change a table's schema or properties. Return the version; it is durable.
@@ -187,11 +202,12 @@ class TableLog:
         """
         check_writable(state, self._key)
         entry = encode_entry(operation, {}, [{"metaData": metadata}], now_ms, blind=False)
-        return await self._commit(state, entry, (), ())
+        return await self.commit(state, entry, (), ())
 
-    async def _commit(
+    async def commit(
         self, state: DeltaState, entry: bytes, applications: Collection[str], removes: Sequence[str]
     ) -> DeltaState:
+        """Write an entry after a state, or after what others wrote since, if that does not concern it."""
         builder = StateBuilder.of(state, self._applications, removes)
         while builder.version - state.version <= LOST_MAX:
             await self.sync(builder.version)
@@ -200,7 +216,7 @@ class TableLog:
             except AlreadyExists:
                 if not await self._read_on(builder):
                     raise TableConflict(f"{self._key}: version {builder.version + 1} came and went") from None
-                _check_unconcerned(self._key, state, builder, applications)
+                check_unconcerned(self._key, state, builder, applications)
                 continue
             builder.version += 1
             builder.entry_hash = sha256(entry).digest()
@@ -253,9 +269,6 @@ class TableLog:
                 return
             at, piece = at + len(piece), None
 
-    async def _exists(self, number: int) -> bool:
-        return await self._first_piece(number) is not None
-
     async def _listed_checkpoint(self) -> int:
         """Return the newest checkpoint of a log whose pointer to it is missing; -1 without one."""
         keys = (item.key.rpartition("/")[2] for item in await self._store.list(self._folder))
@@ -264,7 +277,8 @@ class TableLog:
     async def _start(self) -> int:
         """Return the version of the checkpoint at which a reading begins; -1 if it begins at version 0."""
         version = await self.checkpoint_version()
-        return version if version >= 0 or await self._exists(0) else await self._listed_checkpoint()
+        is_there = version >= 0 or await self._first_piece(0) is not None
+        return version if is_there else await self._listed_checkpoint()
 
     async def _read_checkpoint(self, version: int, read: Callable[[IO[bytes], str], None]) -> bytes:
         """Give each part of a checkpoint to ``read``, in a thread. Return the hash of the version's entry."""
@@ -298,11 +312,9 @@ class TableLog:
 
     async def last_checkpoint(self) -> LastCheckpoint:
         """Return the newest checkpoint that the log names; of version -1 without one."""
-        try:
-            data = (await self._store.get(f"{self._folder}/_last_checkpoint")).data
-            return msgspec.json.decode(data, type=LastCheckpoint)
-        except (NotFound, msgspec.DecodeError):
-            return LastCheckpoint()
+        with contextlib.suppress(NotFound):
+            return decode_pointer((await self._store.get(f"{self._folder}/_last_checkpoint")).data)
+        return LastCheckpoint()
 
     async def checkpoint_version(self) -> int:
         """Return the version of the newest checkpoint that the log names; -1 without one."""
@@ -378,18 +390,3 @@ class TableLog:
             return False
         expected = (told or {}).get(ACTIONS_KEY)
         return count > 0 and (expected is None or expected == count - 1)
-
-
-def _check_unconcerned(key: str, state: DeltaState, now: StateBuilder, applications: Collection[str]) -> None:
-    """Check that a commit that was decided on a state is still right on top of a later version.
-
-    Raises:
-        TableConflict: it is not.
-    """
-    if (now.protocol, now.metadata) != (state.protocol, state.metadata):
-        raise TableConflict(f"{key}: version {now.version} has another schema, properties or protocol")
-    moved = [name for name in applications if now.transactions.get(name) != state.transactions.get(name)]
-    if moved:
-        raise TableConflict(f"{key}: another writer has moved the position of {moved[0]}")
-    if now.removed:
-        raise TableConflict(f"{key}: another writer has removed {min(now.removed)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import IO
 
 import msgspec
@@ -49,6 +50,10 @@ class SmallFiles:
         """Return the files of the version, in no order."""
         return list(self._files.values())
 
+    def has_all(self, files: Iterable[DataFile]) -> bool:
+        """Return whether the version has all of these files."""
+        return all(file.path in self._files for file in files)
+
     def take(self, action: Action) -> None:
         """Take one action of the next entry."""
         if action.add is not None:
@@ -70,7 +75,7 @@ class SmallFiles:
             return
         try:
             known = _DECODER.decode(added.stats or "")
-        except msgspec.DecodeError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return
         low, high = known.minValues, known.maxValues
         if low.shard == high.shard:

@@ -12,6 +12,13 @@ from weft.storage.table.delta.entries import Action, TableProtocol, plain_path
 from weft.storage.table.errors import TableError
 
 
+class _SchemaField(msgspec.Struct):
+    """A column of a schema, as far as it is read here."""
+
+    name: str
+    type: str | dict[str, Any]
+
+
 @dataclass(frozen=True)
 class DeltaState:
     """One reading of a table: its schema, properties, demands, and the positions of one application's family."""
@@ -26,8 +33,12 @@ class DeltaState:
     """Hash of the version's entry, by which a table is recognised; empty if only a checkpoint was left of it."""
 
     def fields(self) -> list[dict[str, Any]]:
-        """Return the columns as the table's schema has them, in its order."""
-        return list(msgspec.json.decode(self.metadata["schemaString"])["fields"])
+        """Return the columns as the table's schema has them, in its order.
+
+        Raises:
+            TableError: the schema cannot be read.
+        """
+        return list(self._schema()["fields"])
 
     def columns(self) -> list[tuple[str, str]]:
         """Return (name, type) of the columns, in the table's order. A nested type is "nested"."""
@@ -40,13 +51,25 @@ class DeltaState:
     def with_text_columns(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the metadata with further text columns, null in existing rows."""
         new = [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in names]
-        schema = msgspec.json.decode(self.metadata["schemaString"])
-        schema["fields"] = [*schema["fields"], *new]
+        return self.with_fields([*self.fields(), *new])
+
+    def with_fields(self, fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the metadata with other columns: those of now, also with other metadata of theirs, and new ones."""
+        schema = self._schema()
+        schema["fields"] = list(fields)
         return self.metadata | {"schemaString": msgspec.json.encode(schema).decode()}
 
     def with_properties(self, properties: Mapping[str, str]) -> dict[str, Any]:
         """Return the metadata with some properties changed."""
         return self.metadata | {"configuration": self.properties() | dict(properties)}
+
+    def _schema(self) -> dict[str, Any]:
+        try:
+            schema = msgspec.json.decode(self.metadata["schemaString"], type=dict[str, Any])
+            msgspec.convert(schema["fields"], list[_SchemaField])
+        except (KeyError, TypeError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise TableError(f"version {self.version} of the table has a schema that cannot be read: {error}") from None
+        return schema
 
 
 @dataclass

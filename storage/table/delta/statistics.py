@@ -5,6 +5,8 @@ Engines skip a file whose bounds rule a filter out, so a bound may be wider than
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -68,7 +70,7 @@ def bounds_of(column: pa.Array | pa.ChunkedArray) -> tuple[Any, Any]:
     """Return the lowest and the highest value of a column, None without any.
 
     Times outside the years 1 to 9999 count as the nearest moment within them, so that a device's faulty timestamp does
-    not end a query.
+    not end a query. Infinity and NaN count as the nearest numbers.
     """
     found = pc.min_max(column)
     low, high = found["min"], found["max"]
@@ -78,12 +80,22 @@ def bounds_of(column: pa.Array | pa.ChunkedArray) -> tuple[Any, Any]:
         return _moment(low), _moment(high)
     if pa.types.is_date32(column.type):
         return _day(low), _day(high)
+    if pa.types.is_floating(column.type):
+        return _finite(low.as_py(), high.as_py(), has_nan=pc.any(pc.is_nan(column)).as_py())
     return low.as_py(), high.as_py()
 
 
 def after_cut(bound: datetime) -> datetime:
     """Return the latest value that a bound may stand for: engines truncate bounds of times to milliseconds."""
     return min(bound, _MOMENT_MAX.replace(tzinfo=bound.tzinfo) - _MILLISECOND) + _MILLISECOND
+
+
+def _finite(low: float, high: float, *, has_nan: bool) -> tuple[float, float]:
+    """Return bounds that JSON can express. NaN is above all numbers, as in Spark and DuckDB."""
+    most = sys.float_info.max
+    if math.isnan(low):  # no other value
+        return most, most
+    return min(max(low, -most), most), most if has_nan else max(min(high, most), -most)
 
 
 def _moment(value: pa.TimestampScalar) -> datetime:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.waiting import until
 from weft.bounds import Owner, OwnerKind
 from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.declared.credentials import Credentials
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store.memory import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -22,3 +30,29 @@ def test_without_tokens_all_addresses_of_one_customer_share_a_budget(remote: str
     access = Access(Credentials(None, False, lambda: 0), open_to_network=True)
     request = make_mocked_request("GET", "/v1/streams").clone(remote=remote)
     assert access.owner(request) == Owner(OwnerKind.ADDRESS, owner)
+
+
+async def test_refused_requests_and_links_are_events_with_an_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = str(tmp_path / "tokens")
+    reader, admin = (create_token(path, name, Scope(name)) for name in ("reader", "admin"))
+    async with running_hub(MemoryStore(), tokens_file=path) as hub:
+        for _ in range(3):
+            await get(hub, "/v1/streams", "forged-token")
+        await get(hub, "/v1/streams")
+        await get(hub, "/v1/status", reader)
+        await get(hub, "/v1/nowhere", reader)
+        async with running_link(hub, EdgeLog(), LinkIdentity("default", "press-1", 7, "test"), "forged-token") as link:
+            await until(lambda: "token" in (link.last_error or ""))
+        _, metrics = await get(hub, "/metrics", admin)
+    lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == "weft.events"]
+    told = [(each["event"], each["severity"], each["owner"], each["on"]) for each in lines]
+    assert told == [
+        ("login_failed", "warning", "address 127.0.0.1", "GET /v1/streams"),
+        ("access_refused", "warning", "token reader", "GET /v1/status"),
+    ], "the same owner with the same trouble: one line a minute, whatever it asked for"
+    assert "forged" not in caplog.text
+    assert 'weft_hub_security_events_total{event="access_refused"} 1' in metrics
+    assert 'weft_hub_security_events_total{event="login_failed"} 5' in metrics

@@ -21,7 +21,7 @@ from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.segment import GapReason
@@ -51,8 +51,8 @@ async def hub() -> AsyncIterator[Hub]:
         yield running
 
 
-async def deliver(hub: Hub, log: EdgeLog, end: int, identity: LinkIdentity = EDGE) -> None:
-    async with running_link(hub, log, identity):
+async def deliver(hub: Hub, log: EdgeLog, end: int, identity: LinkIdentity = EDGE, token: str | None = None) -> None:
+    async with running_link(hub, log, identity, token):
         await log.until_released(end)
 
 
@@ -226,7 +226,7 @@ async def test_a_mark_from_the_future_promises_nothing_beyond_now(hub: Hub) -> N
     log.append(*records(0, [b"a"]))
     states = log.states
     log.states = lambda lanes: {  # type: ignore[method-assign]
-        lane: state._replace(mark=state.mark.__class__(T * 2, 1)) for lane, state in states(lanes).items()
+        lane: state._replace(mark=Mark(T * 2, 1)) for lane, state in states(lanes).items()
     }
 
     async def complete() -> bool:

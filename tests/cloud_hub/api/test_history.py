@@ -13,8 +13,10 @@ import pytest
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run
 from weft.cloud_hub.api import history
-from weft.cloud_hub.api.history import Histories, PastPlace
+from weft.cloud_hub.api.history import Histories
 from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.streams import table_reading
+from weft.cloud_hub.api.streams.table_reading import PastPlace, TableFiles, TableReading
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
@@ -94,12 +96,16 @@ async def pages(hub: Hub, shard: int, start: str, limit: int) -> list[dict[str, 
             start += f"&chunk={answer['next_chunk'][str(shard)]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"kind": lambda _: PayloadKind.JSON, "payloads": lambda n: [b'{"n": %d}' % n] * 9 + [b"\xff\x00"]},
-        {"boot_offset": lambda n: START + n * 60 * SECOND, "origin": lambda n: FUNCTION if n % 2 else None},
+        pytest.param(
+            {"boot_offset": lambda n: START + n * 60 * SECOND, "origin": lambda n: FUNCTION if n % 2 else None},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["bytes", "json", "clocks"],
 )
@@ -135,12 +141,13 @@ async def test_since_finds_the_first_record_received_then(store: ObjectStore) ->
     assert await found(START + 3600 * SECOND) == [None, None]
 
 
+@pytest.mark.slow
 async def test_a_page_opens_few_of_many_files_and_lists_them_once(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await tabled(store, 40)
     opened, listed = list[str](), 0
-    open_file, list_files = history._Files.open, history._listed
+    open_file, list_files = TableFiles.open, history._listed
 
     def counted_open(self: Any, number: int) -> pq.ParquetFile:
         opened.append(str(number))
@@ -151,7 +158,7 @@ async def test_a_page_opens_few_of_many_files_and_lists_them_once(
         listed += 1
         return list_files(*arguments)
 
-    monkeypatch.setattr(history._Files, "open", counted_open)
+    monkeypatch.setattr(TableFiles, "open", counted_open)
     monkeypatch.setattr(history, "_listed", counted_list)
     now = 0.0
     histories = Histories(store, log.cluster, lambda: now)
@@ -174,6 +181,7 @@ async def test_a_page_opens_few_of_many_files_and_lists_them_once(
     assert listed == 3
 
 
+@pytest.mark.slow
 async def test_a_page_is_bounded_by_bytes_and_files_and_goes_on(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +196,7 @@ async def test_a_page_is_bounded_by_bytes_and_files_and_goes_on(
     assert await page(0, bytes_max=4500) == ([0, 1, 2, 3], 4, False)
     assert await page(0, bytes_max=1) == ([0], 1, False)
     assert await page(5, budget=1) == ([5, 6, 7, 8, 9], 10, False)
-    monkeypatch.setattr(history, "FILES_READ_MAX", 3)
+    monkeypatch.setattr(table_reading, "FILES_READ_MAX", 3)
     assert await page(15) == ([*range(15, 40)], 40, False)
     assert await page(380) == ([*range(380, 400)], 400, True)
 
@@ -243,14 +251,14 @@ async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_ord
     await tables.run_once()
     histories, place = Histories(store, log.cluster, lambda: 0.0), PastPlace(STREAM, 0, 0, Search())
     groups = 0
-    read = history._Reading._read_group
+    read = TableReading._read_group
 
     def counted(self: Any, file: Any, group: int, wanted: Any, found: Any) -> None:
         nonlocal groups
         groups += len(wanted) > 0
         read(self, file, group, wanted, found)
 
-    monkeypatch.setattr(history._Reading, "_read_group", counted)
+    monkeypatch.setattr(TableReading, "_read_group", counted)
     for first, limit in ((0, 400), (3, 25), (155, 10), (399, 5)):
         past = await histories.records(place, (first, 400), limit, 1 << 20)
         assert past is not None

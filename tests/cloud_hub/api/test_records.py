@@ -68,6 +68,23 @@ async def test_a_quiet_stream_costs_no_more_for_what_others_have_committed() -> 
     assert max(costs) <= 4, "the manifest, and the snapshots around the chunk"
 
 
+async def test_one_who_follows_a_stream_reads_no_chunk_again() -> None:
+    log = Log()
+    await log.busy(200, snapshots=False)
+    following = RecordReader(log.reader.log, 1 << 20)
+    offset = 190
+    for _ in range(3):
+        before, end = log.store.asked, log.writer.state.next_offset[BUSY]
+        helping = await following.read(BUSY, offset, end, 1000)
+        assert (len(helping.records), helping.next_offset, helping.next_chunk) == (end - offset, end, None)
+        costs = log.store.asked - before
+        await log.busy(3, snapshots=False)
+        offset = end
+    assert costs <= 3 + 3 + READ_AHEAD_MAX, "the manifest, new chunks with their sections, and a look for the next ones"
+    earlier = await following.read(BUSY, 5, 10, 1000)
+    assert [each["offset"] for each in earlier.records] == [5, 6, 7, 8, 9]
+
+
 async def test_a_record_of_a_quiet_stream_is_found_by_snapshots() -> None:
     log = Log()
     await log.busy(950)

@@ -6,6 +6,8 @@ import contextlib
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
@@ -29,6 +31,7 @@ def linked(hub: Hub) -> list[str]:
     return [view["edge"] for view in hub.status()["links"] if view["edge"]]
 
 
+@pytest.mark.slow
 async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_path: Path) -> None:
     store, log = open_store(str(tmp_path)), EdgeLog()
     log.append(*records(0, [b"1"]))
@@ -54,6 +57,7 @@ async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_pat
             assert read["records"] == 3
 
 
+@pytest.mark.slow
 async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path: Path) -> None:
     store, log = open_store(str(tmp_path)), EdgeLog()
     log.append(*records(0, [b"1"]))

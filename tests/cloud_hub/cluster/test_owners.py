@@ -17,12 +17,14 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.division import divide
 from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, DRAIN_BEATS, Membership, Work
 from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
+from weft.config.fields import ADVERTISED_BYTES_MAX, UNITS
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
 from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.nodes import NodeEntry
-from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX, Seen
+from weft.storage.presence.entries import Seen
+from weft.storage.presence.nodes import ENTRY_BYTES_MAX, NodeEntry, decode_entry
+from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
 
 SHARDS = 16
 ANSWER_S = 0.05
@@ -270,7 +272,7 @@ def test_entries_that_are_old_forged_or_damaged_harm_nobody() -> None:
             b'{"id":"v","url":"","software":"","level":1,"seen":%d,"name":"v","weight":-1}' % now_ns(),
             b'{"id":"u","url":"","software":"","level":1,"seen":%d,"name":"u","advertise":"%s"}'
             % (now_ns(), b"u" * 9999),
-            b'{"x":' + b"[" * 40_000,
+            b'{"x":' + b"[" * 10_000,
             b"{" * (1 << 20),
         ]
         for number, data in enumerate(forged):
@@ -338,3 +340,30 @@ def test_two_machines_with_one_name_are_told_apart_and_someone_owns_every_shard(
         assert len(other.own) == 8
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00fc", "\u65b0"])
+def test_the_entry_of_a_process_with_the_longest_names_and_all_shards_counts(letter: str) -> None:
+    """Others would take it for gone, and its shards with it."""
+    bare = f"https://{letter * 250}"
+    url = bare.encode()[:ADVERTISED_BYTES_MAX].decode(errors="ignore")
+    longest = str(UNITS["advertised_urls"].parse(url, ""))
+    with pytest.raises(ValueError, match="at most 256 bytes"):
+        UNITS["advertised_urls"].parse(longest + "x" * (1 + ADVERTISED_BYTES_MAX - len(longest.encode())), "")
+
+    async def main() -> bytes:
+        site = Site("h" * 64, 8090, advertise=(longest,))
+        owners = Owners(lambda: SHARDS_MAX, site, "0" * 16, changed=lambda: asyncio.sleep(0))
+        work = Work(tuple(range(SHARDS_MAX)), 1 << 40, 1 << 40)
+        store = MemoryStore()
+        clock = HubClock(lambda: 1_800_000_000_000_000_000, lambda: 0)
+        membership = Membership(
+            store, "0" * 16, software="weft 1", level=1, release_level=1, clock=clock, owners=owners, work=lambda: work
+        )
+        return membership._entry(1)
+
+    data = asyncio.run(main())
+    assert len(data) <= ENTRY_BYTES_MAX
+    entry = decode_entry(data)
+    assert entry is not None
+    assert (entry.name, entry.advertise, len(entry.shards)) == (longest, longest, SHARDS_MAX)

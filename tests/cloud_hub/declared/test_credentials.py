@@ -26,6 +26,7 @@ from weft.cloud_hub.declared.documents import (
     encode,
 )
 from weft.cloud_hub.declared.expected_edges import ExpectedEdges
+from weft.cloud_hub.declared.tenants import changes as tenant_changes
 from weft.storage.cluster_log.entry import Declaration
 from weft.storage.cluster_log.state import ClusterState
 
@@ -61,7 +62,7 @@ def identity(name: str, token: str, **more: Any) -> TokenIdentity:
 def test_a_declared_token_opens_what_it_says_until_it_is_withdrawn() -> None:
     cluster = Cluster()
     assert not cluster.credentials.required
-    cluster.declare(changes.set_tenant("acme", Quotas(), is_new=True))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(), is_new=True))
     cluster.add("press", "secret", scope=Scope.EDGE, tenant="acme", edge="press-7")
     found = cluster.credentials.identify("secret")
     assert found == TokenIdentity("press", hash_token("secret"), Scope.EDGE, "acme", "press-7")
@@ -215,7 +216,7 @@ def test_an_entry_that_a_restored_store_has_anew_counts() -> None:
 
 def test_an_import_reads_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, known, count = Cluster(), changes.KnownTokens(), 40
-    cluster.declare(changes.set_tenant("acme", Quotas(edges=count), is_new=True))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(edges=count), is_new=True))
     decoded: list[bytes] = []
     original = documents.decode
 
@@ -279,23 +280,23 @@ def test_facts_that_depend_on_each_other_are_checked() -> None:
         cluster.add("reader", "secret", tenant="acme")
     with pytest.raises(CannotDeclare, match="there is no tenant 'acme'"):
         cluster.declare(changes.expect_edges(("acme", "telemetry"), ("a",)))
-    cluster.declare(changes.set_tenant("acme", Quotas(edges=1), is_new=True))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(edges=1), is_new=True))
     cluster.add("one", "1", scope=Scope.EDGE, tenant="acme", edge="press-1")
     cluster.add("again", "2", scope=Scope.EDGE, tenant="acme", edge="press-1")
     cluster.add("reader", "3", tenant="acme")
     with pytest.raises(CannotDeclare, match="has tokens for 1 edges, its quota"):
         cluster.add("two", "4", scope=Scope.EDGE, tenant="acme", edge="press-2")
-    cluster.declare(changes.set_tenant("acme", Quotas(edges=2), is_new=False))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(edges=2), is_new=False))
     cluster.add("two", "4", scope=Scope.EDGE, tenant="acme", edge="press-2")
     with pytest.raises(CannotDeclare, match="tenant acme has tokens: again, one, reader, two"):
-        cluster.declare(changes.remove_tenant("acme"))
+        cluster.declare(tenant_changes.remove_tenant("acme"))
     for name in ("again", "one", "reader", "two"):
         cluster.declare(changes.remove_token(name))
     cluster.declare(changes.expect_edges(("acme", "telemetry"), ("a",)))
     with pytest.raises(CannotDeclare, match="edges of streams are declared: acme/telemetry"):
-        cluster.declare(changes.remove_tenant("acme"))
+        cluster.declare(tenant_changes.remove_tenant("acme"))
     cluster.declare(changes.expect_edges(("acme", "telemetry"), None))
-    cluster.declare(changes.remove_tenant("acme"))
+    cluster.declare(tenant_changes.remove_tenant("acme"))
     assert not cluster.state.facts(TENANT)
 
 
@@ -303,8 +304,8 @@ def test_facts_that_depend_on_each_other_are_checked() -> None:
     ("decision", "message"),
     [
         (changes.remove_token("x"), "there is no token 'x' in the cluster log; there are: none"),
-        (changes.remove_tenant("x"), "there is no tenant 'x'"),
-        (changes.set_tenant("x", Quotas(), is_new=False), "there is no tenant 'x'"),
+        (tenant_changes.remove_tenant("x"), "there is no tenant 'x'"),
+        (tenant_changes.set_tenant("x", Quotas(), is_new=False), "there is no tenant 'x'"),
         (changes.rotate_token("x", Secret("0" * 64), 0, 0), "there is no token 'x'"),
         (changes.expect_edges(("default", "t"), None), "declares no edges of stream default/t"),
     ],
@@ -316,7 +317,7 @@ def test_what_is_not_there_cannot_be_changed(decision: Decision, message: str) -
 
 def test_names_are_checked_before_anything_is_written() -> None:
     with pytest.raises(CannotDeclare, match="cannot be"):
-        changes.set_tenant("No Name", Quotas(), is_new=True)
+        tenant_changes.set_tenant("No Name", Quotas(), is_new=True)
     for stream, edge in (("t", "press *"), ("No", "press")):
         with pytest.raises(CannotDeclare, match="cannot be"):
             changes.expect_edges(("default", stream), (edge,))
@@ -325,14 +326,14 @@ def test_names_are_checked_before_anything_is_written() -> None:
 def test_fields_of_a_later_release_stay_in_a_document() -> None:
     cluster = Cluster()
     cluster.write(TENANT, "acme", b'{"quotas":{"edges":3},"region":"north"}')
-    cluster.declare(changes.set_tenant("acme", Quotas(streams=5), is_new=False))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(streams=5), is_new=False))
     document = cluster.state.facts(TENANT)["acme"].document
     assert msgspec.json.decode(document)["region"] == "north"
     assert decode(document, TenantDocument).quotas == Quotas(edges=3, streams=5)
-    cluster.declare(changes.set_tenant("acme", Quotas(), frozenset(["edges"]), is_new=False))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(), frozenset(["edges"]), is_new=False))
     assert decode(cluster.state.facts(TENANT)["acme"].document, TenantDocument).quotas == Quotas(streams=5)
     before = cluster.state.n
-    cluster.declare(changes.set_tenant("acme", Quotas(streams=5), is_new=False))
+    cluster.declare(tenant_changes.set_tenant("acme", Quotas(streams=5), is_new=False))
     assert cluster.state.n == before, "nothing to change"
 
 

@@ -15,7 +15,7 @@ from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.lane import Lane
-from weft.protocols.link import PROTOCOL_VERSION, Clock, Hello, LaneOpen, RefuseCode
+from weft.protocols.link import PROTOCOL_VERSION, Clock, Frame, Hello, LaneOpen, RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkSession
@@ -48,6 +48,9 @@ class Answers:
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         self.refused.append(code)
         self.news.set()
+
+    def say(self, frame: Frame) -> None:
+        raise AssertionError(f"nothing is to be said to this edge: {frame}")
 
 
 def opening(lane: int, stream: str) -> LaneOpen:

@@ -156,8 +156,10 @@ async def test_a_hub_counts_edges_whose_synchronised_clocks_are_not_its_own(
         await log.until_released(1)
         _, metrics = await get(hub, "/metrics")
         _, answer = await get(hub, "/v1/status")
+        _, edges = await get(hub, "/v1/edges")
         link.cancel()
         await asyncio.gather(link, return_exceptions=True)
+    assert edges["edges"][0]["clock_off_seconds"] == answer["links"][0]["clock_off_seconds"]
     assert f"weft_hub_links_clock_differs {int(vouched)}.0" in metrics
     [seen] = answer["links"]
     assert (seen["clock_off_seconds"] == pytest.approx(120, abs=20)) is vouched

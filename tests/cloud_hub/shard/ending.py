@@ -10,6 +10,7 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.declared.acts.acting import OwnActs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends, lane_keeper
 from weft.cloud_hub.shard.lane_ends import Ending
@@ -59,6 +60,7 @@ class Hub:
         return LaneKeeper(
             [self.log], lambda _: self.sequencer.state, lambda *_: self.position, HubSettings("memory"),
             clock=HubClock(self.time, self.time), random_bits=self.random.getrandbits,
+            noted=OwnActs(self.store, CLUSTER.cluster_id, self.time),
         )  # fmt: skip
 
     def time(self) -> int:

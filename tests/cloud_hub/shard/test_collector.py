@@ -116,6 +116,36 @@ async def test_young_chunks_stay(log: LogWriter, make: Make, clocks: Clocks) -> 
     assert await watermark(log) == 8, "chunk 7 is ten minutes old, chunk 8 nine"
 
 
+async def test_a_stream_with_a_longer_term_keeps_the_chunks_from_its_first_young_record_on(
+    tables: Tables, clocks: Clocks
+) -> None:
+    """A chunk a minute, snapshots as above, and records of a quiet stream in the fourth and the thirteenth."""
+    quiet = LANE._replace(stream="quiet")
+    writer = await LogWriter.open(open_store("memory://"), 1)
+    for n in range(30):
+        writer.created = START + n * MINUTE
+        await writer.append(0, Run(quiet if n in {3, 12} else LANE, 10 * n, 10))
+        if n >= 15 and n % 3 == 0:
+            await writer.snapshot(0)
+
+    async def kept(minutes: dict[str, int]) -> int:
+        terms = {("default", stream): 60 * each for stream, each in minutes.items()}
+        shard = ShardLog(writer.store, writer.cluster, 0, clocks.boot)
+        await ShardCollector(
+            shard, tables, RETAIN_S, clock=HubClock(clocks.wall, clocks.boot), terms=lambda: terms
+        ).look()
+        return await watermark(writer)
+
+    clocks.since = 30 * MINUTE
+    assert await kept({"quiet": 60, "unknown": 90}) == 0
+    assert await kept({"quiet": 25}) == 6, "the first chunk of 25 minutes at most"
+    assert await kept({"quiet": 25, "telemetry": 24}) == 6, "the longest term counts"
+    clocks.since += 6 * MINUTE
+    assert await kept({"quiet": 25}) == 12, "the term goes on"
+    clocks.since += 4 * MINUTE
+    assert await kept({"quiet": 25}) == 18, "chunks of 25 minutes are there, and have none of its records"
+
+
 async def test_what_a_table_lacks_stays(log: LogWriter, make: Make, tables: Tables) -> None:
     tables.first_untabled = 5
     await make().look()

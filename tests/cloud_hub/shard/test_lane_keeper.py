@@ -9,12 +9,14 @@ import pytest
 from tests.cloud_hub.fabric import CLUSTER
 from tests.cloud_hub.shard.ending import Hub, play
 from tests.cloud_hub.virtual_time import now_ns
+from weft.cloud_hub.declared.acts.lines import UNUSABLE, lines
 from weft.cloud_hub.shard import lane_ends, lane_keeper
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.lane_state import RetiredBy
 from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster_log.log import ClusterLog
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")
@@ -40,6 +42,11 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         retired = (await hub.state()).lanes[LANE].retired
         assert retired is not None
         assert (retired.by, retired.reason) == (RetiredBy.AGE, "not seen for 90 days")
+        told = await lines(ClusterLog(hub.store, CLUSTER.cluster_id), 1, 4)
+        assert [(each["act"], each["by"], each["target"], each["reason"]) for each in told] == [
+            ("began", "the hub", "shard 0: lanes of default/edge-1", "not seen for 90.0 days"),
+            ("ended", "the hub", "", "done"), ("unusable", "", "", UNUSABLE),
+        ]  # fmt: skip
         back = await hub.session(epoch=2)
         assert (await hub.state()).lanes[LANE].counts
         hub.sequencer.leave(back.lane_session)

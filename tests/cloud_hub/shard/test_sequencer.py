@@ -309,6 +309,27 @@ def test_an_epoch_taken_at_another_node_ends_the_session_here() -> None:
     play(story)
 
 
+def test_a_reader_sees_what_another_node_wrote_while_this_node_s_commit_had_no_answer() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session = await opened(sequencer)
+        elsewhere = make_sequencer(store.inner, random.Random(3))
+        await elsewhere.start()
+        store.faults = replace(CALM, latency_s=1.0)
+        await session.send(0, 3)
+        while (await elsewhere.log.load()).n == sequencer.state.n:  # noqa: ASYNC110 - until its chunk is in the store
+            await asyncio.sleep(0.01)
+        store.running.clear()  # the answer is not there yet
+        await opened(elsewhere, OTHER)
+        reader = asyncio.create_task(sequencer.catch_up(0))
+        await asyncio.sleep(5)
+        store.running.set()
+        await reader
+        assert OTHER in sequencer.state.lanes
+        await elsewhere.close()
+
+    play(story)
+
+
 def test_an_opening_whose_write_was_misreported_is_known_as_ones_own() -> None:
     async def story(sequencer: Sequencer, store: FaultyStore) -> None:
         store.faults = replace(CALM, misreported=1.0)

@@ -15,12 +15,17 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_statistics import Row, batch_of
 from tests.cloud_hub.tables.test_tierer import new_tierer
+from weft.cloud_hub.declared.documents import TABLE, TableDocument, encode
+from weft.cloud_hub.declared.tables import DeclaredTables, set_table
+from weft.storage.cluster_log.log import Author, Change, ClusterLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.delta.slices import group_slices
+from weft.storage.table.followed import FollowedDeclarations
 from weft.storage.table.rows import row_schema
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.parquet_file import ParquetFile
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_maker.service import TableService
+from weft.storage.table_maker.settings import TableSettings, TableTerms
 
 SLICE, GROUP = 4000, 250
 SCHEMA = row_schema(["line", "machine"])
@@ -91,7 +96,10 @@ def test_an_operator_can_name_the_columns() -> None:
     assert share(written(plant(2 * SLICE)), "machine", "m03") > 0.5
 
 
-async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(directory: ObjectStore) -> None:
+@pytest.mark.parametrize("declared", [(), ("machine", "no such column")])
+async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(
+    directory: ObjectStore, declared: Sequence[str]
+) -> None:
     log = await LogWriter.open(directory)
     await log.append(0, Run(LANE, 0, 1, topics=TOPICS))
     tierer = await new_tierer(directory, log)
@@ -99,7 +107,7 @@ async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(directory
     state, files, first = await tierer.take(), [], 1
     # Some are full slices already, some are smaller than a row group, and some were written in the log's order.
     for number, count in enumerate([SLICE + 700, 60, 60, 2900, SLICE, 1300, 2 * SLICE, 100]):
-        out = ParquetFile(SCHEMA)
+        out = ParquetFile(SCHEMA)  # made before the order was declared
         out.add(plant(count, first))
         data = out.finish()
         await directory.create(f"{tierer.key}/{number}.parquet", data)
@@ -107,13 +115,14 @@ async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(directory
         first += count
     tierer.keep(await tierer.log.append(state, files, {}, 1))
     before = rows(directory)
-    await Maintenance(directory, tierer, settings=TableSettings(compact_files_min=2)).maintain()
+    settings = TableSettings(compact_files_min=2)
+    await Maintenance(directory, tierer, settings=settings, sort=lambda: declared).maintain()
     assert rows(directory).equals(before)
     added = table(directory).get_add_actions(flatten=True)
     assert added.num_rows == 1
     path = added.column("path")[0].as_py()
     joined = bytes((await directory.get(f"{tierer.key}/{path}")).data)
-    assert share(joined, "line", "line-07") <= 0.12
+    assert share(joined, *(("machine", "m03") if declared else ("line", "line-07"))) <= 0.2
     metadata = pq.read_metadata(io.BytesIO(joined))
     slices = list(group_slices(metadata))
     assert sum(each.rows for each in slices) == first
@@ -121,4 +130,36 @@ async def test_joined_files_are_sorted_in_slices_of_the_log_and_say_so(directory
     assert len(slices) <= 2 * first / SLICE
     entry = bytes((await directory.get(f"{tierer.key}/_delta_log/{tierer.version:020d}.json")).data)
     [add] = [json.loads(line)["add"] for line in entry.splitlines() if b'"add"' in line]
-    assert json.loads(add["tags"]["weft.sortedBy"]) == ["line", "machine", "_edge", "_key", "_time"]
+    assert json.loads(add["tags"]["weft.sortedBy"]) == [
+        *(["machine", "line"] if declared else ["line", "machine"]), "_edge", "_key", "_time",
+    ]  # fmt: skip
+
+
+async def test_new_rows_are_sorted_by_what_is_declared_since(directory: ObjectStore) -> None:
+    """A hub, and a pipeline that follows the cluster log, see a change without a restart."""
+    log = await LogWriter.open(directory)
+    cluster_log = ClusterLog(directory, log.cluster.cluster_id)
+    declared, tables = FollowedDeclarations(directory, log.cluster.cluster_id), DeclaredTables()
+    await declared.start()
+    service = TableService(directory, log.cluster, terms=TableTerms(sort=declared.sort_of))
+    # No release declares the second of them.
+    steps = [(), ("_key", "payload_is_no_column", "_headers"), ("machine",), ()]
+    odd = Change(TABLE, "default/telemetry", encode(TableDocument(sort=steps[1])))
+    orders = []
+    for number, columns in enumerate(steps):
+        if number:
+            decide = (lambda _: odd) if number == 1 else set_table(("default", "telemetry"), sort=columns)
+            await cluster_log.append(decide, Author(0, "mara", ""))
+        await declared._follower.look()
+        tables.refresh(declared._follower.state)
+        assert tables.sort_of(("default", "telemetry")) == declared.sort_of(("default", "telemetry")) == columns
+        await log.append(0, Run(LANE, 600 * number, 600, topics=TOPICS))
+        await service.catch_up()
+        tierer = await new_tierer(directory, log)
+        version = (await tierer.take()).version
+        entry = bytes((await directory.get(f"{tierer.key}/_delta_log/{version:020d}.json")).data)
+        [add] = [json.loads(line)["add"] for line in entry.splitlines() if b'"add"' in line]
+        orders.append(json.loads(add["tags"]["weft.sortedBy"])[:2])
+    await declared.close()
+    assert orders == [["line", "machine"], ["_key", "line"], ["machine", "line"], ["line", "machine"]]
+    assert table(directory).to_pyarrow_table().num_rows == 2400

@@ -13,12 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
+from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.slices import SLICE
+from weft.config.pipelines.quality_text import parse_rules
+from weft.config.pipelines.schema_text import parse_schema
+from weft.storage.hub_keys import keeper_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
+from weft.storage.presence.keepers import BEAT_S, MISSED_MAX, Claim
+from weft.storage.table.quality.checks import number_of
+from weft.storage.table.quality.declared import StreamQuality
+from weft.storage.table.schemas import StreamSchema
 from weft.storage.table_maker.delta import DeltaHandle
 from weft.storage.table_maker.maintenance import Maintenance
+from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 from weft.storage.table_maker.shards import load_shards
 from weft.storage.table_maker.tierer import Tierer
@@ -36,12 +44,12 @@ class Boundaries:
 
     def __init__(self, fatal: int | None = None, after: bool = False) -> None:
         self.calls: list[str] = []
-        self._fatal, self._after = fatal, after
+        self.fatal, self._after = fatal, after
 
     def crossing(self, name: str) -> bool:
         """Note a call. Returns whether the process dies when it has been made; dies at once if it shall not be."""
         self.calls.append(name)
-        fatal = self._fatal == len(self.calls) - 1
+        fatal = self.fatal == len(self.calls) - 1
         if fatal and not self._after:
             raise Crash(name)
         return fatal
@@ -97,8 +105,19 @@ async def fill(store: ObjectStore) -> tuple[LogWriter, dict[int, list[Run]]]:
     return log, runs
 
 
-async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool) -> list[str]:
-    """Run one step that dies at boundary ``fatal``, then a new tierer; returns the boundaries that were crossed."""
+FIRST = StreamSchema(3, parse_schema("t float, line string"))
+SECOND = StreamSchema(9, parse_schema("t string, n int"))
+QUALITY = StreamQuality(
+    4, parse_rules("rules: {fits: {fits: true}, line: {not_null: machine}, once: {unique: [machine]}}")
+)
+
+
+async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed: bool = False) -> list[str]:
+    """Run one step that dies at boundary ``fatal``, then a new tierer; returns the boundaries that were crossed.
+
+    Args:
+        typed: the first one knows a schema, the new one another version of it.
+    """
     store = open_store(str(root))
     if fresh:
         log = await LogWriter.open(store)
@@ -111,17 +130,44 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool) -> lis
     with pytest.MonkeyPatch.context() as patch:
         watch_delta(patch, boundaries)
         tierer = Tierer(
-            WatchedStore(store, boundaries), log.cluster, "default", "telemetry", await load_shards(store, log.cluster)
-        )
+            WatchedStore(store, boundaries), log.cluster, "default", "telemetry",
+            await load_shards(store, log.cluster), schema=lambda: FIRST if typed else None,
+            quality=lambda: QUALITY if typed else None,
+        )  # fmt: skip
         try:
             await tierer.step()
             crashed = False
         except Crash:
             crashed = True
         assert crashed == (fatal is not None)
-    await drain(await new_tierer(store, log))
+    tierer = Tierer(
+        store, log.cluster, "default", "telemetry", await load_shards(store, log.cluster),
+        schema=lambda: SECOND if typed else None, quality=lambda: QUALITY if typed else None,
+    )  # fmt: skip
+    await drain(tierer)
     assert contents(store) == expected(runs)
+    if typed:
+        found = rows(store, columns=["_shard", "_offset", "machine", "_misfit"]).slice(0 if fresh else 3)
+        misfits, nowhere = found.num_rows - found["_misfit"].null_count, found["machine"].null_count
+        counts = [tierer.quality.counts.of(number_of(rule)) for rule in QUALITY.rules.rules.values()]
+        machines = rows(store, columns=["_shard", "_offset", "machine"])["machine"].to_pylist()
+        again = [name for at, name in enumerate(machines) if name and name in machines[:at]]
+        again = again if fresh else again[-found.num_rows :]
+        assert counts == [
+            (found.num_rows, misfits), (found.num_rows, nowhere), (found.num_rows, len(again))
+        ], "each row counts once"  # fmt: skip
+        versions = rows(store, columns=["_shard", "_offset", "_schema"])["_schema"].to_pylist()
+        assert {*versions} <= ({3, 9} if fresh else {None, 3, 9}), "each row by a version that its writer knew"
     return boundaries.calls
+
+
+@pytest.mark.search(turns=2)
+@pytest.mark.parametrize("fresh", [True, False], ids=["new table", "growing table"])
+async def test_dying_while_columns_of_a_schema_are_added_loses_and_doubles_nothing(tmp_path: Path, fresh: bool) -> None:
+    calls = await die_at(tmp_path / "whole", None, False, fresh, typed=True)
+    for fatal in range(len(calls)):
+        for after in (False, True):
+            await die_at(tmp_path / f"{fatal}-{after}", fatal, after, fresh, typed=True)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +180,27 @@ async def test_dying_at_any_step_loses_and_doubles_nothing(tmp_path: Path, fresh
     for fatal in range(len(calls)):
         for after in (False, True):
             await die_at(tmp_path / f"{fatal}-{after}", fatal, after, fresh)
+
+
+async def test_rows_that_another_moves_while_columns_are_added_are_not_moved_again(directory: ObjectStore) -> None:
+    runs = [Run(LANE, 0, 3, topics=TOPICS), Run(LANE, 3, 4)]
+    log = await LogWriter.open(directory)
+    await log.append(0, runs[0])
+    await drain(await new_tierer(directory, log))
+    await log.append(0, runs[1])
+    other = await new_tierer(directory, log)  # knows of no schema yet
+    views = await load_shards(directory, log.cluster)
+    tierer = Tierer(directory, log.cluster, "default", "telemetry", views, schema=lambda: FIRST)
+    alter = tierer.log.alter
+
+    async def late(*arguments: Any) -> Any:
+        await other.step()
+        return await alter(*arguments)
+
+    tierer.log.alter = late  # type: ignore[method-assign, assignment]
+    await drain(tierer)
+    assert contents(directory) == expected({0: runs})
+    assert "t" in dict(tierer.columns)
 
 
 async def die_maintaining(root: Path, fatal: int | None, after: bool) -> list[str]:
@@ -178,6 +245,55 @@ async def test_dying_while_files_are_joined_loses_and_doubles_nothing(tmp_path: 
     for fatal in range(len(calls)):
         for after in (False, True):
             await die_maintaining(tmp_path / f"{fatal}-{after}", fatal, after)
+
+
+async def die_handing_over(root: Path, fatal: int | None, after: bool) -> list[str]:
+    """Let a hub die at boundary ``fatal`` while a pipeline takes its tables: the hub makes rows before it knows of the
+    claim, at the same time as the pipeline, and looks on afterwards."""
+    store = open_store(str(root))
+    log, runs = await fill(store)
+    boundaries, now = Boundaries(None, after), 100.0
+    watched: Any = WatchedStore(store, boundaries)
+    bounds = TableSettings(compact_files_min=2, checkpoint_versions=2)
+    claim = Claim("spark pipeline tables", 1, "*", "*")
+    hub = TableService(watched, log.cluster, settings=bounds, name="hub", monotonic=lambda: now)
+    pipeline = TableService(store, log.cluster, settings=bounds, name="spark", claim=claim, monotonic=lambda: now)
+
+    async def hand_over() -> None:
+        await hub.run_once()
+        await hub._keepers.look()
+        await hub.run_once()
+
+    await hub._keepers.look()
+    await pipeline._keepers.look()
+    boundaries.calls.clear()
+    boundaries.fatal = fatal
+    ended, _ = await asyncio.gather(hand_over(), pipeline.run_once(), return_exceptions=True)
+    # The two take turns as they come, so that the hub's last calls may be some fewer than when they were counted.
+    assert isinstance(ended, Crash) == (fatal is not None and len(boundaries.calls) > fatal), ended
+    for number, maker in enumerate((pipeline, hub)):
+        found = contents(store)
+        assert len(found) == len(set(found)), "at no moment is a row doubled"
+        runs[1].append(Run(OTHER, 5 + 2 * number, 2))
+        await log.append(1, runs[1][-1])
+        if maker is hub and fatal is not None:
+            break
+        if maker is hub:
+            await store.delete(keeper_key("spark"))
+            now += MISSED_MAX * BEAT_S + 1
+            await hub._keepers.look()
+        await maker.run_once()
+        assert contents(store) == expected(runs)
+    return boundaries.calls
+
+
+@pytest.mark.search(turns=2)
+async def test_a_hub_that_dies_while_it_hands_over_to_a_pipeline_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    calls = await die_handing_over(tmp_path / "whole", None, False)
+    assert {"create", "list", "get"} <= set(calls)
+    steps = [(fatal, after) for fatal in range(len(calls)) for after in (False, True)]
+    for fatal, after in SLICE.some(steps, ci=20):
+        await die_handing_over(tmp_path / f"{fatal}-{after}", fatal, after)
 
 
 async def test_a_store_that_does_not_answer_leaves_the_tierer_usable(directory: ObjectStore) -> None:

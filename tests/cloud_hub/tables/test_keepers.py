@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, table
+from tests.cloud_hub.tables.test_requests import CountingStore
 from tests.support.waiting import until
 from weft.storage import hub_keys
 from weft.storage.object_store import open_store
 from weft.storage.object_store.memory import MemoryStore
+from weft.storage.presence.entries import ENTRIES_MAX
 from weft.storage.presence.keepers import Keepers
-from weft.storage.presence.presence import ENTRY_BYTES_MAX
+from weft.storage.presence.nodes import ENTRY_BYTES_MAX
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 
@@ -66,7 +68,7 @@ async def test_no_file_is_made_twice_and_a_killed_keeper_is_replaced(tmp_path: P
     fleet = Fleet(tmp_path, await LogWriter.open(open_store(str(tmp_path)), 1))
     for _ in range(count):
         await fleet.join()
-    assert sum(map(fleet.kept, fleet.services)) == len(STREAMS)
+    await until(lambda: sum(map(fleet.kept, fleet.services)) == len(STREAMS))
     for _ in range(3):
         await fleet.write()
         await fleet.tabled()
@@ -76,11 +78,10 @@ async def test_no_file_is_made_twice_and_a_killed_keeper_is_replaced(tmp_path: P
     assert min(service._rows_moved() for service in fleet.services) > 0
     killed = fleet.services.pop(0)
     for task in (killed._task, killed._keepers._task):
-        assert task is not None
-        task.cancel()
+        await task.close()
     await fleet.write()
     await fleet.tabled()
-    assert sum(map(fleet.kept, fleet.services)) == len(STREAMS)
+    await until(lambda: sum(map(fleet.kept, fleet.services)) == len(STREAMS))
     for service in fleet.services:
         await service.close()
 
@@ -118,13 +119,31 @@ async def test_who_joins_waits_until_the_others_know() -> None:
 async def test_an_entry_that_is_nested_without_end_claims_nothing_and_stops_no_look() -> None:
     store = MemoryStore()
     first, second = (Keepers(store, name, 120.0, lambda: 100.0) for name in "ab")
-    await store.create(hub_keys.keeper_key("forged"), b'{"x":' + b"[" * 40_000)
+    await store.create(hub_keys.keeper_key("forged"), b'{"x":' + b"[" * 10_000)
     await store.create(hub_keys.keeper_key("long"), bytes(ENTRY_BYTES_MAX + 1))
     await first.look()
     await second.look()
     await first.look()
     stream = ("default", "telemetry")
     assert (first.alive, first.claimed_by(stream)) == (3, None), "one is too long to be read"
+
+
+async def test_thousands_of_forged_entries_hide_none_and_bound_a_look() -> None:
+    now, store = 100.0, MemoryStore()
+    first, second = (Keepers(store, name, 120.0, lambda: now) for name in ("x", "y"))
+    for number in range(1500):  # all of them before the real ones, by name
+        await store.create(hub_keys.keeper_key(f"forged-{number:04d}"), b"1")
+    counted = CountingStore(store)
+    watching = Keepers(counted, "z", 120.0, lambda: now)
+    for _ in range(16):
+        now += 5
+        await first._beat()
+        await second._beat()
+        before = sum(counted.calls.values())
+        await watching.look()
+        assert sum(counted.calls.values()) - before <= 2 * ENTRIES_MAX
+    assert {"x", "y"} <= set(watching._alive)
+    assert watching.alive == 3, "what is not written again counts no more"
 
 
 async def test_one_that_is_gone_is_forgotten_and_one_that_was_paused_comes_back() -> None:

@@ -155,13 +155,59 @@ async def test_few_small_files_are_left_alone(directory: ObjectStore) -> None:
     assert len(table(directory).file_uris()) == 6
 
 
+async def test_two_nodes_that_join_the_same_files_at_once_double_nothing(directory: ObjectStore) -> None:
+    """Another one joins the files of shard 1 while this one joins those of shard 0, and then those of shard 1."""
+    tierer, _, runs = await many_commits(directory, 4, compact_files_min=2)
+    bounds = TableSettings(compact_files_min=2)
+    other = Maintenance(directory, tierer, settings=bounds)
+
+    class Slow(OwnWriter):
+        async def join(self, key: str, runs: Any, schema: Any, sort: Any = ()) -> Any:
+            await tierer.log.follow(other._small)
+            theirs = [run for run in runs if run[0].shard == 1]
+            async for old, new in super().join(key, theirs, schema, sort):
+                state = await tierer.log.read()
+                assert state is not None
+                await tierer.log.replace(state, old, new, 1, listed=other._small.version)
+            async for joined in super().join(key, runs, schema, sort):
+                yield joined
+
+    await Maintenance(directory, tierer, settings=bounds, writer=Slow(directory, bounds)).maintain()
+    assert contents(directory) == expected(runs)
+    assert len(table(directory).file_uris()) == 2
+
+
+async def test_rows_that_another_moves_while_files_are_joined_are_not_moved_again(directory: ObjectStore) -> None:
+    log, runs = await LogWriter.open(directory), [Run(LANE, 3 * i, 3, topics=TOPICS) for i in range(3)]
+    for run in runs[:2]:
+        await log.append(0, run)
+    tierer = await new_tierer(directory, log, file_rows_max=3)
+    await drain(tierer)
+    await log.append(0, runs[2])
+    other = await new_tierer(directory, log)
+
+    class Beside(OwnWriter):
+        async def join(self, key: str, runs: Any, schema: Any, sort: Any = ()) -> Any:
+            await other.step()
+            async for joined in super().join(key, runs, schema, sort):
+                yield joined
+
+    bounds = TableSettings(compact_files_min=2)
+    await Maintenance(directory, tierer, settings=bounds, writer=Beside(directory, bounds)).maintain()
+    for view in tierer._views:
+        while await view.chunks.extend(view.state):
+            pass
+    await drain(tierer)
+    assert contents(directory) == expected({0: runs})
+
+
 async def test_a_writer_that_was_first_costs_nothing_but_the_rewrite(directory: ObjectStore) -> None:
     tierer, _, runs = await many_commits(directory, 4, compact_files_min=2)
     commits = []
 
     class Interrupted(OwnWriter):
-        async def join(self, key: str, runs: Any, schema: Any) -> Any:
-            async for joined in super().join(key, runs, schema):
+        async def join(self, key: str, runs: Any, schema: Any, sort: Any = ()) -> Any:
+            async for joined in super().join(key, runs, schema, sort):
                 table(directory).alter.set_table_description("somebody was first")
                 commits.append(joined)
                 yield joined

@@ -18,8 +18,8 @@ from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
+from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.links import Links
 from weft.edge_node.timing.clock import clock_reader, wall_clock
@@ -77,6 +77,7 @@ async def deliver(log: SegmentLog, hub: Hub, folder: Path, records: int) -> None
     await links.close()
 
 
+@pytest.mark.slow
 async def test_two_versions_of_a_function_and_a_device_share_a_table(
     tmp_path: Path, store: ObjectStore, log: SegmentLog
 ) -> None:

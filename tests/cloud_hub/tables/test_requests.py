@@ -12,6 +12,7 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
 from weft.cloud_hub.splits.declaring import split
+from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import read_cluster
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table_maker import shards
@@ -51,15 +52,21 @@ def runs(streams: int, number: int) -> list[Run]:
     return [Run(lane, 3 * number, 3, payload_bytes=70_000 // streams) for lane in lanes]
 
 
-@pytest.mark.parametrize("streams", [1, 20])
-async def test_each_chunk_is_read_once_for_all_streams(tmp_path: Path, streams: int) -> None:
-    store = CountingStore(open_store(str(tmp_path)))
+async def behind(store: Any, streams: int) -> TableService:
+    """A service that has made the tables of one shard, whose log has ``CHUNKS`` chunks more by now."""
     log = await LogWriter.open(store, 1)
     await log.append(0, *runs(streams, 0))
     service = TableService(store, log.cluster)
     await service.run_once()
     for number in range(1, CHUNKS + 1):
         await log.append(0, *runs(streams, number))
+    return service
+
+
+@pytest.mark.parametrize("streams", [1, 20])
+async def test_each_chunk_is_read_once_for_all_streams(tmp_path: Path, streams: int) -> None:
+    store = CountingStore(open_store(str(tmp_path)))
+    service = await behind(store, streams)
     store.calls.clear()
     assert await service.run_once() == 3 * CHUNKS * streams
     # One for each chunk, and those that were asked for beyond the head.
@@ -74,17 +81,46 @@ async def test_each_chunk_is_read_once_for_all_streams(tmp_path: Path, streams: 
     assert contents(store, "s00") == expected({0: [runs(streams, n)[0] for n in range(CHUNKS + 1)]})
 
 
+class WatchedFooter:
+    """A footer that counts the walks over all its lanes or sections."""
+
+    walks = 0
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"lanes", "streams"}:
+            WatchedFooter.walks += 1
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("streams", [1, 20])
+async def test_a_round_walks_over_the_index_of_a_chunk_once_for_all_streams(
+    tmp_path: Path, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proof q1: each stream looked through all lanes and sections of each chunk."""
+    whole = ShardLog.whole
+
+    async def watched(self: ShardLog, n: int) -> Any:
+        found = await whole(self, n)
+        footer: Any = found and WatchedFooter(found[0].footer)
+        return found and (found[0]._replace(footer=footer), found[1])
+
+    store = open_store(str(tmp_path))
+    service = await behind(store, streams)
+    monkeypatch.setattr(ShardLog, "whole", watched)
+    monkeypatch.setattr(WatchedFooter, "walks", 0)
+    assert await service.run_once() == 3 * CHUNKS * streams
+    assert CHUNKS <= WatchedFooter.walks <= 8 * CHUNKS
+
+
 async def test_more_than_fits_in_memory_is_taken_in_several_passes_and_each_chunk_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "CHUNK_BYTES_MAX", 4_000_000)  # about twenty chunks
     store = CountingStore(open_store(str(tmp_path)))
-    log = await LogWriter.open(store, 1)
-    await log.append(0, *runs(5, 0))
-    service = TableService(store, log.cluster)
-    await service.run_once()
-    for number in range(1, CHUNKS + 1):
-        await log.append(0, *runs(5, number))
+    service = await behind(store, 5)
     store.calls.clear()
     assert await service.run_once() == 3 * CHUNKS * 5
     assert store.chunk_gets <= CHUNKS * 1.3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, contents
+from tests.cloud_hub.tables.test_erasing import collect
 from tests.support.processes import weft
 from weft.cloud_hub.shard import lane_ends, skips
 from weft.cloud_hub.shard.lane_ends import Ending
@@ -193,3 +194,47 @@ def test_the_command_skips_once_and_says_what(tmp_path: Path) -> None:
     )  # fmt: skip
     assert weft(*arguments).output == "the table of default/telemetry skips offsets 1 to 2 of shard 0 already\n"
     assert "has offsets 0 to 5 of the stream" in str(weft(*arguments[:7], "90", *arguments[8:]).exception)
+
+
+async def test_a_table_that_was_moved_away_after_its_chunks_were_deleted_says_how_to_go_on(
+    directory: ObjectStore, tmp_path: Path
+) -> None:
+    log = await LogWriter.open(directory)
+    await log.append(0, Run(LANE, 0, 5))
+    await log.append(0, Run(LANE, 5, 5))
+    await log.append(1, Run(OTHER, 0, 6))
+    await TableService(directory, log.cluster).run_once()
+    await collect(directory, log)
+    (tmp_path / "store/tables/default/telemetry").rename(tmp_path / "away")
+    service = TableService(directory, log.cluster)
+    await service.run_once()
+    assert numbers(directory) == [(1, at) for at in range(6)], "another shard goes on"
+    (status,) = service.status()
+    assert [(each.shard, each.first, each.end) for each in status.stopped] == [(0, 0, 5)]
+    assert "deleted when a table had the rows. Put that table back" in str(status.error)
+    assert "`weft hub skip` with --shard 0 --from 0 --to 5" in str(status.error)
+    await skip(directory, log, 0, 5, reason="moved away")
+    await service.run_once()
+    assert numbers(directory) == [*((0, at) for at in range(5, 10)), *((1, at) for at in range(6))]
+
+
+async def test_a_quiet_stream_without_its_chunks_goes_on_behind_what_is_skipped(
+    directory: ObjectStore, tmp_path: Path
+) -> None:
+    log = await LogWriter.open(directory, 1)
+    await log.append(0, Run(LANE, 0, 5))
+    await log.append(0, ALARMS)
+    await TableService(directory, log.cluster).run_once()
+    await collect(directory, log)
+    (tmp_path / "store/tables/default/telemetry").rename(tmp_path / "away")
+    service = TableService(directory, log.cluster)
+    await service.run_once()
+    _, status = service.status()
+    assert [(each.shard, each.first, each.end) for each in status.stopped] == [(0, 0, 5)]
+    await skip(directory, log, 0, 5, reason="moved away")
+    await service.run_once()
+    assert [each.error for each in service.status()] == [None, None]
+    await log.follow(0)
+    await log.append(0, Run(LANE, 5, 2))
+    await TableService(directory, log.cluster).run_once()
+    assert numbers(directory) == [(0, 5), (0, 6)]

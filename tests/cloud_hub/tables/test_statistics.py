@@ -132,6 +132,7 @@ def predicates(row: Row) -> dict[str, tuple[ds.Expression, pl.Expr]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(FILES, st.data())
 def test_a_filter_finds_the_same_rows_with_pruning_as_without(files: list[list[Row]], data: st.DataObject) -> None:

@@ -261,7 +261,7 @@ class TestRefusals:
         await log.append(0, Run(LANE, 5, 5))
         tierer = await new_tierer(store, log)
         await store.delete("shard-0/chunk/" + "0" * 20)
-        with pytest.raises(TableError, match="ends at offset 0"):
+        with pytest.raises(TableError, match="lacks offsets 0 to"):
             await tierer.step()
 
     async def test_another_clusters_positions_do_not_count(self, store: ObjectStore, log: LogWriter) -> None:

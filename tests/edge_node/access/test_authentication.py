@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 
@@ -149,3 +150,19 @@ async def test_secrets_are_never_logged(accounts: Accounts, caplog: pytest.LogCa
     await refusal(accounts, said("press-7", b"secret but wrong"))
     assert "secret" not in caplog.text
     assert "argon2" not in caplog.text
+
+
+async def test_a_failed_login_is_an_event_without_its_password(
+    accounts: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for _ in range(3):
+        with pytest.raises(AccessDenied):
+            await accounts.identify(
+                said("press-7", b"secret-guess"), None, may_be_anonymous=False, address="203.0.113.7"
+            )
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "weft.events"]
+    told = json.loads(line)
+    assert (told["event"], told["severity"], told["owner"]) == ("login_failed", "warning", "address 203.0.113.7")
+    assert "'press-7'" in told["reason"]
+    assert "secret" not in line

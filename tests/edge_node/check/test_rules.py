@@ -139,6 +139,10 @@ def test_a_stream_that_stays_and_ends_by_itself_is_not_pointed_out() -> None:
             'links.c.streams: "raw" has `replicate: false`; no link may carry it',
         ),
         ("  raw: {from: raw, retain: {size: 1TiB}}\n", "streams.raw.retain.size: expected at most disk.budget"),
+        (
+            "links: {c: {to: 'http://h', pull: {streams: [vibration, 'raw*']}}}\n",
+            'links.c.pull.streams: "vibration" is not a stream of this node; streams: telemetry',
+        ),
         ("  raw: {from: raw, when_full: drop}\n", "expected drop_oldest or refuse"),
     ],
 )

@@ -22,8 +22,8 @@ from aiohttp import web
 
 from tests.cloud_hub.live import get, running_hub
 from tests.support.waiting import PATIENCE_S, until
+from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.control.client import ControlFailed, DropRequest, ask_drop, socket_path
 from weft.edge_node.control.server import REQUEST_BYTES_MAX, Control

@@ -24,6 +24,8 @@ class Queue:
     def admit(self, _headers: HeaderPairs, _size: int) -> Queue:
         return self
 
+    def withdraw(self) -> None: ...
+
 
 @pytest.mark.parametrize("headers", [(), PAIRS, packed_headers(PAIRS)], ids=["none", "plain", "packed"])
 def test_every_record_names_its_own_queues(headers: HeaderPairs) -> None:

@@ -15,8 +15,8 @@ from tests.cloud_hub.live import get, running_hub
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import commit_all, open_log
 from tests.support.waiting import until
+from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.links import Links

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from weft.config.streams import Link
+from weft.config.links import Link
 from weft.edge_node.links.comparison import compared
 from weft.replication.status import LinkStatus
 

@@ -12,7 +12,7 @@ from tests.edge_node.links.test_links import append, link_to
 from tests.edge_node.links.test_links_restored import NOBODY, Life, running
 from tests.replication.loopback import Hub
 from tests.support.waiting import until
-from weft.config.streams import Link as LinkConfig
+from weft.config.links import Link as LinkConfig
 from weft.edge_node.links import conflicts
 from weft.protocols.link import RefuseCode
 from weft.replication.runner import LinkRefused

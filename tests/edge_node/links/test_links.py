@@ -17,8 +17,8 @@ from tests.replication.loopback import Hub
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.settings import SequencerSettings
 from weft.config.functions.payload import Payload
+from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
-from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.links import Links, epoch_file, link_settings
@@ -30,7 +30,7 @@ from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.replication.epochs import Epochs
+from weft.replication.attempts.epochs import Epochs
 from weft.replication.release import intersection
 from weft.replication.runner import LinkRefused
 from weft.replication.status import LinkState
@@ -247,7 +247,9 @@ async def test_a_mark_covers_no_record_that_comes_in_the_same_instant(tmp_path: 
     log.stream("telemetry")
     source = source_of(log, tmp_path, lambda: 5000)
     lane = source.lanes()[0].lane
-    assert source.states([lane])[lane].mark.time < 5000
+    mark = source.states([lane])[lane].mark
+    assert mark is not None
+    assert mark.time < 5000
 
 
 def test_epochs_rise_across_restarts(tmp_path: Path) -> None:

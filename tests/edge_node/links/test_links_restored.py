@@ -15,7 +15,7 @@ import pytest
 from tests.edge_node.links.test_links import append, config, link_to, open_log, wall_clock
 from tests.replication.loopback import Hub
 from tests.support.waiting import until
-from weft.config.streams import Link as LinkConfig
+from weft.config.links import Link as LinkConfig
 from weft.edge_node.links.links import Links
 from weft.protocols.ranges import RangeSet
 from weft.replication.status import LinkState

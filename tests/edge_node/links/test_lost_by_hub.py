@@ -13,7 +13,7 @@ from tests.cloud_hub.live import running_hub
 from tests.edge_node.links.test_links import append, config, open_log, wall_clock
 from tests.support.waiting import until
 from weft.cli import cli
-from weft.config.streams import Link as LinkConfig
+from weft.config.links import Link as LinkConfig
 from weft.edge_node.control.client import ask_acknowledge
 from weft.edge_node.control.server import Control
 from weft.edge_node.links.acknowledged_file import AcknowledgedFile

@@ -18,7 +18,7 @@ from tests.cloud_hub.live import get, running_hub
 from tests.edge_node.links.test_links import config
 from tests.support.waiting import PATIENCE_S, Patience
 from weft.cloud_hub.hub import Hub
-from weft.config.streams import Link as LinkConfig
+from weft.config.links import Link as LinkConfig
 from weft.edge_node.links.links import Links
 from weft.edge_node.node import poster
 from weft.protocols.batch import ClockReading, ClockState

@@ -17,9 +17,10 @@ from tests.edge_node.sources.nodes import running
 from tests.edge_node.sources.test_amqp_source import amqp_source
 from tests.support.waiting import until
 from weft.bounds import Rounds
-from weft.config.sources import AmqpSource
+from weft.config.intake.sources import AmqpSource
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.sources.amqp_connection import AmqpConnection
+from weft.edge_node.sources.amqp_frames import Delivery
 from weft.edge_node.sources.connection import Memory, NodeParts
 from weft.edge_node.sources.status import SourceStatus
 from weft.edge_node.sources.topics import Topics
@@ -34,17 +35,18 @@ async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> N
     class Refused(AmqpConnection):
         def _take(self, message: Any) -> None:
             taken.append(message)
-            if message == "second":
+            if message.tag == 2:
                 self.hold(Pause.DISK)
 
     settings = AmqpSource(url=("amqp://127.0.0.1",), queue="q")
     none = cast(Any, None)
     connection = Refused(node, SourceStatus("plant", "amqp"), Topics(), Memory(), settings, none, none)
     ahead: Any = connection._ahead
-    ahead.extend(["first", "second", "third"])
+    first, second, third = (Delivery(tag, False, b"", b"", b"", 1, b"x") for tag in (1, 2, 3))
+    ahead.extend([first, second, third])
     connection.go_on()
-    assert taken == ["first", "second"]
-    assert list(ahead) == ["third"]
+    assert taken == [first, second]
+    assert list(ahead) == [third]
 
 
 async def test_a_broker_that_does_not_name_its_capabilities_is_said_to_be_none(

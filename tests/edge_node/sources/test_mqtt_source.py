@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from weft.config.metrics.sources import SOURCE_METRICS
 from weft.edge_node.sources.status import SourceState
 from weft.edge_node.status.metrics import render
-from weft.edge_node.status.pages import page
+from weft.edge_node.status.pages import tables
 from weft.protocols.batch import Flag
 from weft.text.status import show_running
 
@@ -281,7 +281,7 @@ async def test_status_page_and_metrics_tell_of_a_source(
     assert 'weft_edge_source_connected{source="plant"} 1.0' in metrics
     assert 'weft_edge_source_acknowledged_total{source="plant"} 3.0' in metrics
     assert facts["sources"]["plant"]["messages"] == 3
-    assert "<td>plant</td>" in page(facts)
-    assert "connection" in page(down)
+    assert "<td>plant</td>" in tables(facts)
+    assert "connection" in tables(down)
     show_running(down, 0)
     assert "waiting at the broker" in capsys.readouterr().out

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
 from weft.bounds import Refusals
+from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.status.health import Health
-from weft.edge_node.status.pages import Pages, page, trouble
+from weft.edge_node.status.history import History
+from weft.edge_node.status.page.messages import MessagePages
+from weft.edge_node.status.pages import Pages, tables, trouble
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
 
 FACTS: dict[str, Any] = {
     "node": "press-shop-7",
@@ -47,7 +53,7 @@ FACTS: dict[str, Any] = {
 
 
 def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
-    text = page(FACTS)
+    text = tables(FACTS)
     for shown in (
         "press-shop-7",
         "2.0 hours",
@@ -68,6 +74,11 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
         assert shown in text
     assert "<route>" not in text
     assert "<b>" not in text
+
+
+def test_a_store_that_takes_nothing_is_trouble_of_a_connected_link() -> None:
+    link = {"state": "connected", "last_error": "no <route>", "canary_alarm": "its store has taken nothing"}
+    assert trouble(link) == "its store has taken nothing"
 
 
 def test_an_error_that_is_over_is_not_trouble() -> None:
@@ -91,7 +102,11 @@ class Well(Health):
 @pytest.mark.parametrize(
     ("path", "kind", "text"),
     [
-        ("", "text/html", "press-shop-7"),
+        ("", "text/html", "page/edge.js"),
+        ("page/edge.js", "text/javascript", "Records stored"),
+        ("page/uplot.min.js", "text/javascript", "uPlot"),
+        ("tables", "text/html", "press-shop-7"),
+        ("history?span=day", "application/json", '"interval_seconds":300.0'),
         ("status", "application/json", '"node"'),
         ("metrics", "text/plain", "weft_x 1"),
         ("healthz", "text/plain", "healthy\n"),
@@ -99,15 +114,29 @@ class Well(Health):
     ],
 )
 async def test_every_page_is_served(path: str, kind: str, text: str) -> None:
-    refusals = Refusals(time.monotonic)
+    async with serving() as address, aiohttp.ClientSession() as session, session.get(f"{address}/{path}") as answer:
+        assert answer.status == 200
+        assert answer.content_type == kind
+        assert text in await answer.text()
+
+
+async def test_where_no_client_comes_without_a_name_nobody_sees_messages_without_one() -> None:
+    for takes_anyone, status in ((True, 200), (False, 403)):
+        async with serving(takes_anyone=takes_anyone) as address, aiohttp.ClientSession() as session:
+            assert (await session.get(f"{address}/topics")).status == status
+
+
+@asynccontextmanager
+async def serving(*, takes_anyone: bool = True) -> AsyncIterator[str]:
+    messages = MessagePages(
+        Subscriptions(), Accounts(), (), time.monotonic, time.time_ns, takes_anyone=takes_anyone
+    )  # fmt: skip
     pages = Pages(
-        lambda: FACTS, lambda: b"weft_x 1\n", Well(), connections_max=4, monotonic=time.monotonic, refusals=refusals
-    )
+        lambda: FACTS, lambda: b"weft_x 1\n", Well(), history=lambda of_day: History(10.0).view(of_day=of_day),
+        messages=messages, connections_max=4, monotonic=time.monotonic, refusals=Refusals(time.monotonic),
+    )  # fmt: skip
     await pages.start("127.0.0.1:0")
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{pages.port}/{path}") as answer:
-            assert answer.status == 200
-            assert answer.content_type == kind
-            assert text in await answer.text()
+        yield f"http://127.0.0.1:{pages.port}"
     finally:
         await pages.close()

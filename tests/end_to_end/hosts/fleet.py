@@ -126,13 +126,23 @@ class Fleet:
         """Return the numbers of the edges whose link is at one of these URLs."""
         return [number for number, status in enumerate(self.statuses) if status.url.rstrip("/") in urls]
 
-    def latencies(self, since: float = 0.0) -> list[float]:
-        """Return the seconds from each record made since a moment to its acknowledgement, in order of length."""
+    def latencies(
+        self, since: float = 0.0, leaving_out: Iterable[tuple[float, float, Collection[int]]] = ()
+    ) -> list[float]:
+        """Return the seconds from each record made since a moment to its acknowledgement, in order of length.
+
+        Args:
+            leaving_out: from when until when the records of which edges do not count, if any were on their way then.
+        """
+        hit: dict[int, list[tuple[float, float]]] = {}
+        for begin, end, edges in leaving_out:
+            for edge in edges:
+                hit.setdefault(edge, []).append((begin, end))
         return sorted(
             acked - made
-            for log in self.logs
+            for edge, log in enumerate(self.logs)
             for made, acked in zip(log.made_at, log.acked_at, strict=False)
-            if made >= since
+            if made >= since and not any(made < end and begin < acked for begin, end in hit.get(edge, ()))
         )
 
     def served_again(self, edges: Iterable[int], since: float) -> list[float]:

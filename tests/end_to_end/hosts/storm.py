@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from bench.common import write_results
 from tests.end_to_end.hosts.fleet import STREAM, Fleet
 from tests.end_to_end.hosts.network import BRIDGE_ADDRESS, Host, make_bridge
 from tests.end_to_end.storms import HubNode
@@ -41,6 +42,7 @@ STOPPED_S = 25.0
 """Of a host that is stopped: longer than its entry counts, and than its watermark holds."""
 OWNERS_S = 45.0
 """Within which a host that came is given its shards."""
+CHUNKS = "shard-*/chunk"
 HUB_SETTINGS = "anonymous: allowed_beyond_loopback\nadvertise: [{urls}]"
 BLOWS = ("drain", "kill", "kill_one", "stop", "cut", "mute")
 STORE_BLOWS = ("fail", "lose", "slow", "silent")
@@ -65,6 +67,7 @@ class Hosts:
                 node.environment = server.options(self.paths[number].port)
             self.nodes.append(node)
         self.urls = [[f"http://{host.address}:{7480 + process}" for process in range(processes)] for host in self.hosts]
+        self._chunks = None if server else folder / "store"
         self.started = 0
         """Number of nodes that were started, the first ones."""
         self.store: ObjectStore = open_store(uri, server.options() if server else None)
@@ -97,6 +100,13 @@ class Hosts:
             found.append(sum(shard["own"] for status in statuses for shard in status["shards"]))
         return found
 
+    def writes(self) -> int:
+        """Return the number of objects that the nodes have written: PUTs to a server, or chunks in a folder."""
+        if self._chunks is None:
+            return sum(path.puts for path in self.paths)
+        logs = ([int(each.name) for each in log.iterdir() if each.name.isdigit()] for log in self._chunks.glob(CHUNKS))
+        return sum(max(log, default=-1) + 1 for log in logs)
+
     def processor_s(self) -> list[float]:
         """Return the processor time that the processes of each node have used, seconds."""
         found = []
@@ -121,7 +131,8 @@ class Blow:
 
     def __init__(self, kind: str, victim: int) -> None:
         self.kind, self.victim = kind, victim
-        self.since = time.monotonic()
+        self.since = self.until = time.monotonic()
+        """Moments at which it began, and after which the edges that it hit count as others do again."""
         self.edges: list[int] = []
         """Edges that were served by the victim."""
 
@@ -158,13 +169,13 @@ async def strike(hosts: Hosts, blow: Blow, chance: random.Random) -> None:
 
 async def measure_calm(hosts: Hosts, fleet: Fleet, seconds: float) -> dict[str, Any]:
     """Return what the hub costs while nothing is hurt, and how even its nodes' shares of the work are."""
-    puts, began = sum(path.puts for path in hosts.paths), time.monotonic()
+    writes, began = hosts.writes(), time.monotonic()
     used, records = hosts.processor_s(), sum(len(log.acked_at) for log in fleet.logs)
     await asyncio.sleep(seconds)
     took_s, records = time.monotonic() - began, sum(len(log.acked_at) for log in fleet.logs) - records
     spent = [after - before for before, after in zip(used, hosts.processor_s(), strict=True)]
     return {
-        "puts_per_s": round((sum(path.puts for path in hosts.paths) - puts) / took_s, 2),
+        "writes_per_s": round((hosts.writes() - writes) / took_s, 2),
         "hub_us_per_record": round(1e6 * sum(spent) / max(1, records), 1),
         "edges_by_host": [len(fleet.at(urls)) for urls in hosts.urls],
         "processor_s_by_host": [round(each, 2) for each in spent],
@@ -174,6 +185,18 @@ async def measure_calm(hosts: Hosts, fleet: Fleet, seconds: float) -> dict[str, 
 def share(latencies: Sequence[float], part: float) -> float:
     """Return the value below which this part of sorted values is."""
     return round(latencies[min(len(latencies) - 1, int(part * len(latencies)))], 3) if latencies else 0.0
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return what of sorted values is shown."""
+    return {name: share(values, part) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
+
+
+def served_again(fleet: Fleet, blows: Sequence[Blow], kind: str) -> dict[str, float]:
+    """Return how long the edges of hosts that were hurt in one way got no acknowledgement of a new record."""
+    hurt = [blow for blow in blows if blow.kind == kind]
+    away = sorted(itertools.chain(*(fleet.served_again(blow.edges, blow.since) for blow in hurt)))
+    return {"blows": len(hurt), "edges": len(away), **spread(away)}
 
 
 async def check(store: ObjectStore, fleet: Fleet) -> dict[str, Any]:
@@ -228,12 +251,17 @@ async def storm(options: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(options.calm)
             calm = await measure_calm(hosts, fleet, options.calm)
             if options.join:
-                joined = time.monotonic()
+                before, joined = calm, time.monotonic()
                 await hosts.start(options.hosts)
                 await hosts.until_divided()
                 await asyncio.sleep(options.calm)
-                calm["slowest_ack_s_of_join"] = round(fleet.latencies(since=joined)[-1], 3)
-            end = time.monotonic() + options.seconds
+                calm = {
+                    "slowest_ack_s_of_join": round(fleet.latencies(since=joined)[-1], 3), "before_join": before,
+                    **await measure_calm(hosts, fleet, options.calm),
+                }  # fmt: skip
+                calm["writes_ratio"] = round(calm["writes_per_s"] / max(before["writes_per_s"], 0.01), 3)
+            began = time.monotonic()
+            end = began + options.seconds
             kinds = options.only or list(BLOWS + (STORE_BLOWS if server else ()))
             while time.monotonic() < end:
                 if not blows or len(blows) % len(kinds) == 0:
@@ -243,7 +271,9 @@ async def storm(options: argparse.Namespace) -> dict[str, Any]:
                 blows.append(blow)
                 logging.info("%s of host %d with %d edges", blow.kind, blow.victim, len(blow.edges))
                 await strike(hosts, blow, chance)
+                blow.until = time.monotonic() + options.ack_timeout
                 await asyncio.sleep(chance.uniform(2.0, options.pause))
+            stormed_s = time.monotonic() - began
             shares = await asyncio.to_thread(hosts.shares)
             await fleet.finish(DRAIN_TIMEOUT_S)
             checked = await check(hosts.store, fleet)
@@ -255,8 +285,13 @@ async def storm(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **checked,
         **calm,
+        "storm_s": round(stormed_s, 1),
         "shards_at_the_end": shares,
-        "ack_s": {name: share(fleet.latencies(), part) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
+        "ack_s": spread(fleet.latencies()),
+        "ack_s_of_edges_not_hit": spread(
+            fleet.latencies(leaving_out=[(each.since, each.until, each.edges) for each in blows])
+        ),
+        "served_again_s": {kind: served_again(fleet, blows, kind) for kind in sorted({blow.kind for blow in blows})},
         "blows": [
             {"kind": blow.kind, "edges": len(blow.edges), "again_s": round(max(away, default=0.0), 3)}
             for blow in blows
@@ -279,11 +314,19 @@ def main() -> None:
     parser.add_argument("--ack-timeout", type=float, default=3.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--s3", action="store_true", help="a real S3 server holds the store, not a folder")
+    parser.add_argument("--write", action="store_true", help="write what it showed to bench/results, too")
     parser.add_argument("--only", action="append", choices=BLOWS + STORE_BLOWS, help="a blow; any if there is none")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    print(json.dumps(asyncio.run(storm(parser.parse_args())), indent=1))
+    options, load = parser.parse_args(), round(os.getloadavg()[0], 1)
+    shown = {"load_of_machine_before": load, **asyncio.run(storm(options))}
+    if options.write:
+        chosen = {
+            name: getattr(options, name) for name in ("hosts", "processes", "edges", "rate", "ack_timeout", "seed")
+        }
+        write_results(f"host_storm_{'s3' if options.s3 else 'folder'}", [{**chosen, **shown}])
+    print(json.dumps(shown, indent=1))
 
 
 if __name__ == "__main__":

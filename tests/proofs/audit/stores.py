@@ -12,7 +12,7 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.cloud_hub.shard import lane_ends, skips
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.proofs.audit.deletions import FORMAT, Deletion, Rows, declare, find_rows, stored
+from weft.proofs.audit.deletions import Rows, find_rows, stored
 from weft.protocols.chunk import GapRange
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.segment import GapReason
@@ -21,6 +21,7 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore
+from weft.storage.table.deletions import FORMAT, Deletion, declare
 
 KEY = ("default", "telemetry")
 RENAMED = LANE._replace(edge="press-9")

@@ -244,6 +244,7 @@ def test_seq_counts_count_like_a_counter(numbers: list[tuple[int, int]], batch: 
         assert counts.doubled[key] == len(mine) - len(set(mine))
 
 
+@pytest.mark.slow
 async def test_flipped_bytes_in_a_table_are_caught_or_harmless(store: ObjectStore, tmp_path: Path) -> None:
     log = await LogWriter.open(store)
     await log.append(0, Run(LANE, 0, 500, payload_bytes=60))

@@ -52,6 +52,7 @@ def test_executors_find_what_one_process_finds(
     assert found.agrees == (plantings == HARMLESS)
 
 
+@pytest.mark.slow
 def test_errors_say_what_to_do(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(ReadError, match="holds no hub"):
         audit(spark, "telemetry", store=tmp_path / "nowhere")
@@ -79,6 +80,7 @@ def test_executors_read_a_bucket_without_a_file_system_of_spark(spark: SparkSess
             )
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_says_why(spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.write(1)
     monkeypatch.setattr(LogTask, "__reduce__", lambda _: (exec, ("raise OSError('no room on the executor')",)))

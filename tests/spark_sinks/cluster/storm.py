@@ -21,6 +21,7 @@ from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.killed_jobs import KILL
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_processes import kill_group, temporary_of_spark
+from weft.storage.chunk_log import table_key
 
 ROOT = Path(__file__).parents[3]
 LIFE_S_MAX = 300.0
@@ -43,6 +44,8 @@ class Storm:
         seed: of all choices.
     """
 
+    script, commits = "storm", COMMITS
+
     def __init__(self, cluster: SparkCluster, folder: Path, seed: int) -> None:
         self._cluster, self._folder = cluster, folder
         self._random = random.Random(seed)
@@ -52,16 +55,20 @@ class Storm:
         """How many processes were killed, by what they were and when."""
 
     def run(self, kills: int) -> None:
-        """Kill so often, once with the checkpoint deleted between two lives; then let the job come to its end."""
+        """Kill so often, with something taken from it once between two lives; then let the job come to its end."""
         lost_at = kills // 2
         while self.kills.total() < kills:
             self._hub.write(ROUNDS)
             if self.kills.total() >= lost_at:
-                shutil.rmtree(self._folder / "checkpoint")
+                self._halfway()
                 lost_at = sys.maxsize
             self._life()
             print(f"{self.kills.total()} kills: {dict(self.kills)}", flush=True)
         self._end("stormy", "checkpoint")
+
+    def _halfway(self) -> None:
+        """Take from the job what it must do without once."""
+        shutil.rmtree(self._folder / "checkpoint")
 
     def compare(self) -> None:
         """Compare the tables, row by row, with those of a run that nothing interrupts, and audit the log.
@@ -75,12 +82,15 @@ class Storm:
             assert stormy == calm, f"{table}: {len(stormy)} rows, {len(calm)} without kills"
         assert len(rows(self._folder / "stormy" / "rows")) == len(self._hub.expected())
         self._hub.tier()
+        self._audit()
+
+    def _audit(self) -> None:
         command = [sys.executable, "-m", "weft", "audit", STREAM, "--store", self._hub.root]
         audit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert audit.returncode == 0, audit.stdout + audit.stderr
 
     def _life(self) -> None:
-        at_commit = f"{self._random.choice(('before', 'after'))} {self._random.randint(1, COMMITS)}"
+        at_commit = f"{self._random.choice(('before', 'after'))} {self._random.randint(1, self.commits)}"
         # Half of the kills are at commits: a life has one of those and one of the others. Where the other one hits the
         # driver itself, which then does not reach its commit, the next life has a commit alone.
         other = "" if self._owing else self._random.choices(("executor", "worker", "driver"), (8, 1, 2))[0]
@@ -124,7 +134,7 @@ class Storm:
             errors = self._folder / "driver.log"
             with errors.open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.spark_sinks.cluster.jobs.storm", json.dumps(told)],
+                    [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{self.script}", json.dumps(told)],
                     env={**os.environ, **temporary, KILL: kill}, cwd=ROOT, start_new_session=True,
                     stdout=subprocess.PIPE, stderr=log, text=True,
                 )  # fmt: skip
@@ -141,6 +151,28 @@ class Storm:
                 process.stdout.close()
         assert status in {0, -signal.SIGKILL}, errors.read_text()[-4000:]
         return status
+
+
+class TablesStorm(Storm):
+    """Lives of a pipeline that makes the tables of the hub, on the hub's own table; once a hub node makes it between
+    two lives."""
+
+    script, commits = "tables", 2
+
+    def compare(self) -> None:
+        """Compare the table with the log.
+
+        Raises:
+            AssertionError: they differ.
+        """
+        table = DeltaTable(str(Path(self._hub.root, table_key("default", STREAM)))).to_pyarrow_table()
+        found = zip(*(table.column(name).to_pylist() for name in ("_edge", "_seq", "payload")), strict=True)
+        assert sorted(found) == self._hub.expected()
+        self._audit()
+
+    def _halfway(self) -> None:
+        self._hub.write(1)
+        assert self._hub.tier()
 
 
 def rows(table: Path) -> list[tuple[Any, ...]]:

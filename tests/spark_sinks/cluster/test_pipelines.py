@@ -18,7 +18,7 @@ from tests.spark_sinks.conftest import EDGES, SHARDS, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.search(turns=5), pytest.mark.processes, pytest.mark.timeout(600)]
 
 ROUNDS = 6
 HOT, HOT_SEQ = 95.5, 55

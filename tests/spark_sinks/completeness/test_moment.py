@@ -169,6 +169,7 @@ def test_a_grace_is_a_duration() -> None:
         Complete(grace=timedelta(seconds=-1))
 
 
+@pytest.mark.slow
 def test_lanes_name_every_gap(spark: SparkSession, fleet: Fleet) -> None:
     fleet.hours(0, 2)
     batch = fleet.heads()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from spark_sinks.completeness.definition import definition_of
 from spark_sinks.completeness.portions import portions
 from spark_sinks.completeness.window_numbers import Limits, WindowState, bounded
 from spark_sinks.errors import ReadError
+from spark_sinks.source.typed import declared
+from weft.config.functions.window_grid import HOUR_US, Grid
 from weft.protocols.ranges import RangeSet
 
-HOUR_US = 3_600_000_000
+HOURS = Grid(HOUR_US)
 
 
 def limits(complete: int, given_out: int) -> Limits:
@@ -43,7 +47,7 @@ def test_in_the_end_every_window_was_given_with_all_its_rows(
         new = {window for entry in log[state.offsets.get(0, 0) :] for window in entry}
         state.see({0: len(log)}, RangeSet((k, k + 1) for k in sorted(new)))
         gaps = [(gap[0] * HOUR_US + 1, sum(gap) * HOUR_US)] if gap else []
-        at = Limits.at(None if moment is None else moment * HOUR_US, clock * HOUR_US, HOUR_US, 2 * HOUR_US, gaps)
+        at = Limits.at(None if moment is None else moment * HOUR_US, clock * HOUR_US, HOURS, 2 * HOUR_US, gaps)
         is_open = range(gap[0], sum(gap)) if gap else range(0)
         for portion in portions(state.due(at, healing=healing), 3, 2, lambda first, end: first % 2 == 0):
             for first, end in portion.ranges:
@@ -74,7 +78,7 @@ def test_in_the_end_every_window_was_given_with_all_its_rows(
 def test_windows_over_an_open_gap_are_given_after_the_grace_and_again_once_it_is_closed() -> None:
     state = WindowState("s", HOUR_US)
     state.see({0: 10}, RangeSet([(0, 8)]))
-    at = Limits.at(8 * HOUR_US, 5 * HOUR_US, HOUR_US, HOUR_US, [(2 * HOUR_US, 6 * HOUR_US - 1), (None, -HOUR_US)])
+    at = Limits.at(8 * HOUR_US, 5 * HOUR_US, HOURS, HOUR_US, [(2 * HOUR_US, 6 * HOUR_US - 1), (None, -HOUR_US)])
     assert list(at.opened(RangeSet([(0, 99)]))) == [(2, 6)]
     assert list(state.due(at, healing=False)) == [(0, 4), (6, 8)], "two of them are not four hours old"
     state.give(RangeSet([(0, 4), (6, 8)]), at)
@@ -82,14 +86,14 @@ def test_windows_over_an_open_gap_are_given_after_the_grace_and_again_once_it_is
     assert list(state.pending) == [(2, 6)]
     assert list(state.fresh) == [(4, 6)]
     assert not state.due(at, healing=True)
-    closed = Limits.at(8 * HOUR_US, 5 * HOUR_US, HOUR_US, HOUR_US)
+    closed = Limits.at(8 * HOUR_US, 5 * HOUR_US, HOURS, HOUR_US)
     assert list(WindowState.decode(state.encode(), "s", HOUR_US).due(closed, healing=True)) == [(2, 6)]
 
 
 def test_windows_wait_for_completeness_or_the_grace() -> None:
     state = WindowState("s", HOUR_US)
     state.see({0: 10}, RangeSet([(0, 6)]))
-    at = Limits.at(2 * HOUR_US + 1, 5 * HOUR_US, HOUR_US, HOUR_US // 6)
+    at = Limits.at(2 * HOUR_US + 1, 5 * HOUR_US, HOURS, HOUR_US // 6)
     assert list(state.due(at, healing=False)) == [(0, 4)]
     state.give(RangeSet([(0, 4)]), at)
     state.close(at)
@@ -164,7 +168,7 @@ def test_a_bound_joins_the_nearest() -> None:
     [
         ("{", "damaged"),
         ('{"format": 9, "source": "s", "every_us": 1, "offsets": {}, "pending": [], "fresh": [], "complete_end": 0, '
-         '"given_end": 0}', "later release of Weft .format 9; this one knows 1"),
+         '"given_end": 0}', "later release of Weft .format 9; this one knows 2"),
         (WindowState("other", HOUR_US).encode(), "windows of other"),
         (WindowState("s", HOUR_US // 2).encode(), "windows of 1800 s"),
     ],
@@ -172,3 +176,40 @@ def test_a_bound_joins_the_nearest() -> None:
 def test_a_state_that_is_not_the_querys_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ReadError, match=problem):
         WindowState.decode(text, "s", HOUR_US)
+
+
+def test_a_schema_means_what_it_meant_to_the_release_before() -> None:
+    """A query of 0.1.0 goes on: its state has this digest."""
+    schema = declared("temperature float, n bigint", None)
+    assert definition_of({"schema": schema}) == {"schema": "493f532de550fb0b"}
+    assert schema is not None
+    other = replace(schema, message="other")
+    assert definition_of({"schema": other}) != definition_of({"schema": schema})
+
+
+def test_a_window_of_sessions_is_given_while_it_goes_on_and_once_more_when_its_last_one_has_ended() -> None:
+    gap, day = HOUR_US // 4, Grid(24 * HOUR_US)
+    state = WindowState("s", day.every_us)
+
+    def given(moment: int, clock: int) -> list[tuple[int, int]]:
+        nonlocal state
+        at = Limits.at(moment * HOUR_US, clock * HOUR_US, day, HOUR_US, gap_us=gap)
+        due = state.due(at, healing=True)
+        state.give(due, at)
+        state.close(at)
+        state = WindowState.decode(state.encode(), "s", day.every_us)
+        return list(due)
+
+    state.see({0: 5}, RangeSet([(0, 1)]))
+    state.continue_sessions([(0, 5 * HOUR_US)])
+    assert given(4, 5) == [(0, 1)]
+    assert state.unfinished == {0: 5 * HOUR_US}
+    assert given(5, 6) == [], "a row may still join the last session"
+    assert given(6, 6) == [(0, 1)], "and now none can"
+    assert given(7, 8) == [], "an idle stream costs nothing"
+    assert state.unfinished == {}
+    state.see({0: 6}, RangeSet([(0, 1)]))
+    state.continue_sessions([(0, 8 * HOUR_US)])
+    assert given(30, 30) == [(0, 1)]
+    assert list(state.pending) == []
+    assert state.unfinished == {}

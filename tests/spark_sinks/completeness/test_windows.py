@@ -139,6 +139,7 @@ class Killed(Exception):
     """The process ended here."""
 
 
+@pytest.mark.slow
 def test_a_query_that_dies_anywhere_and_loses_its_checkpoint_ends_with_the_same_table(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_query_that_dies_anywhere_and_loses_its_checkpoint_ends_with_the_same_
     assert table.values() == recomputed(spark, fleet)
 
 
+@pytest.mark.slow
 def test_a_running_query_closes_a_window_by_a_mark_alone(spark: SparkSession, fleet: Fleet) -> None:
     """An idle edge says how far it is, and no record comes with it: Spark's engine would not begin a batch for that."""
     table, written = Table(), threading.Event()
@@ -219,6 +221,7 @@ def test_few_records_over_many_windows_take_few_commits(
     assert table.complete == {True}
 
 
+@pytest.mark.slow
 def test_sql_and_functions_make_windows_of_selected_edges(spark: SparkSession, fleet: Fleet) -> None:
     fleet.hours(0, 2)
     fleet.hours(2, 3, ["press-1"])
@@ -239,6 +242,7 @@ def test_sql_and_functions_make_windows_of_selected_edges(spark: SparkSession, f
     assert made[0].complete == {True}
 
 
+@pytest.mark.slow
 def test_typed_columns_are_there_to_aggregate(spark: SparkSession, fleet: Fleet) -> None:
     fleet.hours(0, 1)
     table = Table()
@@ -250,6 +254,7 @@ def test_typed_columns_are_there_to_aggregate(spark: SparkSession, fleet: Fleet)
     assert {(row.records, row.wrong, row.n) for row in table.rows.values()} == {(9, 9, None)}
 
 
+@pytest.mark.slow
 def test_windows_carry_the_records_that_they_are_made_of(spark: SparkSession, fleet: Fleet) -> None:
     fleet.hours(0, 2)
     table = Table()
@@ -260,6 +265,7 @@ def test_windows_carry_the_records_that_they_are_made_of(spark: SparkSession, fl
     ]
 
 
+@pytest.mark.slow
 def test_an_edge_that_is_back_after_it_was_given_up_opens_its_windows_again(
     spark: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -314,6 +320,7 @@ def test_a_window_that_is_given_out_again_has_no_row_of_groups_that_it_lost(
     assert hours_table(whole) == [(0, "a"), *expected[2:]]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_gone_beside_the_state_is_not_made_with_a_hole(
     spark: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -366,6 +373,7 @@ def odd_hours(rows: DataFrame) -> DataFrame:
     return rows.where("hour(window_start) % 2 = 1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -386,6 +394,7 @@ def test_mistakes(spark: SparkSession, fleet: Fleet, options: dict[str, Any], pr
         windows(spark, fleet, Table(), options.pop("checkpoint", None), **options).awaitTermination()
 
 
+@pytest.mark.slow
 def test_two_queries_with_one_state_are_told_apart(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
     fleet.hours(0, 1)
     late = StateFile(str(tmp_path))

@@ -28,6 +28,7 @@ def test_a_row_of_the_source_names_its_record(spark: SparkSession) -> None:
     assert ranges(frame.first()["_from"]) == [("press-1", "a1", 7, 7, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.java
 def test_a_group_names_one_range_for_each_lane(spark: SparkSession) -> None:
     shuffled = random.Random(5)
@@ -62,6 +63,7 @@ def test_rows_without_lineage_count_for_nothing(spark: SparkSession) -> None:
     assert ranges(frame.where("m = 'm3'").agg(merged("f").alias("f")).first()["f"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.java
 def test_a_streaming_aggregate_carries_it(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "in")

@@ -43,6 +43,7 @@ def test_each_window_gets_back_the_records_it_was_made_of(spark: SparkSession, h
     assert bytes(found.where("_edge = 'press-1' AND _seq = 71").first()["payload"]) == b"press-1:71"
 
 
+@pytest.mark.slow
 def test_mistakes_are_explained(spark: SparkSession, hub: Hub) -> None:
     hub.write(1)
     rows = spark.createDataFrame([("m1",)], "machine string")

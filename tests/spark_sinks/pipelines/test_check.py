@@ -91,6 +91,10 @@ TABLE_OF_MISTAKES = [
     Wrong("groups without an end", steps("sql: SELECT machine, count(*) AS n FROM input GROUP BY machine"),
           "steps[0].sql", 4, "groups rows of a stream, which has no end at which a group is complete. Use the step "
           "`window`, whose windows end, or"),
+    Wrong("session windows of Spark",
+          SOURCE + "steps: [{sql: 'SELECT machine, session_window(_time, \"5 minutes\") AS s, count(*) AS n FROM input "
+          "GROUP BY ALL'}]\n" + HOURS.replace("upsert", "upsert, keys: [machine]"),
+          "steps[0].sql", 3, "makes session windows of Spark, which cannot be written again when late rows come. Use"),
     Wrong("a command in place of a SELECT", steps("sql: DROP TABLE input"), "steps[0].sql", 4,
           "Syntax error at or near"),
     Wrong("a function of SQL that is none", steps("sql: SELECT temprature(machine) FROM input"), "steps[0].sql", 4,
@@ -267,7 +271,8 @@ def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: 
     assert "is the checkpoint of another query: it has 2 sources" in finding.message
 
 
-@pytest.mark.parametrize("windows", [pytest.param(False, marks=pytest.mark.slow), True], ids=["rows", "windows"])
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", [False, True], ids=["rows", "windows"])
 def test_a_checkpoint_whose_table_is_gone_is_refused(
     windows: bool, place: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -282,6 +287,7 @@ def test_a_checkpoint_whose_table_is_gone_is_refused(
     assert finding.message.startswith(f"there is no table {tmp_path}/t, and checkpoint {tmp_path}/c is of a pipeline")
 
 
+@pytest.mark.slow
 def test_windows_of_another_length_or_definition_in_the_checkpoint_are_refused(
     place: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from weft.config.pipelines.pipeline import Pipeline
 TEXT = "name: p\nsource: {store: s, stream: telemetry}\nsteps: [python: 'STEP']\nsink: {console: {}}\n"
 
 
+@pytest.mark.slow
 def test_a_python_without_weft_imports_it_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "plant_steps.py").write_text("def warm(frame):\n    return frame\n")

@@ -19,6 +19,7 @@ from typing import Any
 from spark_sinks.sinks import StreamSink
 from spark_sinks.sinks.delta.table import DurableTable
 from tests.support.spark_processes import kill_group, temporary_of_spark
+from weft.storage.table.delta.log import TableLog
 
 ROOT = Path(__file__).parents[3]
 KILL, MASTER = "WEFT_TEST_KILL", "WEFT_TEST_MASTER"
@@ -33,8 +34,7 @@ def arm() -> None:
     A commit is a version of a table, or a micro-batch that is sent into a stream. With a third word only those of the
     table or the stream of that name count.
     """
-    moment, number, name = [*os.environ.get(KILL, "").split(), "", "", ""][:3]
-    left = int(number or 0)
+    moment, left, name = asked()
 
     def counted(commit: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
         def call(self: Any, *given: Any) -> Any:
@@ -54,6 +54,30 @@ def arm() -> None:
     DurableTable.commit = counted(DurableTable.commit, lambda table: table.place.key)  # type: ignore[method-assign]
     sent = counted(StreamSink.__call__, lambda sink: sink._settings.stream)
     StreamSink.__call__ = sent  # type: ignore[method-assign]
+
+
+def arm_tables() -> None:
+    """Kill this process group before or after a version of a table that is made from the log, as was asked."""
+    moment, left, _ = asked()
+    commit = TableLog.commit
+
+    async def counted(self: TableLog, *given: Any) -> Any:
+        nonlocal left
+        left, at = left - 1, left - 1
+        if (moment, at) == (BEFORE, 0):
+            os.killpg(0, signal.SIGKILL)
+        state = await commit(self, *given)
+        if (moment, at) == (AFTER, 0):
+            os.killpg(0, signal.SIGKILL)
+        return state
+
+    TableLog.commit = counted  # type: ignore[method-assign, assignment]
+
+
+def asked() -> tuple[str, int, str]:
+    """Return which kill this process was asked for: the moment, the number of the commit, the name of the table."""
+    moment, number, name = [*os.environ.get(KILL, "").split(), "", "", ""][:3]
+    return moment, int(number or 0), name
 
 
 def master() -> str:

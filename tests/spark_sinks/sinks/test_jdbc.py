@@ -56,6 +56,7 @@ def rows(spark: SparkSession, *offsets: tuple[int, int]) -> DataFrame:
     return spark.createDataFrame(found, "_shard int, _offset long, text string")
 
 
+@pytest.mark.slow
 def test_rows_are_appended_once_whatever_the_batches_are(spark: SparkSession, database: Database) -> None:
     """A lost checkpoint gives the same records in other batches, under batch ids that were used before."""
     sink = database.sink(name="copy")
@@ -71,6 +72,7 @@ def test_rows_are_appended_once_whatever_the_batches_are(spark: SparkSession, da
     ]
 
 
+@pytest.mark.slow
 def test_another_table_and_one_that_was_dropped_get_all_rows(spark: SparkSession, database: Database) -> None:
     """Positions are those of a table: what one has says nothing of what another one has."""
     frame = rows(spark, (0, 0), (0, 1))

@@ -39,6 +39,7 @@ def write(root: Path, holding: range) -> LogWriter:
     return writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holding", [range(CHUNKS), range(3, CHUNKS, 40)])
 def test_each_offset_is_found(tmp_path: Path, holding: range) -> None:
     writer = write(tmp_path, holding)

@@ -90,6 +90,22 @@ def test_a_table_that_was_moved_away_is_no_empty_stream(hub: Hub) -> None:
     assert set(rows) < set(hub.expected())
 
 
+def test_a_stream_without_a_table_of_all_rows_has_only_what_the_log_has(hub: Hub) -> None:
+    hub.write(2)
+    query = Follower(hub)
+    at, first = query.batch(query.reader.initialOffset())
+    assert first == hub.expected()
+    hub.write(2)
+    hub.latest(instead=True)
+    assert collect(hub) > 0
+    with pytest.raises(ReadError, match="left the log, and the stream has a latest table instead of a table of all"):
+        Follower(hub).batch(at)
+    skipping = Follower(hub, fail_on_data_loss=False)
+    at, rows = skipping.batch(at)
+    assert offsets(at) == hub.heads()
+    assert set(rows) < set(hub.expected()) - set(first)
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_store_that_is_not_mounted_has_lost_nothing(hub: Hub, fails: bool) -> None:
     hub.write(2)

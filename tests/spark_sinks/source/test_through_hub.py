@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,12 @@ from spark_sinks.source.hub import readers
 from spark_sinks.source.hub.access import HubAccess
 from spark_sinks.source.hub.client import HubClient
 from spark_sinks.source.hub.readers import HubStreamReader
+from spark_sinks.source.options import ReadOptions
 from tests.cloud_hub.live import running_hub
 from tests.spark_sinks.conftest import SHARDS, STREAM, Hub, records
-from tests.support.waiting import PATIENCE_S
-from weft.cloud_hub.api.tokens import Scope, create_token
+from tests.support.issuer import AUDIENCE, claims, key_of, key_set, settings, signed
+from tests.support.waiting import PATIENCE_S, wait_until
+from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.storage.object_store import open_store
 
 
@@ -151,7 +155,8 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int, bytes]]:
     return [(row["_edge"], row["_seq"], row["payload"]) for batch in batches for row in batch.to_pylist()]
 
 
-def test_checkpoints_of_others_are_refused(served: Serving, token_file: Path) -> None:
+def test_checkpoints_of_others_are_refused(served: Serving, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "BEHIND_S_MAX", 0.0)
     options = source(hub=served.url, token_file=token_file)
     reader = options.streamReader(options.schema())
     assert isinstance(reader, HubStreamReader)
@@ -168,6 +173,32 @@ def test_a_token_opens_its_tenant_alone(served: Serving, token_file: Path) -> No
         source(hub=served.url, token_file=token_file.with_name("other")).schema()
     with pytest.raises(ReadError, match="answered 401: no valid token"):
         source(hub=served.url).schema()
+
+
+def test_a_query_goes_on_with_the_token_that_its_file_has_now(written: Hub, tmp_path: Path) -> None:
+    tokens, own = str(tmp_path / "tokens"), tmp_path / "token"
+    own.write_text(create_token(tokens, "first", Scope.READER))
+    with Serving(written.root, tokens_file=tokens) as hub:
+        options = source(hub=hub.url, token_file=own)
+        reader = options.streamReader(options.schema())
+        assert isinstance(reader, HubStreamReader)
+        at = reader.initialOffset()
+        end = reader.latestOffset(at, ReadMaxRows(70))
+        for number in range(2):
+            own.write_text(create_token(tokens, f"next-{number}", Scope.READER))
+            revoke_token(tokens, "first" if number == 0 else "next-0")
+            at, end = end, reader.latestOffset(end, ReadMaxRows(70))
+            tasks = pickle.loads(pickle.dumps(reader.partitions(at, end)))
+            assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 70
+        known = own.read_text()
+        own.write_text("")  # as one finds it that someone writes now
+        assert reader.latestOffset(end, ReadMaxRows(70)) != end
+        own.write_text(known)
+        restarted = pickle.loads(pickle.dumps(reader))
+        own.write_text(create_token(tokens, "last", Scope.READER))
+        revoke_token(tokens, "next-1")
+        (task, *_) = restarted.partitions(at, end)
+        assert next(restarted.read(task)).num_rows > 0
 
 
 def test_no_task_shows_its_token(served: Serving, token_file: Path) -> None:
@@ -213,7 +244,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, headers, body = self.left.pop(0)
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -239,6 +270,8 @@ def answering() -> Iterator[Callable[..., HubClient]]:
     server.server_close()
 
 
+LOOKS_MAX = 20
+"""More looks than a client makes at a node that is behind."""
 GOOD: Given = 200, {}, b'{"next_offset": {"0": 7}}'
 BUSY: Given = 429, {}, b'{"error": "busy", "advice": "wait"}'
 
@@ -271,8 +304,45 @@ def test_answers_of_other_programs_and_a_hub_that_stands_still_are_errors(answer
     still = 200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "9"}, empty
     with pytest.raises(ReadError, match="did not go on at offset 3"):
         list(answering(still, still).rows(0, 3, 9))
+    behind = 200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "3"}, empty
     with pytest.raises(ReadError, match="restored to an earlier state"):
-        list(answering((200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "3"}, empty)).rows(0, 3, 9))
+        list(answering(*[behind] * LOOKS_MAX).rows(0, 3, 9))
+
+
+def test_rows_that_a_killed_node_did_not_send_are_read_from_another(answering: Callable[..., HubClient]) -> None:
+    """Arrow takes a stream that ends between two batches for whole, and http.client an answer for read."""
+    sink, ends = pa.BufferOutputStream(), []
+    with pa.ipc.new_stream(sink, pa.schema([("n", pa.int64())])) as writer:
+        for n in range(2):
+            writer.write(pa.record_batch({"n": pa.array([n])}))
+            ends.append(sink.tell())
+    whole = sink.getvalue().to_pybytes()
+    headers = {"Weft-Next-Offset": "2", "Weft-Next-Chunk": "1", "Weft-End-Offset": "2"}
+    cut: Given = 200, {**headers, "Content-Length": str(len(whole))}, whole[: ends[0]]
+    rows = answering(cut, (200, headers, whole)).rows(0, 0, 2)
+    assert [n for batch in rows for n in batch.column("n").to_pylist()] == [0, 1]
+    with pytest.raises(ReadError, match=r"ended \d+ bytes before its answer's end"):
+        list(answering(*[cut] * clients.TRIES_MAX).rows(0, 0, 2))
+
+
+def test_a_node_that_has_not_read_as_far_as_another_one_is_asked_again(answering: Callable[..., HubClient]) -> None:
+    """After a fail-over the next node may not have read the chunks that the last one spoke of."""
+    behind: Given = 200, {}, b'{"next_offset": {"0": 5}}'
+    reader = HubStreamReader(ReadOptions("", STREAM, hub=HubAccess(("http://127.0.0.1:9",))), pa.schema([]))
+    for answers in ([GOOD], [behind, behind, GOOD]):
+        reader._made = answering(*answers)
+        assert reader.latestOffset({"0": 7, "hub": True}, ReadAllAvailable()) == {"0": 7, "hub": True}
+    reader._made = answering(*[behind] * LOOKS_MAX)
+    with pytest.raises(ReadError, match=r"at offset 7 of shard 0, and the stream ends at 5\. .*restored"):
+        reader.latestOffset({"0": 7, "hub": True}, ReadAllAvailable())
+
+
+def test_a_task_waits_for_a_node_that_has_not_read_as_far(answering: Callable[..., HubClient]) -> None:
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, pa.schema([])).close()
+    empty = sink.getvalue().to_pybytes()
+    behind = 200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "3"}, empty
+    assert list(answering(behind, (200, {"Weft-Next-Offset": "9", "Weft-End-Offset": "9"}, empty)).rows(0, 3, 9)) == []
 
 
 @pytest.mark.slow
@@ -297,3 +367,44 @@ def test_spark_reads_through_a_hub(spark: SparkSession, hub: Hub, tmp_path: Path
     hub.write(3)
     with Serving(hub.root, tokens_file=tokens) as serving:
         assert drain(serving.url) == hub.expected(), "a query goes on from its checkpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_reads_with_tokens_of_an_issuer_that_end_before_the_query(
+    spark: SparkSession, hub: Hub, tmp_path: Path
+) -> None:
+    hub.write(4)
+    key, keys, token = key_of("ES256", "1"), tmp_path / "keys.json", tmp_path / "token"
+    keys.write_bytes(key_set(key))
+    until = list[float]()
+
+    def renew(seconds: float) -> None:
+        until.append(time.time() + seconds)
+        token.write_text(signed(key, "ES256", claims(seconds, sub="spark", aud=[AUDIENCE, "x" * 5000])))
+
+    renew(600)
+    with Serving(hub.root, jwt=settings(jwks_file=str(keys), leeway_s=0.0)) as serving:
+        options = {"hub": serving.url, "token_file": str(token), "stream": STREAM}
+        assert records(spark.read.format("weft").options(**options).load()) == hub.expected()
+        renew(8)
+        query = (
+            spark.readStream.format("weft").options(**options).load().writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "out"))
+        )  # fmt: skip
+        try:
+            wait_until(lambda: query.lastProgress is not None, what="the first batch")
+            renew(600)
+            wait_until(lambda: time.time() > until[-2] + 1, what="the end of the token with which the query began")
+            hub.write(3)
+            wait_until(
+                lambda: not query.isActive or records(spark.read.parquet(str(tmp_path / "out"))) == hub.expected(),
+                what="the rows that came later",
+            )
+            assert query.exception() is None
+        finally:
+            query.stop()
+        assert records(spark.read.parquet(str(tmp_path / "out"))) == hub.expected()
+        token.write_text(signed(key, "ES256", claims(-60)))
+        with pytest.raises(Exception, match="the JWT of 'press-1' expired at"):
+            spark.read.format("weft").options(**options).load()

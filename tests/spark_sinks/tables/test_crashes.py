@@ -44,7 +44,7 @@ class Death(Boundaries):
     def crossing(self, name: str) -> bool:
         if self.dead:
             raise Crash(name)
-        self.dead = self._fatal == len(self.calls)
+        self.dead = self.fatal == len(self.calls)
         return super().crossing(name)
 
 

@@ -90,9 +90,9 @@ def test_a_reader_that_meets_one_in_a_sealed_segment_loses_nothing(disk: FakeFil
 
 
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this a later release, which needs version 2 for notices of gaps."""
-    monkeypatch.setattr(segment_header, "VERSION", 2)
-    monkeypatch.setitem(segment_header.KIND_VERSIONS, EntryKind.GAP, 2)
+    """Make this a later release, which needs version 3 for notices of gaps."""
+    monkeypatch.setattr(segment_header, "VERSION", 3)
+    monkeypatch.setitem(segment_header.KIND_VERSIONS, EntryKind.GAP, 3)
 
 
 def versions(disk: FakeFileSystem) -> list[int]:
@@ -116,7 +116,7 @@ def test_a_segment_of_a_higher_version_is_begun_before_what_needs_it_is_written(
         put(log, stream, b"b")
         assert versions(disk) == [1]
         drop(log, stream)
-        assert versions(disk) == [1, 2]
+        assert versions(disk) == [1, 3]
         first, _ = segment_paths(disk)
         assert not [
             item for item in inspect_log(DIRECTORY, disk) if item.kind is EntryKind.GAP and item.segment in first
@@ -126,13 +126,13 @@ def test_a_segment_of_a_higher_version_is_begun_before_what_needs_it_is_written(
         # The later release goes on with it, and keeps to the version.
         log = open_log(disk)
         put(log, stream, b"d")
-        assert versions(disk) == [1, 2]
+        assert versions(disk) == [1, 3]
         log.committer._rotate(0)
-        assert versions(disk)[-1] == 2
+        assert versions(disk)[-1] == 3
         assert read_all(log, stream) == {2: b"c", 3: b"d"}
         disk.kill_process()
     before = files(disk)
-    with pytest.raises(LogVersionError, match="segment version 2; this release reads up to version 1"):
+    with pytest.raises(LogVersionError, match="segment version 3; this release reads up to version 2"):
         open_log(disk)
     assert files(disk) == before
 
@@ -145,5 +145,5 @@ def test_what_a_segment_is_too_old_for_is_never_written_to_it(
     later(monkeypatch)
     entries = [(EntryKind.GAP, b"")]
     with pytest.raises(ValueError, match="too low"):
-        writer.write(entries, version=2)
+        writer.write(entries, version=3)
     assert files(disk) == before

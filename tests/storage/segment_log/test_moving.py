@@ -153,6 +153,7 @@ def moved_and_dropped() -> tuple[FakeFileSystem, list[int]]:
     return disk, [slow, busy, drop]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), bits=st.integers(1, 3))
 def test_rot_among_moved_and_dropped_records_costs_only_what_notices_name(data: st.DataObject, bits: int) -> None:

@@ -19,6 +19,7 @@ from tests.storage.segment_log.power_cuts import run_seeds, shrink
 from tests.storage.segment_log.power_cuts_machine import Machine, act
 from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation
 from tests.storage.segment_log.power_cuts_workload import PowerCuts
+from tests.support.sealed_logs import seal
 from tests.support.slices import SLICE
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
@@ -64,7 +65,15 @@ def test_an_id_file_that_is_left_half_replaced_counts_as_well() -> None:
 @pytest.mark.search
 @pytest.mark.timeout(600)
 def test_thousands_of_power_cuts() -> None:
-    check(SLICE.seeds(ci=10, night=100))
+    check(SLICE.seeds(ci=8, night=100))
+
+
+@pytest.mark.search
+@pytest.mark.timeout(600)
+def test_power_cuts_of_an_encrypted_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same promises as of a log in clear text."""
+    seal(monkeypatch)
+    check(SLICE.seeds(ci=4, night=50))
 
 
 # --- that the search finds mistakes

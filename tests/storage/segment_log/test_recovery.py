@@ -274,7 +274,7 @@ def test_a_later_version_is_left_alone(disk: FakeFileSystem) -> None:
     log.close()
     content = disk.content(segment_paths(disk)[-1])
     header = bytes(content[:HEADER_BYTES])
-    content[3:8] = b"\x02\0\0\0\0"  # version 2, and whatever checksum version 2 may have
+    content[3:8] = b"\x03\0\0\0\0"  # version 3, and whatever checksum version 3 may have
     before = disk.list_names(DIRECTORY)
     with pytest.raises(LogVersionError, match="later release of Weft"):
         open_log(disk)

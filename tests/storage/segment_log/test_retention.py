@@ -121,6 +121,7 @@ def cut_at(disk: FakeFileSystem, step: int, cuts: list[FakeFileSystem]) -> Failu
     return look
 
 
+@pytest.mark.slow
 def test_a_notice_is_durable_before_what_it_speaks_of_goes() -> None:
     """At every single call of the disk while records are dropped and moved, the power may go."""
     for step in range(1, 40):

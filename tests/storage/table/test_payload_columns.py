@@ -93,6 +93,7 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ALMOST | VALUES.map(lambda value: json.dumps(value).encode("utf-8", "surrogatepass")), min_size=1))
 def test_what_is_taken_for_json_opens_in_engines(database: duckdb.DuckDBPyConnection, payloads: list[bytes]) -> None:

@@ -107,19 +107,20 @@ ACCESS = [
         "Usage: weft token create [OPTIONS] NAME\n"
         "Try 'weft token create --help' for help.\n"
         "\n"
-        "Error: Invalid value for '--scope': 'write' is not one of 'edge', 'reader', 'admin'.",
+        "Error: Invalid value for '--scope': 'write' is not one of 'edge', 'reader', 'publish', 'pull', 'admin'.",
         in_process=True,
     ),
     Mistake(
         "a token without a scope",
         "token create shop --file tokens",
-        "Usage: weft token create [OPTIONS] NAME\n"
-        "Try 'weft token create --help' for help.\n"
-        "\n"
-        "Error: Missing option '--scope'. Choose from:\n"
-        "\tedge,\n"
-        "\treader,\n"
-        "\tadmin",
+        "weft: a token has a scope, or grants. Give --scope, or --grant once or more",
+        in_process=True,
+    ),
+    Mistake(
+        "a right that is none",
+        "token create shop --file tokens --grant reed:press-*",
+        "weft: --grant: expected one of write[:STREAM], read[:STREAM], edges, publish[:EDGE], pull[:STREAM], status, "
+        "metrics, acts, tenants, got 'reed:press-*'",
         in_process=True,
     ),
     Mistake(

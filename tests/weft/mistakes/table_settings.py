@@ -75,7 +75,7 @@ SETTINGS = [
         "a stream with its filter directly behind it",
         "edge check edge.yaml",
         "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, from_stream, functions, raw, payload, "
-        'misfits, resent, when_full, retain, replicate), got "plant/#"',
+        'schema, on_misfit, misfits, resent, when_full, retain, replicate), got "plant/#"',
         files=edge(NODE + "streams:\n  telemetry: plant/#\n"),
         in_process=True,
     ),
@@ -186,7 +186,7 @@ SETTINGS = [
         "a setting that is none",
         "edge check edge.yaml",
         "weft: edge.yaml:3: colour: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
-        "http, disk, commit_interval, streams, unrouted, links, sparkplug, sources, state and 2 more",
+        "http, encryption, disk, commit_interval, streams, functions_signed_by, unrouted, links, sparkplug and 5 more",
         files=edge(NODE + "colour: b\n"),
         in_process=True,
     ),

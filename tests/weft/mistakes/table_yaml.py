@@ -197,8 +197,8 @@ YAML = [
     Mistake(
         "a list in place of settings",
         "edge check edge.yaml",
-        "weft: edge.yaml:1: expected keys and values (node, tenant, data_dir, listeners, auth, http, disk, "
-        "commit_interval, streams, unrouted, links, sparkplug, sources, state and 2 more), got a list",
+        "weft: edge.yaml:1: expected keys and values (node, tenant, data_dir, listeners, auth, http, encryption, disk, "
+        "commit_interval, streams, functions_signed_by, unrouted, links, sparkplug and 5 more), got a list",
         files=edge("- node: a\n- data_dir: data\n"),
         in_process=True,
     ),

@@ -23,6 +23,7 @@ from tests.weft.mistakes.table_machine import MACHINE
 from tests.weft.mistakes.table_pipelines import PIPELINES
 from tests.weft.mistakes.table_programs import PROGRAMS
 from tests.weft.mistakes.table_reading import READING
+from tests.weft.mistakes.table_schemas import SCHEMAS
 from tests.weft.mistakes.table_settings import SETTINGS
 from tests.weft.mistakes.table_usage import USAGE
 from tests.weft.mistakes.table_yaml import YAML
@@ -32,6 +33,7 @@ from weft.output import EXIT_CODES
 TABLE = [
     *YAML,
     *SETTINGS,
+    *SCHEMAS,
     *MACHINE,
     *CREDENTIALS,
     *CERTIFICATES,

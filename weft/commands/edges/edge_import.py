@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from weft.commands.acts.file_acts import ordering
 from weft.commands.common import ExistingPath, config_argument, json_option, load_edge
 from weft.commands.node_log import NodeLog, readable
 from weft.output import Failed, Refused, counted, print_json
@@ -58,7 +59,7 @@ def _import(config: EdgeConfig, directory: str, *, as_new: bool, as_json: bool) 
     from weft.storage.segment_log import LogError
 
     try:
-        with readable(NodeLog(directory, None)):
+        with readable(NodeLog(directory, None)), ordering(config.data_dir, f"the log in {directory}"):
             found = import_fork(config, directory) if as_new else import_log(config, directory)
     except (NotImportable, NotTheOwner, LogError, OSError) as error:
         raise Failed(str(error)) from None
@@ -78,7 +79,8 @@ def _delete(config: EdgeConfig, *, as_json: bool) -> None:
     from weft.edge_node.inspect.importing import delete_done
 
     try:
-        deleted = delete_done(config)
+        with ordering(config.data_dir, "imported logs that are done"):
+            deleted = delete_done(config)
     except (NotTheOwner, OSError) as error:
         raise Failed(str(error)) from None
     if as_json:

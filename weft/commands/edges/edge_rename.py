@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.commands.acts.file_acts import ordering
 from weft.commands.common import config_argument, confirm, json_option, load_edge, yes_option
 from weft.commands.node_log import NodeLog, readable
 from weft.output import Failed, Refused, counted, print_json
@@ -72,11 +73,12 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
                 return facts
             if not yes:
                 confirm(_question(log), "nothing was renamed")
-            waiting = [] if log.is_unsent else asyncio.run(log.deliver(patience_s, _progress))
-            facts |= {"all_records": log.is_unsent, "waiting": [_facts(each) for each in waiting]}
-            if not any(each.records for each in waiting):
-                log.finish()
-                facts["renamed"] = True
+            with ordering(config.data_dir, f"{log.former} to {log.name}"):
+                waiting = [] if log.is_unsent else asyncio.run(log.deliver(patience_s, _progress))
+                facts |= {"all_records": log.is_unsent, "waiting": [_facts(each) for each in waiting]}
+                if not any(each.records for each in waiting):
+                    log.finish()
+                    facts["renamed"] = True
             return facts
     except DirectoryInUse:
         raise Failed(

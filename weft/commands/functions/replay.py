@@ -6,6 +6,7 @@ import time
 
 import click
 
+from weft.commands.acts.file_acts import ordering
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, target_argument
 from weft.output import Failed, counted, print_json
@@ -32,7 +33,8 @@ def command(target: str, stream: str, *, into: str, as_json: bool) -> None:
 
     directory = NodeLog.of(target).directory
     try:
-        reply = ask_replay(directory, ReplayRequest(into, stream))
+        with ordering(directory, f"stream {stream} into {into}"):
+            reply = ask_replay(directory, ReplayRequest(into, stream))
         with click.progressbar(length=reply.left, label=f"{stream} into {into}", hidden=as_json) as bar:
             left = reply.left
             while reply.left:

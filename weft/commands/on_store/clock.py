@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from weft.commands.common import config_argument, confirm, json_option, yes_option
-from weft.commands.on_store.cluster import on_store
+from weft.commands.on_store.opening import acting, by_option, on_store
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
@@ -49,9 +49,12 @@ class _Times(NamedTuple):
 @config_argument
 @click.option("--set-back", "wanted", metavar="SHARD|all", help="Lower the time of this shard, or of all, to now.")
 @click.option("--reason", help="Why, in a few words; recorded with --set-back.")
+@by_option
 @json_option
 @yes_option
-def clock(config_file: str, wanted: str | None, reason: str | None, *, as_json: bool, yes: bool) -> None:
+def clock(
+    config_file: str, wanted: str | None, reason: str | None, *, by: str | None, as_json: bool, yes: bool
+) -> None:
     """Show the times of the shards at the hub of CONFIG beside the store's time, whether nodes run or not.
 
     A shard's time is that of its last chunk, and never goes back. A node whose clock was ahead leaves a time in the
@@ -77,7 +80,10 @@ def clock(config_file: str, wanted: str | None, reason: str | None, *, as_json: 
     if late and not yes:
         named = ", ".join(map(str, late))
         confirm(f"lower the time of shard {named} to now? No node may run with a wrong clock", "nothing was lowered")
-    lowered = on_store(config_file, lambda store: _set_back(store, late, reason)) if late else []
+    lowered: list[int] = []
+    if late:
+        target = f"the time of shard {', '.join(map(str, late))}"
+        lowered = acting(config_file, target, lambda store: _set_back(store, late, reason), by, reason)
     if as_json:
         print_json({"lowered": lowered})
     elif lowered:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument, confirm, load_hub, open_hub_store, store_trouble, yes_option
+from weft.commands.common import config_argument, confirm, yes_option
+from weft.commands.on_store.opening import acting, by_option, reason_option
 from weft.output import Failed
 from weft.storage.object_store import ObjectStore
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from weft.protocols.shard.shard_state import ShardState
     from weft.storage.chunk_log import ShardLog
 
-T = TypeVar("T")
 edge_options = (
     click.argument("edge"),
     click.option("--tenant", default="default", show_default=True, help="Tenant of the edge."),
@@ -34,31 +33,12 @@ def on_edge(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
-    """Run ``work`` with the store of a configuration, and report its errors."""
-    from weft.cloud_hub.clock import ClockWrong
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError
-
-    uri = load_hub(config_file).store
-
-    async def run() -> T:
-        return await work(open_hub_store(uri))
-
-    try:
-        return asyncio.run(run())
-    except ClusterUnusable as error:
-        raise Failed(f"{uri}: {error}") from None
-    except ClockWrong as error:
-        raise Failed(f"nothing was written: {error}") from None
-    except StoreError as error:
-        raise Failed(f"{uri}: {store_trouble(uri, error)}") from None
-
-
 @click.command()
 @config_argument
+@reason_option
+@by_option
 @yes_option
-def finalize(config_file: str, *, yes: bool) -> None:
+def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
 
     Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
@@ -79,7 +59,7 @@ def finalize(config_file: str, *, yes: bool) -> None:
         return await membership.finalize(store, LEVEL_MAX, (await sound_clock(store))())
 
     try:
-        before, after = on_store(config_file, work)
+        before, after = acting(config_file, f"the cluster's level, up to {LEVEL_MAX}", work, by, reason)
     except membership.NotFinalized as error:
         raise Failed(str(error)) from None
     if before == after:
@@ -98,9 +78,18 @@ def finalize(config_file: str, *, yes: bool) -> None:
     help="Records that the hub never got. Unset: nothing if the edge stopped in order and delivered all, otherwise "
     "unknown. May be set later, too.",
 )
+@by_option
 @yes_option
 def retire(
-    config_file: str, edge: str, tenant: str, log_id: str | None, *, reason: str, missing: str | None, yes: bool
+    config_file: str,
+    edge: str,
+    tenant: str,
+    log_id: str | None,
+    *,
+    reason: str,
+    missing: str | None,
+    by: str | None,
+    yes: bool,
 ) -> None:
     """End the lanes of EDGE at the hub of CONFIG: its disk is gone, or it was taken out of service.
 
@@ -124,7 +113,7 @@ def retire(
             f"retire {_named(tenant, edge, log_id)}? Records that it announced and never sent count as lost",
             "nothing was retired",
         )
-    ending, state = _end(config_file, tenant, edge, log_id, plan)
+    ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records count as lost")
     _tell_open_gaps(state, ending)
@@ -138,8 +127,20 @@ def retire(
     type=click.Choice(["nothing"]),
     help="Nothing, if the rejected node has no records of its own. May be set later, too.",
 )
+@reason_option
+@by_option
 @yes_option
-def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missing: str | None, yes: bool) -> None:
+def adopt(
+    config_file: str,
+    edge: str,
+    tenant: str,
+    log_id: str | None,
+    *,
+    missing: str | None,
+    reason: str,
+    by: str | None,
+    yes: bool,
+) -> None:
     """Include EDGE again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
 
     When two nodes have one log, stop the copy first. Completeness moves on, and the remaining node may connect. Records
@@ -158,7 +159,7 @@ def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missi
             f"adopt {_named(tenant, edge, log_id)}? Where two nodes have one log, the copy must be stopped before",
             "nothing was adopted",
         )
-    ending, state = _end(config_file, tenant, edge, log_id, plan)
+    ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
     _tell_open_gaps(state, ending)
@@ -180,12 +181,16 @@ def _named(tenant: str, edge: str, log_id: str | None) -> str:
 
 def _end(
     config_file: str,
-    tenant: str,
-    edge: str,
-    log_id: str | None,
+    of: tuple[str, str, str | None],
     plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
+    by: str | None,
+    reason: str,
 ) -> tuple[Ending, ShardState]:
-    """Write the result of a plan for an edge's lanes, including lanes that left. Return it and the new state."""
+    """Write the result of a plan for an edge's lanes, including lanes that left. Return it and the new state.
+
+    Args:
+        of: tenant, edge, and id of the log, None for all.
+    """
     from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.errors import CodecError
@@ -193,6 +198,8 @@ def _end(
     from weft.storage.chunks import ended_states
     from weft.storage.cluster import open_cluster
     from weft.storage.every_shard import log_of_edge
+
+    tenant, edge, log_id = of
 
     async def work(store: ObjectStore) -> tuple[Ending, ShardState]:
         cluster = await open_cluster(store, None)
@@ -215,6 +222,6 @@ def _end(
         return ended, await log.load()
 
     try:
-        return on_store(config_file, work)
+        return acting(config_file, f"edge {_named(*of)}", work, by, reason)
     except CodecError as error:
         raise Failed(str(error)) from None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument, json_option, user_name
-from weft.commands.on_store.cluster import on_store
+from weft.commands.acts.hub_acts import print_lines
+from weft.commands.common import config_argument, json_option
+from weft.commands.on_store.opening import declaring, on_store, open_log
 from weft.config.units import parse_duration_ns
-from weft.output import Failed, Refused, print_json, print_table
+from weft.output import Failed, Refused, print_json
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
 LAST_MAX = 10_000
 """Maximum number of entries that one command reads."""
-reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
-by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
-
-
-async def _open(store: ObjectStore) -> ClusterLog:
-    from weft.storage.cluster import open_cluster
-    from weft.storage.cluster_log.log import ClusterLog
-
-    return ClusterLog(store, (await open_cluster(store, None)).cluster_id)
 
 
 def read_facts(config_file: str) -> ClusterState:
@@ -38,7 +29,7 @@ def read_facts(config_file: str) -> ClusterState:
     from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> ClusterState:
-        return await (await _open(store)).load()
+        return await (await open_log(store)).load()
 
     try:
         state = on_store(config_file, work)
@@ -48,6 +39,19 @@ def read_facts(config_file: str) -> ClusterState:
     return state
 
 
+def read_entry(config_file: str, n: int) -> Declaration | None:
+    """Return an entry of the cluster log; None if there is none that can be read."""
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> Declaration | None:
+        return await (await open_log(store)).entry(n)
+
+    try:
+        return on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+
+
 @click.command("declarations")
 @config_argument
 @click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of entries.")
@@ -55,13 +59,14 @@ def read_facts(config_file: str) -> ClusterState:
 def declarations(config_file: str, *, last: int, as_json: bool) -> None:
     """Show the newest entries of the cluster log of CONFIG: who declared or withdrew what, when and why.
 
-    They are the record of administrative acts, and are never deleted. Documents of facts are not shown.
+    They are the record of administrative acts, and are never deleted. Documents of facts are not shown. `weft hub acts`
+    asks a running hub for them.
     """
-    from weft.cloud_hub.api.views import moment
+    from weft.cloud_hub.declared.acts.lines import line
     from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> list[Declaration]:
-        log = await _open(store)
+        log = await open_log(store)
         state = await log.load()
         _warn(state)
         return await log.newest(state, last)
@@ -70,22 +75,11 @@ def declarations(config_file: str, *, last: int, as_json: bool) -> None:
         found = on_store(config_file, work)
     except CodecError as error:
         raise Failed(str(error)) from None
-    rows = [
-        {
-            "entry": each.n,
-            "at": moment(each.at),
-            "by": each.by,
-            "act": "withdrew" if each.document is None else "declared",
-            "kind": each.kind,
-            "name": each.name,
-            "reason": each.reason,
-        }
-        for each in found
-    ]
+    rows = [line(each.n, each) for each in found]
     if as_json:
         print_json(rows)
     else:
-        print_table(("entry", "at", "by", "act", "kind", "name", "reason"), [tuple(row.values()) for row in rows])
+        print_lines(rows)
 
 
 def declare(config_file: str, decision: Callable[[int], Decision], by: str | None, reason: str) -> ClusterState:
@@ -132,18 +126,12 @@ def _declaring(
     config_file: str, work: Callable[[ClusterLog, Author], Awaitable[ClusterState]], by: str | None, reason: str
 ) -> ClusterState:
     from weft.cloud_hub.api.tokens import TokensUnusable
-    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.declared.changes import CannotDeclare
     from weft.protocols.errors import CodecError
-    from weft.storage.cluster_log.log import Author, ChangeRefused, Contended
-
-    async def on(store: ObjectStore) -> ClusterState:
-        log = await _open(store)
-        now = (await sound_clock(store))()
-        return await work(log, Author(now, by or f"{user_name()}@{platform.node()}", reason))
+    from weft.storage.cluster_log.log import ChangeRefused, Contended
 
     try:
-        state = on_store(config_file, on)
+        state = declaring(config_file, work, by, reason)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:

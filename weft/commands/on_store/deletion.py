@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import config_argument, confirm, user_name, yes_option
-from weft.commands.on_store.cluster import on_store
+from weft.commands.on_store.opening import acting, on_store
 from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from weft.proofs.audit.deletions import Deletion, Rows
+    from weft.proofs.audit.deletions import Rows
+    from weft.storage.table.deletions import Deletion
 
 _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 
@@ -75,7 +76,9 @@ def declare_deletion(  # noqa: PLR0917
     what = f"{counted(deletion.count, 'row')} of {tenant}/{stream} ({rows.text})"
     if not yes:
         confirm(f"declare {what} as deleted? The audit no longer calls them lost", "nothing was declared")
-    on_store(config_file, lambda store: _declare(store, (tenant, stream), deletion))
+    # Without the rows' names: a line is kept for good, and they may be personal data.
+    target = f"{counted(deletion.count, 'row')} of {tenant}/{stream}, as of version {deletion.version}"
+    acting(config_file, target, lambda store: _declare(store, (tenant, stream), deletion), by, reason)
     click.echo(f"declared {what} as deleted, as of version {deletion.version}: {reason}")
 
 
@@ -86,8 +89,9 @@ def _utc(moment: datetime | None) -> datetime | None:
 def _found(  # noqa: PLR0917 - what is declared, and by whom
     config_file: str, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
 ) -> Deletion:
-    from weft.proofs.audit.deletions import FORMAT, Deletion, find_rows, stored
+    from weft.proofs.audit.deletions import find_rows, stored
     from weft.storage.object_store import StoreUnfit
+    from weft.storage.table.deletions import FORMAT, Deletion
     from weft.storage.table.errors import TableError
 
     async def work(store: ObjectStore) -> Deletion:
@@ -102,6 +106,6 @@ def _found(  # noqa: PLR0917 - what is declared, and by whom
 
 
 async def _declare(store: ObjectStore, key: tuple[str, str], deletion: Deletion) -> None:
-    from weft.proofs.audit.deletions import declare
+    from weft.storage.table.deletions import declare
 
     await declare(store, *key, deletion)

@@ -7,8 +7,8 @@ import time
 import click
 
 from weft.commands.common import config_argument
-from weft.commands.on_store.cluster import on_store
-from weft.commands.on_store.declaring import by_option, declare, reason_option
+from weft.commands.on_store.declaring import declare
+from weft.commands.on_store.opening import by_option, on_store, reason_option
 from weft.config.units import parse_duration_ns
 from weft.output import Failed, Refused
 from weft.storage.object_store import ObjectStore

@@ -7,7 +7,7 @@ import time
 import click
 
 from weft.commands.common import config_argument, json_option
-from weft.commands.on_store.cluster import on_store
+from weft.commands.on_store.opening import on_store
 from weft.output import print_json, print_table
 from weft.storage.object_store import ObjectStore
 from weft.storage.presence.nodes import NodeEntry

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import config_argument, confirm, yes_option
-from weft.commands.on_store.cluster import on_store
+from weft.commands.on_store.opening import acting, by_option
 from weft.output import Failed
 from weft.storage.object_store import ObjectStore
 
@@ -25,9 +25,19 @@ if TYPE_CHECKING:
 @click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
 @click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
 @click.option("--reason", required=True, help="Why, in a few words; recorded with the offsets.")
+@by_option
 @yes_option
-def skip(  # noqa: PLR0917
-    config_file: str, stream: str, tenant: str, shard: int, first: int, end: int, reason: str, *, yes: bool
+def skip(
+    config_file: str,
+    stream: str,
+    *,
+    tenant: str,
+    shard: int,
+    first: int,
+    end: int,
+    reason: str,
+    by: str | None,
+    yes: bool,
 ) -> None:
     """Skip records of STREAM that stop its table at the hub of CONFIG; `weft hub status` names them.
 
@@ -59,8 +69,9 @@ def skip(  # noqa: PLR0917
             "never become rows",
             "nothing was skipped",
         )
+    target = f"stream {tenant}/{stream}, shard {shard}, offsets {first} to {end - 1}"
     try:
-        ending = on_store(config_file, work)
+        ending = acting(config_file, target, work, by, reason)
     except (skips.CannotSkip, CodecError) as error:
         raise Failed(str(error)) from None
     if ending.controls:

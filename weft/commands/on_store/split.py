@@ -7,7 +7,7 @@ import random
 import click
 
 from weft.commands.common import config_argument, confirm, yes_option
-from weft.commands.on_store.cluster import on_store
+from weft.commands.on_store.opening import acting, by_option, on_store, reason_option
 from weft.output import Failed, counted
 from weft.storage.object_store import ObjectStore
 
@@ -16,8 +16,10 @@ from weft.storage.object_store import ObjectStore
 @config_argument
 @click.argument("shard", type=int)
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
+@reason_option
+@by_option
 @yes_option
-def split(config_file: str, shard: int, *, force: bool, yes: bool) -> None:
+def split(config_file: str, shard: int, *, force: bool, reason: str, by: str | None, yes: bool) -> None:
     """Split SHARD of the hub of CONFIG: about half of its edges move to a new shard.
 
     A shard has one writer, so a split lets a second process take half of the work. Links of the edges that move end,
@@ -51,7 +53,7 @@ def split(config_file: str, shard: int, *, force: bool, yes: bool) -> None:
                 random_bits=random.SystemRandom().getrandbits,
             )  # fmt: skip
 
-        new = on_store(config_file, work)
+        new = acting(config_file, f"shard {shard}", work, by, reason)
     except (declaring.CannotSplit, CodecError) as error:
         raise Failed(str(error)) from None
     click.echo(f"shard {shard} is split: {counted(moves, 'edge')} moved to shard {new}, {stays} stay")

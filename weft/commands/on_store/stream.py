@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import config_argument, confirm, load_hub, user_name, yes_option
-from weft.commands.on_store.cluster import on_store
-from weft.commands.on_store.declaring import by_option, declare, read_facts, reason_option
+from weft.commands.on_store.declaring import declare, read_facts
+from weft.commands.on_store.opening import acting, by_option, reason_option
 from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 
@@ -72,7 +72,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     if not yes:
         confirm(f"delete stream {key[1]} of tenant {key[0]}? Its table stays", "nothing was deleted")
     try:
-        done = on_store(config_file, work)
+        done = acting(config_file, f"stream {'/'.join(key)}", work, by, reason)
     except (stream_deletion.CannotDelete, CodecError) as error:
         raise Failed(str(error)) from None
     if not done.shards:

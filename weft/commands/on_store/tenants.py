@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.commands.common import config_argument, json_option
-from weft.commands.on_store.declaring import by_option, declare, read_facts, reason_option
+from weft.commands.on_store.declaring import declare, read_facts
+from weft.commands.on_store.opening import acting, by_option, reason_option
 from weft.config.units import parse_size
-from weft.output import Refused, print_json, print_table
+from weft.output import Failed, Refused, print_json, print_table
+from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.documents import Quotas
@@ -20,8 +23,12 @@ NONE = "none"
 """Word that takes a quota back."""
 _OPTIONS: dict[str, tuple[Callable[[str], int], str]] = {
     "edges": (int, "Edges that tokens of the cluster log may name, or `none`."),
-    "streams": (int, "Number of streams, or `none`; recorded."),
-    "bytes_per_second": (lambda text: parse_size(text.removesuffix("/s")), "Rate such as 4MiB/s, or `none`; recorded."),
+    "streams": (int, "Number of streams, or `none`."),
+    "lanes": (int, "Number of lanes, or `none`: one for each stream of each edge."),
+    "links": (int, "Number of edges that are linked at one time, or `none`."),
+    "bytes_per_second": (lambda text: parse_size(text.removesuffix("/s")), "Rate such as 4MiB/s, or `none`."),
+    "records_per_second": (int, "Number of records in a second, or `none`."),
+    "table_bytes": (parse_size, "Size of all tables of all rows such as 2TiB, or `none`."),
     "stored_bytes": (parse_size, "Size such as 2TiB, or `none`; recorded."),
 }
 """Quota -> parser and help of its option."""
@@ -38,45 +45,97 @@ def quota_options(function: Callable[..., None]) -> Callable[..., None]:
 def command() -> None:
     """Manage the tenants of a hub's store, whether nodes run or not.
 
-    Tokens of the cluster log are for a declared tenant, or for `default`. Hubs enforce the quota of edges when a token
-    is added. The others are recorded for people and for other programs.
+    Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges counts when a token is
+    added. At a rate, the hub slows the tenant's links. Beyond a number of links, lanes or streams, new ones wait. At a
+    size of tables, these stand, and the log keeps the records. The quota of stored bytes is recorded only.
     """
+
+
+isolation_option = click.option(
+    "--isolation", type=click.Choice(("own", "shared")),
+    help="`own`: shards and tables below a prefix of its own, only without data yet.",
+)  # fmt: skip
 
 
 @command.command()
 @config_argument
 @click.argument("name")
 @quota_options
+@isolation_option
 @reason_option
 @by_option
-def add(config_file: str, name: str, *, reason: str, by: str | None, **given: str | None) -> None:
+def add(
+    config_file: str, name: str, *, isolation: str | None, reason: str, by: str | None, **given: str | None
+) -> None:
     """Declare tenant NAME at the hubs of CONFIG.
 
     \b
-    weft hub tenant add hub.yaml acme --edges 40 --reason "contract 17"
+    weft hub tenant add hub.yaml acme --edges 40 --bytes-per-second 4MiB/s --reason "contract 17"
+    weft hub tenant add hub.yaml acme --isolation own
     """
-    from weft.cloud_hub.declared import changes
+    from weft.cloud_hub.declared.tenants import changes as tenant_changes
 
     quotas, _ = _quotas(given)
-    declare(config_file, lambda _: changes.set_tenant(name, quotas, is_new=True), by, reason)
+    declare(config_file, lambda _: tenant_changes.set_tenant(name, quotas, is_new=True), by, reason)
     click.echo(f"declared tenant {name}")
+    _isolate(config_file, name, isolation, by, reason)
 
 
 @command.command("set")
 @config_argument
 @click.argument("name")
 @quota_options
+@isolation_option
 @reason_option
 @by_option
-def set_quotas(config_file: str, name: str, *, reason: str, by: str | None, **given: str | None) -> None:
-    """Change quotas of tenant NAME at the hubs of CONFIG. Others stay as they are; `none` takes one back."""
-    from weft.cloud_hub.declared import changes
+def set_tenant(
+    config_file: str, name: str, *, isolation: str | None, reason: str, by: str | None, **given: str | None
+) -> None:
+    """Change quotas or the isolation of tenant NAME at the hubs of CONFIG. Others stay as they are; `none` takes a
+    quota back.
+
+    `--isolation own` sets a tenant apart that has no data yet. Its shards and tables get the prefix `tenants/NAME/` in
+    the store, which a policy of the bucket can open alone. It cannot be reverted, and needs level 4 (`weft hub
+    finalize`).
+
+    After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
+    the tenant again with `--isolation shared`.
+    """
+    from weft.cloud_hub.declared.tenants import changes as tenant_changes
 
     quotas, cleared = _quotas(given)
-    if not any(value is not None for value in given.values()):
-        raise Refused("nothing to set: give a quota, such as --edges 40")
-    declare(config_file, lambda _: changes.set_tenant(name, quotas, cleared, is_new=False), by, reason)
-    click.echo(f"changed tenant {name}")
+    is_quota = any(value is not None for value in given.values())
+    if not is_quota and isolation is None:
+        raise Refused("nothing to set: give a quota, such as --edges 40, or --isolation own")
+    declare(config_file, lambda _: tenant_changes.set_tenant(name, quotas, cleared, is_new=False), by, reason)
+    if is_quota:
+        click.echo(f"changed tenant {name}")
+    _isolate(config_file, name, isolation, by, reason)
+
+
+def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
+    """Set a declared tenant apart, or let the shards take one again of which this did not come to its end."""
+    from weft.cloud_hub.clock import sound_clock
+    from weft.cloud_hub.declared.documents import Quotas
+    from weft.cloud_hub.declared.tenants import changes as tenant_changes
+    from weft.cloud_hub.splits.setting_apart import Apart, CannotSetApart
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> int | None:
+        apart = Apart(store, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits)
+        return await (apart.set(name) if isolation == "own" else apart.take_back(name))
+
+    if isolation is None:
+        return
+    try:
+        shard = acting(config_file, f"isolation of tenant {name}: {isolation}", work, by, reason)
+    except (CannotSetApart, CodecError) as error:
+        raise Failed(f"tenant {name} was not set apart: {error}" if isolation == "own" else str(error)) from None
+    if shard is None:
+        click.echo(f"tenant {name} shares the shards of the hub")
+        return
+    declare(config_file, lambda _: tenant_changes.set_tenant(name, Quotas(), is_new=False, isolation="own"), by, reason)
+    click.echo(f"tenant {name} is set apart: shard {shard}, and the prefix tenants/{name}/ in the store")
 
 
 @command.command()
@@ -89,9 +148,9 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
 
     Its records, streams and tables stay.
     """
-    from weft.cloud_hub.declared import changes
+    from weft.cloud_hub.declared.tenants import changes as tenant_changes
 
-    declare(config_file, lambda _: changes.remove_tenant(name), by, reason)
+    declare(config_file, lambda _: tenant_changes.remove_tenant(name), by, reason)
     click.echo(f"withdrew tenant {name}")
 
 
@@ -107,11 +166,12 @@ def list_tenants(config_file: str, *, as_json: bool) -> None:
     quotas = list(_OPTIONS)
     titles = (name.replace("_", " ") for name in quotas)
     print_table(
-        ("tenant", *titles, "tokens", "streams with edges", "changed", "by", "reason"),
+        ("tenant", *titles, "isolation", "tokens", "streams with edges", "changed", "by", "reason"),
         [
             (
                 each["name"], *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas),
-                each["tokens"], each["streams_with_edges"], each["changed"], each["by"], each["reason"],
+                each["isolation"] or "", each["tokens"], each["streams_with_edges"],
+                each["changed"], each["by"], each["reason"],
             )
             for each in found
         ],
@@ -124,7 +184,6 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
         STREAM,
         TENANT,
         TOKEN,
-        Quotas,
         TenantDocument,
         TokenDocument,
         UnreadableDocument,
@@ -142,12 +201,13 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
     found = []
     for name, fact in sorted(state.facts(TENANT).items()):
         try:
-            quotas, why = decode(fact.document, TenantDocument).quotas, None
+            told, why = decode(fact.document, TenantDocument), None
         except UnreadableDocument as error:
-            quotas, why = Quotas(), str(error)
+            told, why = TenantDocument(), str(error)
         found.append({
             "name": name,
-            "quotas": {each: getattr(quotas, each) for each in _OPTIONS},
+            "quotas": {each: getattr(told.quotas, each) for each in _OPTIONS},
+            "isolation": told.isolation,
             "tokens": tokens.count(name),
             "streams_with_edges": streams.count(name),
             "version": fact.version,

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.commands.common import config_argument, confirm, json_option, load_hub, yes_option
-from weft.commands.on_store.declaring import by_option, declare, declare_all, end_of, read_facts, reason_option
-from weft.commands.token import check_scope, scope_options
+from weft.commands.credentials.token import access_of, scope_options, shown_access
+from weft.commands.on_store.declaring import declare, declare_all, end_of, read_facts
+from weft.commands.on_store.opening import by_option, reason_option
 from weft.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
-    from weft.storage.cluster_log.state import Fact
+    from weft.storage.cluster_log.log import Change
+    from weft.storage.cluster_log.state import ClusterState, Fact
 
 expires_option = click.option(
     "--expires", metavar="TIME", help="End of the token: a duration such as 90d, or a date. None by default."
@@ -43,7 +45,8 @@ def add(
     config_file: str,
     name: str,
     *,
-    scope: str,
+    scope: str | None,
+    grants: tuple[str, ...],
     edge: str | None,
     tenant: str,
     expires: str | None,
@@ -59,11 +62,12 @@ def add(
 
     \b
     weft hub token add hub.yaml press-7 --scope edge --edge press-shop-7 --expires 365d
+    weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
     """
-    from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token
+    from weft.cloud_hub.api.tokens import TokenIdentity, hash_token, new_token
     from weft.cloud_hub.declared import changes
 
-    check_scope(scope, edge)
+    access = access_of(scope, grants, edge)
     _confirm_first(config_file, yes)
     token = new_token()
     until: int | None = None
@@ -71,10 +75,10 @@ def add(
     def decision(now: int) -> Decision:
         nonlocal until
         until = end_of(expires, now, "--expires")
-        return changes.add_token(TokenIdentity(name, hash_token(token), Scope(scope), tenant, edge), until)
+        return changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
 
     declare(config_file, decision, by, reason)
-    _print_secret(name, token, until, as_json=as_json, scope=scope, tenant=tenant, edge=edge)
+    _print_secret(name, token, until, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
 
 
 @command.command("import")
@@ -93,7 +97,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     weft hub token import hub.yaml --file tokens
     """
     from weft.cloud_hub.declared import changes
-    from weft.commands.token import read_file
+    from weft.commands.credentials.token import read_file
 
     identities = read_file(path)
     _confirm_first(config_file, yes)
@@ -139,16 +143,26 @@ def rotate(
 
     token = new_token()
     until: int | None = None
+    had_end = False
 
     def decision(now: int) -> Decision:
         nonlocal until
         until = end_of(expires, now, "--expires")
         old_until = end_of(overlap, now, "--overlap")
         assert old_until is not None, "the option has a default"
-        return changes.rotate_token(name, Secret(hash_token(token), until), now, old_until, ends_oldest=end_oldest)
+        rotate = changes.rotate_token(name, Secret(hash_token(token), until), now, old_until, ends_oldest=end_oldest)
+
+        def decide(state: ClusterState) -> Change | None:
+            nonlocal had_end
+            had_end = changes.has_end(state, name)
+            return rotate(state)
+
+        return decide
 
     declare(config_file, decision, by, reason)
     _print_secret(name, token, until, as_json=as_json)
+    if until is None and had_end:
+        click.echo(f"the new secret of {name} has no end, unlike the one before: --expires gives it one", err=True)
     _warn_of_file(config_file, name)
 
 
@@ -193,7 +207,8 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
     columns = ("name", "scope", "tenant", "edge", "secrets in force", "until", "changed", "by", "reason")
     print_table(columns, [
         (
-            each["name"], each["scope"] or f"not usable: {each['unusable']}", each["tenant"] or "", each["edge"] or "",
+            each["name"], f"not usable: {each['unusable']}" if each["unusable"] else shown_access(each),
+            each["tenant"] or "", each["edge"] or "",
             each["secrets"], each["until"] or "", each["changed"], each["by"], each["reason"],
         )
         for each in found
@@ -204,7 +219,7 @@ def _confirm_first(config_file: str, yes: bool) -> None:
     from weft.cloud_hub.declared.documents import TOKEN
 
     config = load_hub(config_file)
-    if yes or config.tokens_file is not None or config.anonymous == "never":
+    if yes or config.tokens_file is not None or config.jwt is not None or config.anonymous == "never":
         return
     if read_facts(config_file).last(TOKEN) == 0:
         confirm(
@@ -224,7 +239,7 @@ def _warn_of_file(config_file: str, name: str) -> None:
         )
 
 
-def _print_secret(name: str, token: str, until: int | None, *, as_json: bool, **more: str | None) -> None:
+def _print_secret(name: str, token: str, until: int | None, *, as_json: bool, **more: Any) -> None:
     from weft.cloud_hub.api.views import moment
 
     if as_json:
@@ -244,7 +259,7 @@ def _view(fact: Fact, now: int) -> dict[str, Any]:
         secrets = list(identities_of(fact))
     except (UnreadableDocument, TokensUnusable) as error:
         nothing = dict.fromkeys(("scope", "tenant", "edge", "until"))
-        return {"name": fact.name, **nothing, "secrets": 0, **about, "unusable": str(error)}
+        return {"name": fact.name, **nothing, "grants": [], "secrets": 0, **about, "unusable": str(error)}
     in_force = [until for _, until in secrets if until is None or until > now]
     identity = secrets[-1][0] if secrets else None
     ends = None if None in in_force else max((until for until in in_force if until is not None), default=now)
@@ -253,6 +268,7 @@ def _view(fact: Fact, now: int) -> dict[str, Any]:
         "scope": identity and str(identity.scope),
         "tenant": identity and identity.tenant,
         "edge": identity and identity.edge,
+        "grants": list(identity.grants) if identity else [],
         "until": moment(ends) if in_force else "ended",
         "secrets": len(in_force),
         **about,

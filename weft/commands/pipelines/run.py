@@ -146,9 +146,12 @@ def _line(progress: Progress | WindowProgress) -> str:
 def _of_windows(progress: WindowProgress) -> str:
     until = progress.complete_until or "no moment that is known"
     waiting = f"; held back by {', '.join(progress.held_back_by[:SHOWN_MAX])}" if progress.held_back_by else ""
+    late = f"; {counted(progress.late, 'window')} with records after the bound `late`" if progress.late else ""
+    rejected = "; ".join(f"{counted(rows, 'record')} in no window: {why}" for why, rows in progress.rejected.items())
     return (
         f"{counted(progress.given, 'window')} written in {approximate_duration(progress.seconds)}, "
-        f"{progress.pending} pending, complete until {until}{waiting}"
+        f"{progress.pending} pending, complete until {until}{waiting}{late}"
+        f"{'; ' if rejected else ''}{rejected}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,7 @@ from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
 if TYPE_CHECKING:
-    from weft.proofs.audit.report import AuditReport, LaneAudit
+    from weft.proofs.audit.report import AuditReport, LaneAudit, ToldDeletion
 
 
 @click.command("audit")
@@ -104,11 +105,32 @@ def _show(report: AuditReport) -> None:
     deleted = report.total("deleted")
     if deleted:
         say(f"{deleted} records are not in the table because their deletion was declared (`weft hub declare-deletion`)")
+    if report.only_latest:
+        say(
+            f"The stream has a latest table instead of a table of all rows. It took in {report.total('replaced')} "
+            "records of which it has no row. Newer ones of their keys replaced or deleted them"
+        )
+    for each in report.deletions:
+        say(_deletion(each))
     if not report.lanes:
         say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:
         verdict = "good" if not report.open_gaps else "log and table agree, and the hub may lack records"
         say(f"{verdict}: every record is in the log once, {report.total('table_records')} of them are table rows")
+
+
+def _moment(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _deletion(told: ToldDeletion) -> str:
+    if told.received_until is not None:
+        until = _moment(told.received_until)
+        return f"RETENTION: {counted(told.count, 'record')} that came up to {until} were removed: {told.reason}"
+    at = _moment(told.time)
+    act = "ERASED" if told.is_erased else "DELETED"
+    rows = f"{counted(told.count, 'record')} ({harmless(told.rows)})"
+    return f"{act}: {rows} on {at} by {harmless(told.by)}: {harmless(told.reason)}"
 
 
 def _show_lanes(report: AuditReport) -> None:

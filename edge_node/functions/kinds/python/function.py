@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from weft.config.functions.user_code import Python as Settings
+from weft.config.signing.code import SUFFIX, CodeNotSigned
 from weft.edge_node.functions.contract import AsyncFunction, Context, NotReady, Out, Row, State
 from weft.edge_node.functions.kinds.python.child import LoadFailed
 from weft.edge_node.functions.kinds.python.runner import Runner, RunResults
@@ -43,8 +44,10 @@ class Python(AsyncFunction):
         self._settings = settings
         self._context = context
         self._name = os.path.basename(settings.file)
-        self._files = Snapshots((settings.file, *settings.files))
-        self._watched = WatchedFiles((settings.file, *settings.files), CHECK_INTERVAL_S)
+        files, keys = (settings.file, *settings.files), context.signed_by
+        self._files = Snapshots(files, keys)
+        signatures = (*keys, *(f"{each}{SUFFIX}" for each in files)) if keys else ()
+        self._watched = WatchedFiles((*files, *signatures), CHECK_INTERVAL_S)
         self._encoder = msgspec.msgpack.Encoder()
         self._current: Runner | None = None
         self._trial: Runner | None = None
@@ -74,6 +77,8 @@ class Python(AsyncFunction):
         cannot run."""
         try:
             snapshot = await self._files.take()
+        except CodeNotSigned as error:
+            return str(error)
         except (OSError, ValueError) as error:
             return f"{self._settings.file} cannot be read: {error}"
         if self._current is not None and snapshot.version == self._current.snapshot.version:

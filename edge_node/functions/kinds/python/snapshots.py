@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weft.config.signing.code import CodeNotSigned, check_code
+
 BYTES_MAX = 512 << 20
 """Maximum size of the code and its files, such as a model, together."""
 HASH_CHARACTERS = 12
@@ -35,8 +37,14 @@ class FilesSnapshot(NamedTuple):
 class Snapshots:
     """The files of a function, and copies of them in a folder of its own. The first file is the code."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], signed_by: Sequence[str] = ()) -> None:
+        """Take no copy yet.
+
+        Args:
+            signed_by: files with the keys of which one has to have signed each file; empty where none has to.
+        """
         self._paths = paths
+        self._signed_by = signed_by
         self._folder: str | None = None
         self._lock: int | None = None
         self._count = 0
@@ -46,6 +54,7 @@ class Snapshots:
 
         Raises:
             OSError: a file cannot be read or copied.
+            CodeNotSigned: a file has no signature of a key.
             ValueError: the files are too large, or two have one name.
         """
         return await asyncio.to_thread(self._take)
@@ -72,8 +81,19 @@ class Snapshots:
             shutil.copyfile(path, copy)
             with open(copy, "rb") as file:
                 digest.update(f"{name}\0".encode())
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+                content = hashlib.file_digest(file, "sha256")
+                digest.update(content.digest())
+            if self._signed_by:
+                # Of the copy, which is what runs: the file may change at any moment.
+                self._check(path, content.hexdigest(), folder)
         return FilesSnapshot(digest.hexdigest()[:HASH_CHARACTERS], folder)
+
+    def _check(self, path: str, digest: str, folder: str) -> None:
+        try:
+            check_code(path, digest, self._signed_by)
+        except CodeNotSigned:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     async def drop(self, snapshot: FilesSnapshot) -> None:
         """Remove a copy that is no longer in use."""

@@ -13,7 +13,7 @@ import msgspec
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.request import Request
 from weft.edge_node.servers.http.writes.fields import HEADERS_MAX, NO_JSON, fill, nanoseconds
-from weft.edge_node.servers.http.writes.storing import NewRecord
+from weft.edge_node.servers.http.writes.records import NewRecord
 from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import CONTENT_TYPE, SENT
 

@@ -15,6 +15,7 @@ import msgspec
 
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.request import Request
+from weft.network.tracing.context import TRACEPARENT, TRACESTATE, TRACESTATE_CHARACTERS_MAX, parse
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import (
@@ -87,6 +88,8 @@ def headers_of(request: Request, now_ns: int) -> list[tuple[str, HeaderValue]]:
         Problem: one cannot be parsed, or there are too many.
     """
     found: list[tuple[str, HeaderValue]] = []
+    if b"traceparent" in request.headers:
+        found += trace_context(request)
     for name, value in request.fields:
         if not name.startswith(b"weft-"):
             continue
@@ -106,6 +109,17 @@ def headers_of(request: Request, now_ns: int) -> list[tuple[str, HeaderValue]]:
     if len(found) > HEADERS_MAX:
         raise Problem(400, f"a message may have {HEADERS_MAX} headers; send fewer")
     return found
+
+
+def trace_context(request: Request) -> list[tuple[str, HeaderValue]]:
+    """Return the headers of W3C Trace Context; none if they are not valid, which is no reason to refuse a message."""
+    parent, state = (
+        request.headers.get(name, b"").decode("ascii", "replace") for name in (b"traceparent", b"tracestate")
+    )
+    if parse(parent) is None:
+        return []
+    is_kept = 0 < len(state) <= TRACESTATE_CHARACTERS_MAX and state.isascii() and state.isprintable()
+    return [(TRACEPARENT, parent.strip()), *([(TRACESTATE, state)] if is_kept else [])]
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,8 @@ from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.servers.http.writes import bodies
 from weft.edge_node.servers.http.writes.line_protocol import BadLine, Point, lines_of, parse_line
 from weft.edge_node.servers.http.writes.posts import once_of
-from weft.edge_node.servers.http.writes.storing import NewRecord, Storing
+from weft.edge_node.servers.http.writes.records import CHECKED_SLICE_BYTES, MISFIT_COST, NewRecord, check_cost
+from weft.edge_node.servers.http.writes.storing import Storing
 from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import SENT, stored_name
 
@@ -65,17 +66,21 @@ class Influx:
         body = yield from bodies.expanded(request.payload(), coding, request.bytes_max)
         records: list[NewRecord] = []
         first_error, dropped = "", 0
+        is_checked, bytes_left = self._storing.has_checks, CHECKED_SLICE_BYTES
         for count, line in enumerate(lines_of(body)):
-            if count % SLICE == SLICE - 1:
+            if count % SLICE == SLICE - 1 or bytes_left <= 0:
+                bytes_left = CHECKED_SLICE_BYTES
                 yield
             if count >= self._settings.records_max:
                 raise Problem(413, f"more than {self._settings.records_max} points; send fewer at a time")
             try:
                 record = _record(parse_line(line), bucket, unit)._replace(number=count + 1)
-                self._storing.route(exchange, None, record.key)
+                record = self._storing.checked(exchange, None, record)
                 records.append(record.packed())
+                bytes_left -= check_cost(len(line), record.misfits) if is_checked else 0
             except (BadLine, Problem) as error:
                 dropped += 1
+                bytes_left -= MISFIT_COST * len(line) if is_checked else 0
                 first_error = first_error or f"unable to parse {quoted(line.decode(errors='replace'))}: {error}"
                 if isinstance(error, Problem) and error.status == 403:
                     raise

@@ -19,9 +19,16 @@ from weft.edge_node.servers.http.writes.fields import (
     nanoseconds,
     placed,
     sent,
+    trace_context,
     with_content_type,
 )
-from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, PostTarget, Storing
+from weft.edge_node.servers.http.writes.records import (
+    CHECKED_SLICE_BYTES,
+    CHECKED_SLICE_MESSAGES,
+    NewRecord,
+    check_cost,
+)
+from weft.edge_node.servers.http.writes.storing import Answer, PostTarget, Storing
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.fields import packed_headers
 
@@ -98,7 +105,11 @@ class Posts:
         if self._storing.misfits.knows_json and not is_json:
             make = partial(self._looked_at, exchange, target, make)
         self._counters.http_messages += len(payloads)
-        if len(payloads) > SLICE:
+        is_long = len(payloads) > SLICE
+        if self._storing.has_checks:
+            make = partial(self._checked, exchange, target, once, make)
+            is_long |= len(body) > CHECKED_SLICE_BYTES or len(payloads) > CHECKED_SLICE_MESSAGES
+        if is_long:
             return self._in_steps(exchange, target, payloads, make, once, answer)
         return self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
 
@@ -112,9 +123,17 @@ class Posts:
         answer: Answer,
     ) -> Iterator[None]:
         records: list[NewRecord] = []
-        for at in range(0, len(payloads), SLICE):
-            records += [make(payload).packed() for payload in payloads[at : at + SLICE]]
-            yield
+        left, bytes_left = SLICE, CHECKED_SLICE_BYTES
+        for payload in payloads:
+            record = make(payload).packed()
+            records.append(record)
+            left -= 1
+            if record.misfits is not None:
+                bytes_left -= check_cost(len(payload), record.misfits)
+            if left <= 0 or bytes_left <= 0:
+                left, bytes_left = SLICE, CHECKED_SLICE_BYTES
+                yield
+        yield
         yield from self._storing.store(exchange, target, records, once, answer) or ()
 
     def _looked_at(self, exchange: Exchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
@@ -123,6 +142,11 @@ class Posts:
         self._storing.misfits.look(streams, record.payload)
         return record
 
+    def _checked(
+        self, exchange: Exchange, target: PostTarget | None, once: Once | None, make: Make, payload: bytes
+    ) -> NewRecord:
+        return self._storing.checked(exchange, target, make(payload), once)
+
     def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make, bool]:
         """Return the payloads of a request, their converter to records, and whether all are known to be JSON."""
         content_type = request.header(b"content-type")
@@ -130,13 +154,13 @@ class Posts:
         if kind.startswith("multipart/"):
             raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
         if kind == cloud_events.STRUCTURED:
-            return [body], partial(cloud_events.structured, key), False
+            return [body], _traced(request, partial(cloud_events.structured, key)), False
         if kind == cloud_events.BATCHED:
-            return bodies.elements(body, records_max), partial(cloud_events.structured, key), False
+            return bodies.elements(body, records_max), _traced(request, partial(cloud_events.structured, key)), False
         if kind.startswith(cloud_events.OF_ANY_FORMAT):
             raise Problem(415, f"CloudEvents as {quoted(kind)} are not taken; send them in JSON, or in binary mode")
         if cloud_events.is_binary(request):
-            return [body], partial(cloud_events.binary, request, content_type, key), False
+            return [body], _traced(request, partial(cloud_events.binary, request, content_type, key)), False
         headers = headers_of(request, self._wall_clock())
         if bodies.is_lines(kind):
             payloads = bodies.lines(body, records_max)
@@ -145,6 +169,19 @@ class Posts:
         else:
             return [body], _plain(request, key, with_content_type(headers, content_type), is_one=True), False
         return payloads, _plain(request, key, tuple(headers), is_one=False), True
+
+
+def _traced(request: Request, make: Make) -> Make:
+    """Return the converter of events that also have the trace context of their request."""
+    context = tuple(trace_context(request)) if b"traceparent" in request.headers else ()
+    if not context:
+        return make
+
+    def traced(payload: bytes) -> NewRecord:
+        record = make(payload)
+        return record._replace(headers=(*record.headers, *context))
+
+    return traced
 
 
 def _plain(request: Request, key: str, pairs: HeaderPairs, *, is_one: bool) -> Make:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 from weft.bounds import Owner
+from weft.edge_node.ingest.checks import refusal
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering, Records
 from weft.edge_node.ingest.routes import Route
@@ -17,8 +16,9 @@ from weft.edge_node.servers.http.exchange import Exchange, problem_of
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Once, RememberedAnswer, joined
 from weft.edge_node.servers.http.problem import Problem, quoted, try_later
 from weft.edge_node.servers.http.writes.misfits import Misfits
+from weft.edge_node.servers.http.writes.records import NewRecord, Pieces, cost_of, gather, gather_one
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
-from weft.protocols.fields import PackedHeaders, packed_headers
+from weft.protocols.fields import PackedHeaders
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogError, SegmentLog
 
@@ -43,37 +43,6 @@ class PostTarget(NamedTuple):
     topic: bytes
     """Key of messages without one; a client needs the right to write to it for keys that the stream's ``from`` does not
     match."""
-
-
-class NewRecord(NamedTuple):
-    """One message of a request."""
-
-    key: bytes
-    payload: bytes
-    headers: HeaderPairs = ()
-    number: int = 0
-    """Position in the request, from 1 on, where earlier messages may have been left out; 0 where none can be."""
-
-    def packed(self) -> NewRecord:
-        """Return the record with headers encoded for the log, which appends all records of a request in one step."""
-        headers = self.headers
-        return self._replace(headers=packed_headers(headers)) if headers and type(headers) is tuple else self
-
-
-class Pieces(NamedTuple):
-    """Records of one request among those of a turn: a stretch of each run."""
-
-    stretches: dict[Records, tuple[int, int]]
-    """Run -> index of the request's first record there, and their number."""
-
-    def seqs(self, stream: int) -> list[tuple[int, int]]:
-        """Return (first seq, count) of the records in a stream, ascending; empty when the stream has none."""
-        found: list[tuple[int, int]] = []
-        for run, (first, count) in self.stretches.items():
-            seqs = run.by_stream.get(stream)
-            if seqs and (seq := seqs[first]) is not None:
-                found.append((seq, count))
-        return joined(sorted(found))
 
 
 Answer = Callable[[Exchange, list[tuple[int, int]], int], None]
@@ -138,6 +107,32 @@ class Storing:
         self._off_pattern += 1
         return self.ingest.routing.route(key, target.number)
 
+    @property
+    def has_checks(self) -> bool:
+        """Return whether the payloads of some stream are checked."""
+        return self.ingest.routing.has_checks
+
+    def checked(
+        self, exchange: Exchange, target: PostTarget | None, record: NewRecord, once: Once | None = None
+    ) -> NewRecord:
+        """Return a record with what the checks of its payload have found.
+
+        Raises:
+            Problem: a stream refuses it, or as ``route``.
+        """
+        route = self.route(exchange, target, record.key)
+        if route.checks is None:
+            return record
+        misfits = route.checks.look(record.payload)
+        if misfits and (why := refusal(route, misfits)):
+            begun = None if once is None else self.keys.find(exchange.owner, once.key)
+            if begun is not None and begun.rest_at:  # the schema has changed since
+                stored = f"of the request, {begun.messages} messages are stored since it was sent before"
+            else:
+                stored = "nothing of the request is stored"
+            raise Problem(400, f"a payload is refused, and {stored}: {why}")
+        return record._replace(misfits=misfits)
+
     # --- storing
 
     def repeats(self, exchange: Exchange, once: Once, answer: Answer) -> bool:
@@ -185,7 +180,7 @@ class Storing:
         if once is not None and begun is not None:
             return self._store_once_in_pieces(exchange, target, records, once, answer)
         routed = self._routed(exchange, target, records)
-        cost = routed[0].cost if len(routed) == 1 else sum(route.cost for route in routed)
+        cost = sum(map(cost_of, records, routed))
         if once is None:
             if cost > COST_MAX:
                 return self._store_in_pieces(exchange, target, records, answer)
@@ -211,10 +206,10 @@ class Storing:
         # What waits for the disk here is little, since the garbage collector looks at all of it.
         stream = _stream_of(target, routed)
         if len(records) == 1:  # as most requests have
-            run, at = _gather_one(turn, exchange, records[0], routed[0])
+            run, at = gather_one(turn, exchange, records[0], routed[0])
             exchange.stored = partial(_answer_one, exchange, answer, run, at, stream)
         else:
-            pieces = _gather(turn, exchange, records, routed)
+            pieces = gather(turn, exchange, records, routed)
             exchange.stored = partial(_answer_all, exchange, answer, pieces, stream, len(records))
         turn.answer(exchange, b"")
         turn.more_acks += len(records) - 1
@@ -227,7 +222,7 @@ class Storing:
             routed = self._routed_piece(exchange, target, records[at:])
             if not turn.begun:
                 turn.begin()
-            stream, pieces = _stream_of(target, routed), _gather(turn, exchange, records[at : at + len(routed)], routed)
+            stream, pieces = _stream_of(target, routed), gather(turn, exchange, records[at : at + len(routed)], routed)
             at += len(routed)
             if at == len(records):
                 break
@@ -264,7 +259,7 @@ class Storing:
         turn = self.ingest.turn
         turn.store()  # earlier records have lower numbers
         gathered = Gathering()
-        pieces = _gather(gathered, exchange, records, routed)
+        pieces = gather(gathered, exchange, records, routed)
         try:
             with self._log.together(_room(records)):
                 self.ingest.store(gathered)
@@ -323,7 +318,7 @@ class Storing:
         for record in records:
             route = self.route(exchange, target, record.key)
             routed.append(route)
-            cost += route.cost
+            cost += cost_of(record, route)
             if cost > PIECE_COST_MAX:
                 break
         return routed
@@ -334,28 +329,8 @@ class Storing:
         answer(exchange, list(known.seqs), known.messages)
 
 
-def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord], routed: Sequence[Route]) -> Pieces:
-    stretches: dict[Records, tuple[int, int]] = {}
-    for route, stretch in groupby(zip(records, routed, strict=True), itemgetter(1)):
-        run = gathered.groups[route.destination]
-        at = len(run.keys)
-        keys, payloads, headers, _ = zip(*(record for record, _ in stretch), strict=True)
-        run.extend(keys, payloads, headers, exchange)
-        if route.noted:
-            gathered.note(route, run, at)
-        first, count = stretches.get(run) or (at, 0)
-        stretches[run] = (first, count + len(run.keys) - at)
-    return Pieces(stretches)
-
-
-def _gather_one(gathered: Gathering, exchange: Exchange, record: NewRecord, route: Route) -> tuple[Records, int]:
-    run = gathered.groups[route.destination]
-    gathered.add(route, record.key, record.payload, exchange, 0, record.headers)
-    return run, len(run.keys) - 1
-
-
-def _answer_one(exchange: Exchange, answer: Answer, run: Records, at: int, stream: int) -> None:
-    seqs = run.by_stream.get(stream)
+def _answer_one(exchange: Exchange, answer: Answer, run: Records | None, at: int, stream: int) -> None:
+    seqs = None if run is None else run.by_stream.get(stream)
     seq = seqs[at] if seqs else None
     answer(exchange, [] if seq is None else [(seq, 1)], 1)
 

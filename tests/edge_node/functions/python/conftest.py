@@ -20,7 +20,8 @@ SECOND = 10**9
 class Subject:
     """A function as the runtime drives it, and what came out."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, signed_by: tuple[str, ...] = (), **settings: Any) -> None:
+        self.signed_by = signed_by
         self.file = folder / "score.py"
         self.settings = Settings(file=str(self.file), **settings)
         self.function = self.made()
@@ -28,7 +29,7 @@ class Subject:
 
     def made(self) -> Python:
         levels = {b"plant/1": {"line": "1"}}
-        return Python(self.settings, context(levels))
+        return Python(self.settings, context(levels)._replace(signed_by=self.signed_by))
 
     def write(self, code: str) -> None:
         self.file.write_text(code)

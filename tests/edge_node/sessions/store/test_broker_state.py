@@ -104,6 +104,7 @@ async def test_a_database_that_was_destroyed_costs_what_it_held_and_no_more(
     await closed(log, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True])
 async def test_ten_thousand_sessions_recover_quickly(tmp_path: Path, saved: bool) -> None:
     log, state = await opened(tmp_path, StateSettings(save_interval_s=3600))

@@ -204,6 +204,7 @@ def test_a_full_disk_is_told_to_whoever_waits_and_tried_again(tmp_path: Path, ca
     assert Shelf(tmp_path).topics() == {"large", "small"}
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_messages_load_in_seconds(tmp_path: Path) -> None:
     settings = StateSettings(retained_messages_max=100_000, retained_bytes_max=128 << 20)
     shelf = Shelf(tmp_path, settings)

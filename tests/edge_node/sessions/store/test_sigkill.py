@@ -34,6 +34,7 @@ def run_and_kill(directory: Path, life: int, seconds: float) -> list[list[str]]:
     return [line.decode().split() for line in lines if line.endswith(b"\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_nothing_that_was_said_is_lost_and_nothing_is_said_that_is_not(tmp_path: Path) -> None:
     chance = random.Random(1)

@@ -98,6 +98,7 @@ def alerts_of_a_real_machine(threshold: float) -> list[dict[str, Any]]:
     return [json.loads(payload) for payload in rule.alerts(rows)["payload"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threshold", "in_windows", "outside"),
     [(10, [0, 1, 0, 1], 5), pytest.param(8, [1, 1, 0, 1], 10, marks=pytest.mark.slow)],

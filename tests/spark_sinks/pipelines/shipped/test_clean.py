@@ -55,6 +55,7 @@ def offsets(frame: DataFrame) -> list[int]:
     return sorted(found._offset for found in frame.select("_offset").collect())
 
 
+@pytest.mark.slow
 def test_a_message_that_was_sent_again_is_left_out(log: Callable[..., tuple[DataFrame, Log]]) -> None:
     frame, context = log(
         row(0, 0, "a"),
@@ -79,6 +80,7 @@ def test_the_answer_does_not_depend_on_the_micro_batch(log: Callable[..., tuple[
     assert 0 < len(whole) < 12
 
 
+@pytest.mark.slow
 def test_the_time_of_a_reading_tells_repeats_too(log: Callable[..., tuple[DataFrame, Log]]) -> None:
     one, other = START, START + timedelta(seconds=1)
     frame, context = log(

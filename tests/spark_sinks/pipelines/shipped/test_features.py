@@ -69,6 +69,7 @@ def test_any_cut_and_a_lost_checkpoint_give_the_same_rows(machines: Machines, tr
             assert row["score"] < 0
 
 
+@pytest.mark.slow
 def test_a_model_of_another_version_is_refused(
     spark: Any, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_model_of_another_version_is_refused(
     assert read_model(str(other))[0].features_version == "2"
 
 
+@pytest.mark.slow
 def test_training_says_what_is_wrong_with_a_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "series.csv"
     for content, said in (

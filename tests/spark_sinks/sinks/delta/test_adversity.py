@@ -30,6 +30,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "lake" / "hours"
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_loses_no_partition(
     spark: SparkSession, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_commit_whose_answer_was_lost_loses_no_partition(
     assert rows(table, "machine", "hour") == [("new", 1), ("new", 2)]
 
 
+@pytest.mark.slow
 def test_an_empty_text_and_null_are_one_partition_and_one_key(spark: SparkSession, table: Path) -> None:
     """Delta cannot tell them apart in a column of partitions, so no key may rest on the difference."""
     sink = DeltaSink(table, keys="machine", order_by="n", partition_by="machine")
@@ -61,6 +63,7 @@ def test_an_empty_text_and_null_are_one_partition_and_one_key(spark: SparkSessio
     assert rows(table, "machine", "n") == sorted([(None, 2), ("m1", 2)], key=repr)
 
 
+@pytest.mark.slow
 def test_keys_are_found_in_files_that_another_engine_wrote(spark: SparkSession, table: Path) -> None:
     """Bounds of times are cut to milliseconds, those of long texts to their beginning."""
     sink = DeltaSink(table, keys="at, machine", order_by="n")
@@ -75,6 +78,7 @@ def test_keys_are_found_in_files_that_another_engine_wrote(spark: SparkSession, 
     assert rows(table, "machine", "n") == [("a", 0), (long, 5)]
 
 
+@pytest.mark.slow
 def test_times_that_no_calendar_has_end_no_query(spark: SparkSession, table: Path) -> None:
     """.NET's first and last moments, and what a faulty stamp in seconds is when it is read as milliseconds."""
     stamps = [-62_135_596_800_000_000, 253_402_300_799_999_999, -(1 << 60), 1 << 60, 0, -1, None]
@@ -106,6 +110,7 @@ def test_a_disk_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     assert "\x1b" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_nan_is_the_highest_value_however_batches_are_cut(spark: SparkSession, table: Path) -> None:
     sink = DeltaSink(table, keys="machine", order_by="n")
     nan = spark.createDataFrame([("m1", float("nan"))], "machine string, n double")
@@ -132,6 +137,7 @@ def test_rows_without_a_true_place_are_refused(spark: SparkSession, hub: Hub, ta
     assert rows(table, "_seq") == []
 
 
+@pytest.mark.slow
 def test_rows_that_come_behind_are_told_and_not_left_out(spark: SparkSession, hub: Hub, table: Path) -> None:
     """A stateful step gives out a row late, under the offset of a record of an earlier micro-batch."""
     hub.write(2)

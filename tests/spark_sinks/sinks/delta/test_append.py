@@ -105,6 +105,7 @@ def test_a_table_that_is_gone_beside_the_checkpoint_is_not_made_with_a_hole(job:
     assert job.rows() == job.hub.expected()
 
 
+@pytest.mark.slow
 def test_two_streams_and_their_filters_in_one_table(job: Job) -> None:
     """Exploded and filtered rows, a union by one query, and another query's rows under a name of its own."""
     job.hub.write(1)
@@ -184,6 +185,7 @@ def test_chunks_that_the_hub_deleted_are_not_missed(job: Job, of_the_end: bool) 
     assert job.rows() == job.hub.expected()
 
 
+@pytest.mark.slow
 def test_other_writers_change_nothing(job: Job) -> None:
     """Another engine joins files between reading and commit, a sink of the same name writes the same rows, and one of
     another name adds a column."""
@@ -248,6 +250,7 @@ def test_what_is_committed_is_on_the_disk_before_it_is_claimed(job: Job, monkeyp
     assert job.rows() == job.hub.expected()
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_table_in_a_bucket(job: Job, s3_store: S3Endpoint) -> None:
     bucket, options = s3_store.new_bucket(), s3_store.options

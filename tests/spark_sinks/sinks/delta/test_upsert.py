@@ -56,6 +56,7 @@ def test_large_files_are_rewritten_by_tasks_and_only_where_keys_can_be(
     assert found == sorted(expected, key=repr)
 
 
+@pytest.mark.slow
 def test_rows_of_the_log_replace_by_position(spark: SparkSession, hub: Hub, table: Path) -> None:
     """The last record of each key; the records of an edge node stay in one shard."""
     sink = DeltaSink(table, store=hub.root, stream=STREAM, keys="_edge, _key")
@@ -72,6 +73,7 @@ def test_rows_of_the_log_replace_by_position(spark: SparkSession, hub: Hub, tabl
     assert (DeltaTable(str(table)).version(), rows(table, "_edge", "_key", "_seq")) == (version, newest)
 
 
+@pytest.mark.slow
 def test_small_files_are_joined_on_the_way(spark: SparkSession, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "SMALL_FILES_MAX", 3)
     sink = DeltaSink(table, keys="machine, hour", order_by="n")

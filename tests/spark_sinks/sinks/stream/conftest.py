@@ -53,9 +53,9 @@ class StreamHub(DemoHub):
                 offset = answer["next_offset"][str(shard)]
         return found
 
-    def offsets(self, stream: str) -> list[tuple[int, ...]]:
+    def offsets(self, stream: str, shards: int = 2) -> list[tuple[int, ...]]:
         """Source positions of the stream's records, as the log has them."""
-        texts = [dict(record["headers"])["weft.position"] for record in self.stream_records(stream)]
+        texts = [dict(record["headers"])["weft.position"] for record in self.stream_records(stream, shards)]
         return [tuple(map(int, text.split(":"))) for text in texts]
 
     def problems(self, stream: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""A sending process for tests that kill it: rows of two source shards in micro-batches of random sizes, from the first
-row on, as after a lost checkpoint."""
+"""A sending process for tests that kill it: rows of some source shards in micro-batches of random sizes, from the first
+row on, as after a lost checkpoint. Rows of odd shards come in twos."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from spark_sinks.sinks.stream.settings import ProducerSettings
 from tests.spark_sinks.sinks.stream.conftest import rows, send
 
 
-def main(url: str, store: str, stream: str, count: int, seed: int) -> None:
-    chance, settings = random.Random(seed), ProducerSettings((url,), stream, stream, store)
+def main(url: str, store: str, stream: str, *numbers: int) -> None:
+    count, seed, shards, spread = numbers
+    chance, settings = random.Random(seed), ProducerSettings((url,), stream, stream, store, spread=spread)
     first = 0
     print("sending", flush=True)
     while first < count:
         end = min(count, first + chance.randint(200, 3000))
-        send(settings, rows(0, range(first, end)), rows(1, range(first, end), each=2))
+        send(settings, *(rows(shard, range(first, end), each=1 + shard % 2) for shard in range(shards)))
         first = end
         print(end, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:8]))

@@ -28,10 +28,12 @@ from weft.protocols.shard.placement import shard_of
 ROWS = 6000
 
 
-def started(hub: StreamHub, stream: str, seed: int) -> subprocess.Popen[str]:
+def started(
+    hub: StreamHub, stream: str, seed: int, *, rows: int = ROWS, shards: int = 2, spread: int = 1
+) -> subprocess.Popen[str]:
     command = [
         sys.executable, "-m", "tests.spark_sinks.sinks.stream.sending",
-        hub.url, hub.store, stream, str(ROWS), str(seed),
+        hub.url, hub.store, stream, str(rows), str(seed), str(shards), str(spread),
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -64,6 +66,49 @@ def test_a_sink_and_a_hub_that_are_killed_leave_each_row_once(own_hub: StreamHub
     assert own_hub.problems("clean") == []
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_kills_between_changes_of_the_spread_leave_each_row_once(tmp_path: Path) -> None:
+    """Of the sending process and of the hub, which has two processes. Now and then the former one runs on beside."""
+    hub = StreamHub(tmp_path)
+    text = hub.config_path.read_text()
+    hub.config_path.write_text(text.replace("processes: 1", "processes: 2").replace("shards: 2", "shards: 16"))
+    hub.start()
+    chance, senders = random.Random(SLICE.seed), list[subprocess.Popen[str]]()
+
+    def end(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    try:
+        for number, spread in enumerate((1, 4, 1, 8, 2, 4, 4, 1)):
+            senders.append(started(hub, "spread", number, shards=8, rows=2000, spread=spread))
+            time.sleep(chance.uniform(0.2, 2.0))  # any moment of the conversation
+            if number % 3 == 1:
+                hub.kill()
+                hub.start()
+            if number % 4 != 2:  # otherwise it is there beside the next one
+                for process in senders:
+                    end(process)
+                senders.clear()
+        last = started(hub, "spread", -1, shards=8, rows=2000, spread=4)
+        last.communicate(timeout=PATIENCE_S)
+        assert last.returncode == 0
+        found = sorted(hub.offsets("spread", 16))
+        assert found == [
+            (shard, offset, n) for shard in range(8) for offset in range(2000) for n in range(1 + shard % 2)
+        ]
+        assert hub.problems("spread") == []
+    finally:
+        for process in senders:
+            end(process)
+        hub.stop()
+
+
+@pytest.mark.slow
 def test_a_lanes_last_record_is_found_in_the_table_as_in_the_log(hub: StreamHub) -> None:
     settings = hub.settings("tabled")
     send(settings, rows(4, range(30), each=2))
@@ -112,6 +157,7 @@ def tls_proxy(pem: Pem, port: int) -> Iterator[str]:
     loop.close()
 
 
+@pytest.mark.slow
 def test_tls_is_checked_and_a_token_opens_the_lanes_of_its_query_only(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     tokens = str(tmp_path / "tokens")
@@ -126,20 +172,24 @@ def test_tls_is_checked_and_a_token_opens_the_lanes_of_its_query_only(tmp_path: 
             settings = hub.settings("clean", **given)
             assert send(settings, rows(0, range(5)))[0]["sent"] == 5
             assert token not in repr(settings)
+            spread = hub.settings("clean", **given, spread=4)
+            assert send(spread, rows(3, range(5)))[3]["sent"] == 5
             for changes, sentence in (
                 ({"ca": None}, "certificate is refused"),
-                ({"token": None}, r"does not accept the token, or there is none \(401\)"),
+                ({"token": None}, r"requires a token \(401\)"),
                 ({"token": "x" * 40}, r"\(401\)"),
-                ({"token": reader}, "has to be of scope edge"),
+                ({"token": reader}, "with `--scope edge`"),
                 ({"query": "other"}, "is not for edge spark-other"),
+                ({"query": "clean-1", "spread": 4}, "is not for edge spark-_3[a-z]*_clean-1"),
                 ({"tenant": "other"}, "is not for edge spark-clean of tenant other"),
             ):
                 with pytest.raises(SinkError, match=sentence):
-                    send(hub.settings("clean", **(given | changes)), rows(0, range(9)))
+                    send(hub.settings("clean", **(given | changes)), rows(3, range(9)))
     finally:
         node.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_redirect_leads_to_the_process_that_has_the_lane(tmp_path: Path) -> None:
     hub = StreamHub(tmp_path)

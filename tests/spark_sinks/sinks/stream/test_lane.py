@@ -1,16 +1,21 @@
-"""The pure part of a producer lane: a state machine of sends, lost connections, and other attempts, against a model
-hub."""
+"""A producer lane: histories of sends, lost connections and other attempts over the link against a model hub."""
 
 from __future__ import annotations
 
+import contextlib
+import random
+from functools import partial
+
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.lane import Batch, LinkLaneState, ProducerLane, Superseded
+from spark_sinks.sinks.stream.encoding import BatchEncoder, Row
+from spark_sinks.sinks.stream.lane import Batch, ProducerLane, Superseded
+from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.positions import Position, parse_position
+from spark_sinks.sinks.stream.settings import ProducerSettings
+from tests.spark_sinks.sinks.stream.model_hub import OneLaneHub, payload_of
+from tests.support.slices import SLICE
 from weft.protocols.lane import Lane
 
 LANE = Lane("default", "spark-q", 7, "clean")
@@ -18,110 +23,89 @@ ROWS = [Position(offset, ordinal) for offset in range(60) for ordinal in range(1
 """What the query makes of the source: the same at every attempt."""
 
 
-class LaneMachine(RuleBasedStateMachine):
-    """Attempts come and go; the hub takes what it is sent in order, or loses a connection with all that was on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hub: list[Position] = []
-        self.wire: list[tuple[int, list[Position]]] = []
-        """Batches sent on this connection that the hub has not committed: first number, rows."""
-        self.rows: dict[int, list[Position]] = {}
-        self.next = 0
-
-    @initialize()
-    def begin(self) -> None:
-        self._attempt()
-
-    def _attempt(self) -> None:
-        self.lane = ProducerLane(LANE)
-        self.wire, self.next, self.rows = [], 0, {}
-        self._connect()
-        self.lane.resume(self.hub[-1] if self.hub else None)
-
-    def _connect(self) -> None:
-        self.lane.opening(1)
-        self.lane.opened([(0, len(self.hub))] if self.hub else [])
-
-    @rule(count=st.integers(1, 12))
-    def add_rows(self, count: int) -> None:
-        """The task takes rows, passes over what the lane has, and makes a batch of the others."""
-        taken = ROWS[self.next : self.next + count]
-        self.next += len(taken)
-        wanted = [position for position in taken if self.lane.wants(position)]
-        if wanted:
-            first = self.lane.end
-            self.rows[first] = wanted
-            self.lane.add(Batch(first, first + len(wanted), b"", len(wanted)), wanted[-1])
-
-    @precondition(lambda self: self.lane.next_to_send is not None)
-    @rule()
-    def send(self) -> None:
-        batch = self.lane.next_to_send
-        assert batch is not None
-        self.lane.note_sent()
-        self.wire.append((batch.first, self.rows[batch.first]))
-
-    @precondition(lambda self: self.wire)
-    @rule(acked=st.booleans())
-    def commit(self, acked: bool) -> None:
-        first, positions = self.wire.pop(0)
-        self.hub += positions[len(self.hub) - first :]
-        if acked:
-            self.lane.acknowledged([(0, len(self.hub))])
-
-    @rule()
-    def lose_connection(self) -> None:
-        """What was on the way is gone, or had been committed without an acknowledgement."""
-        self.wire.clear()
-        self.lane.lost()
-        self._connect()
-
-    @rule()
-    def new_attempt(self) -> None:
-        """The task dies, or its micro-batch is repeated after a lost checkpoint, from the first row."""
-        self._attempt()
-
-    @rule(count=st.integers(1, 5))
-    def another_attempt_overtakes(self, count: int) -> None:
-        """Another task sends rows; this one notices when it comes again, and never writes between them."""
-        before = len(self.hub)
-        self.hub += ROWS[before : before + count]
-        self.wire.clear()
-        self.lane.lost()
-        try:
-            self._connect()
-        except Superseded:
-            self._attempt()
-
-    @invariant()
-    def the_stream_is_a_prefix_of_the_rows(self) -> None:
-        assert self.hub == ROWS[: len(self.hub)]
-
-    @invariant()
-    def what_counts_as_durable_is_durable(self) -> None:
-        assert self.lane.acked <= len(self.hub)
-        assert self.lane.in_flight >= sum(len(positions) for _, positions in self.wire)
-
-    def teardown(self) -> None:
-        """However it went, one more attempt that is left alone completes the stream."""
-        self._attempt()
-        self.add_rows(len(ROWS))
-        while self.lane.next_to_send is not None:
-            self.send()
-        while self.wire:
-            self.commit(acked=True)
-        assert self.hub == ROWS
-        assert self.lane.is_durable
+ALWAYS = 1e9
+"""Seconds of patience, of a clock that stands still."""
 
 
-LaneMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestLaneMachine = LaneMachine.TestCase
+class Died(Exception):
+    """The task is gone, at any moment."""
+
+
+def attempt(hub: OneLaneHub, chance: random.Random, dies: float = 0.0) -> None:
+    """A task that gets all rows from the first on, as after a lost checkpoint, in batches of its own."""
+    settings = ProducerSettings(("http://hub", "http://other"), LANE.stream, "q", "/nowhere", patience_s=ALWAYS)
+    link = Link(
+        settings, lambda _: hub.epoch, lambda: 0.0, lambda: hub.clock, connect=hub.connect, sleep=lambda _: None
+    )
+    lane = ProducerLane(LANE)
+    try:
+        link.open(lane)
+        lane.resume(ROWS[lane.end - 1] if lane.end else None)
+        encoder, at = BatchEncoder(1, 1 << 20), 0
+        while at < len(ROWS):
+            if chance.random() < dies:
+                raise Died
+            taken = ROWS[at : at + chance.randint(1, 12)]
+            at += len(taken)
+            rows = [Row(each, 1, b"k", payload_of(each), ()) for each in taken if lane.wants(each)]
+            if rows:
+                lane.add(encoder.encode(rows, lane.end), rows[-1].position)
+                link.send(lane)
+            assert lane.acked <= len(hub.held), "what counts as durable is durable"
+        link.wait_until_durable()
+        assert hub.held == ROWS
+    except Superseded:
+        pass
+    finally:
+        link.abandon()
+
+
+def history(seed: int) -> None:
+    """Attempts come, go and overlap; the hub loses connections with all that was on them."""
+    chance = random.Random(seed)
+    hub = OneLaneHub(chance, ROWS, chance.choice([0.05, 0.2]))
+    for _ in range(chance.randrange(4)):
+        if chance.random() < 0.4:
+            hub.meanwhile = partial(_other, hub, chance)
+        _other(hub, chance)
+    hub.faults, hub.meanwhile = 0.0, None
+    attempt(hub, chance)
+    assert hub.held == ROWS, "an attempt that is left alone completes the stream"
+
+
+def _other(hub: OneLaneHub, chance: random.Random) -> None:
+    with contextlib.suppress(Died):
+        attempt(hub, chance, dies=chance.choice([0.0, 0.2]))
+
+
+def test_attempts_that_fail_and_overlap_leave_each_row_once() -> None:
+    _many(range(30))
+
+
+@pytest.mark.search
+def test_attempts_that_fail_and_overlap_leave_each_row_once_in_many_histories() -> None:
+    _many(SLICE.seeds(ci=200, night=3000))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("wants", lambda _lane, _position: True), ("is_durable", True)],
+    ids=["rows that the lane has are sent again", "what was sent counts as durable"],
+)
+def test_a_planted_fault_is_found(name: str, fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProducerLane, name, fault)
+    with pytest.raises((AssertionError, ValueError)):
+        _many(range(100))
+
+
+def _many(seeds: range) -> None:
+    for seed in seeds:
+        history(seed)
 
 
 def open_lane(held: int, last: Position | None) -> ProducerLane:
     lane = ProducerLane(LANE)
-    lane.opening(5)
+    lane.offer(5)
     lane.opened([(0, held)] if held else [])
     lane.resume(last)
     return lane
@@ -135,31 +119,29 @@ def test_a_lane_with_holes_is_none_of_ours() -> None:
 
 def test_a_hub_that_went_back_is_told_instead_of_filled_with_other_rows() -> None:
     lane = open_lane(4, Position(3, 0))
-    lane.add(Batch(4, 6, b"", 1), Position(5, 0))
-    lane.note_sent()
+    lane.add(Batch(4, 6, b""), Position(5, 0))
     lane.acknowledged([(0, 6)])
-    lane.lost()
     with pytest.raises(SinkError, match=r"has 4 records .* acknowledged 6 before"):
         lane.opened([(0, 4)])
 
 
 def test_an_end_between_batches_is_another_tasks() -> None:
     lane = open_lane(0, None)
-    lane.add(Batch(0, 10, b"", 1), Position(9, 0))
-    lane.lost()
+    lane.add(Batch(0, 10, b""), Position(9, 0))
     with pytest.raises(Superseded):
         lane.opened([(0, 7)])
 
 
-def test_nothing_is_sent_while_the_lane_is_closed() -> None:
+def test_what_is_not_durable_is_read_again_on_the_next_connection() -> None:
     lane = open_lane(0, None)
-    lane.add(Batch(0, 2, b"", 9), Position(1, 0))
-    lane.note_sent()
-    assert (lane.in_flight, lane.next_to_send) == (9, None)
-    lane.lost()
-    assert (lane.state, lane.in_flight, lane.next_to_send) == (LinkLaneState.CLOSED, 0, None)
-    lane.opened([])
-    assert lane.next_to_send is not None
+    lane.add(Batch(0, 2, b"first"), Position(1, 0))
+    lane.add(Batch(2, 5, b"second"), Position(4, 0))
+    assert (list(lane.snapshot.held), lane.snapshot.end) == ([(0, 5)], 5)
+    assert (lane.read(0, 5), lane.read(0, 100), lane.read(3, 1)) == ([b"first"], [b"first", b"second"], [b"second"])
+    lane.opened([(0, 2)])
+    assert (list(lane.snapshot.held), lane.read(0, 100)) == ([(2, 5)], [b"second"])
+    lane.acknowledged([(0, 5)])
+    assert (list(lane.snapshot.held), lane.is_durable) == ([], True)
 
 
 @pytest.mark.parametrize("text", [None, "", "1:2", "1:2:3:4", "a:1:2", "-1:2:3", 5])

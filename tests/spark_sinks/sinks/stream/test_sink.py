@@ -68,6 +68,29 @@ def test_a_derived_stream_has_each_row_once_after_restarts_and_a_lost_checkpoint
     assert own_hub.problems("clean") == []
 
 
+@pytest.mark.slow
+def test_a_derived_stream_has_each_row_once_under_changing_spreads(
+    spark: SparkSession, tmp_path: Path, own_hub: StreamHub
+) -> None:
+    """With the checkpoint and without, and a hub that is killed in between."""
+    source = Hub(str(tmp_path / "source"))
+    target, checkpoint = TargetStream(own_hub.url, "clean", own_hub.store), tmp_path / "checkpoint"
+    for number, spread in enumerate((1, 4, 2, 1)):
+        source.write(2)
+        run(
+            even_seqs(source, spark, max_records_per_trigger=130),
+            StreamSink(target, "evens", spread=spread),
+            checkpoint,
+        )
+        assert sorted(record["payload"] for record in own_hub.stream_records("clean")) == expected(source)
+        if number == 1:
+            shutil.rmtree(checkpoint)
+            own_hub.kill()
+            own_hub.start()
+    assert own_hub.problems("clean") == []
+
+
+@pytest.mark.slow
 def test_marks_say_up_to_when_the_derived_stream_is_complete(
     spark: SparkSession, tmp_path: Path, hub: StreamHub
 ) -> None:
@@ -118,6 +141,7 @@ def test_the_sources_own_moment_below_a_micro_batch_is_the_derived_streams(
     assert answer["complete_up_to"] == f"{moment:%Y-%m-%dT%H:%M:%S}.000000000Z"
 
 
+@pytest.mark.slow
 def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     own_hub = StreamHub(tmp_path)
     tokens, good = str(tmp_path / "tokens"), tmp_path / "good"
@@ -137,7 +161,7 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
     try:
         check(patience_s=20)
         refused: list[tuple[dict[str, Any], str]] = [
-            ({"token_file": None}, r"does not accept the token, or there is none \(401\)"),
+            ({"token_file": None}, r"requires a token \(401\)"),
             ({"name": "dirty"}, "the hub refuses spark-dirty: the token 'checked' is not for edge spark-dirty"),
             ({"store": other.root}, "name the store of this hub"),
             ({"store": tmp_path / "nowhere"}, "holds no hub"),
@@ -168,6 +192,7 @@ def test_a_frame_without_what_a_record_needs_is_refused(
         sink(spark.createDataFrame([], columns), 0)
 
 
+@pytest.mark.slow
 def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub: StreamHub) -> None:
     frame = spark.createDataFrame(
         [(0, 1, "k", None, datetime(2023, 11, 14, tzinfo=UTC))],
@@ -190,6 +215,8 @@ def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub:
         ({"payload": "xml"}, "payload: expected one of bytes, text, json; got 'xml'"),
         ({"topics": ["a/#/b"]}, "topics: "),
         ({"tasks": 0}, "must be positive"),
+        ({"spread": 3}, "spread: expected one of 1, 2, 4, 8, 16, 32, 64; got 3"),
+        ({"spread": 2, "name": "x" * 52}, "name: expected .* here 51"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused_at_once(arguments: dict[str, object], sentence: str) -> None:

@@ -45,6 +45,7 @@ def source(tmp_path: Path) -> Hub:
     return Hub(str(tmp_path / "source"))
 
 
+@pytest.mark.slow
 def test_a_source_that_was_restored_and_has_grown_past_the_lanes_is_refused(
     spark: SparkSession, hub: StreamHub, source: Hub
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_source_that_was_restored_and_has_grown_past_the_lanes_is_refused(
     assert sending.sent() == before
 
 
+@pytest.mark.slow
 def test_a_source_that_lost_only_what_was_not_sent_is_none_to_refuse(
     spark: SparkSession, hub: StreamHub, source: Hub
 ) -> None:
@@ -79,6 +81,7 @@ def test_a_source_that_lost_only_what_was_not_sent_is_none_to_refuse(
     assert sending.sent() == sending.expected()
 
 
+@pytest.mark.slow
 def test_lanes_of_an_earlier_release_go_on_and_say_the_chunk_from_then_on(
     spark: SparkSession, hub: StreamHub, source: Hub
 ) -> None:

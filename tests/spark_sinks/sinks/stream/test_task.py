@@ -147,6 +147,7 @@ def test_rows_of_many_batches_keep_their_order(hub: StreamHub) -> None:
     assert hub.offsets("many") == [(0, offset, 0) for offset in range(20_000)]
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_killed_is_waited_for_and_gets_the_rest_once(own_hub: StreamHub) -> None:
     settings = own_hub.settings("killed")
     starts: list[threading.Timer] = []

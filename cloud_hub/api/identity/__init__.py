@@ -1,0 +1,1 @@
+"""Those who ask a hub: what they may do, and certificates beside tokens."""

@@ -1,0 +1,1 @@
+"""Checks before a hub starts: of its configuration, and of its machine."""

@@ -1,0 +1,212 @@
+"""``GET /v1/changes``: server-sent events that say what changed, for readers that then ask for it.
+
+The process looks at what it knows anyway, every ``LOOK_INTERVAL_S``, and only while someone listens. It reads no log
+and no store. An event names streams and edges, and has nothing of their content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from weft.bounds import Refusals
+from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.identity.rights import Right
+from weft.cloud_hub.api.places import ReaderPlaces
+from weft.cloud_hub.api.streams.rates import ShardPositions
+from weft.protocols.lane import NodeName
+from weft.protocols.shard.shard_state import StreamKey
+
+Positions = Callable[[], Iterable[ShardPositions]]
+LinkedEdges = Callable[[], Mapping[NodeName, Any]]
+WAY = "/v1/changes"
+LOOK_INTERVAL_S = 2.0
+BEAT_S = 15.0
+"""Longest time without a word to a listener, so that proxies keep the connection."""
+WRITE_S = 10.0
+"""Longest time that a listener may take to read an event: slower ones are disconnected."""
+LISTENERS_MAX = 64
+NAMED_MAX = 200
+"""Maximum number of streams, and of edges, that an event names."""
+REMEMBERED_MAX = 20_000
+"""Maximum number of changed streams, and of edges, that a process remembers. Only a listener that lags needs them."""
+CHECKED_AT_ONCE = 200
+"""Maximum number of streams whose rights are checked in one step: each may be held against 64 patterns."""
+
+
+class ChangesSeen:
+    """Streams and edges that changed, each with the number of the look that saw it.
+
+    Args:
+        positions: returns the positions of the shards that the process follows.
+        linked: returns the edges with a link to the process, each with something that changes with the link.
+    """
+
+    def __init__(self, positions: Positions, linked: LinkedEdges) -> None:
+        self._positions, self._linked_now = positions, linked
+        self._ends: dict[int, dict[StreamKey, int]] = {}
+        self._linked: Mapping[NodeName, Any] = {}
+        self.look_number = 0
+        self.streams: dict[StreamKey, int] = {}
+        self.edges: dict[NodeName, int] = {}
+        """The last changed are last."""
+
+    async def look(self) -> None:
+        """Compare what the process knows with the look before. The first finds nothing."""
+        number = self.look_number + 1
+        for each in list(self._positions()):
+            before, now = self._ends.get(each.shard), dict(each.ends)
+            if before is not None and before != now:
+                for key, end in now.items():
+                    if before.get(key) != end:
+                        _note(self.streams, key, number)
+            self._ends[each.shard] = now
+            await asyncio.sleep(0)
+        linked = self._linked_now()
+        if number > 1:
+            for edge in self._linked.keys() | linked.keys():
+                if self._linked.get(edge) != linked.get(edge):
+                    _note(self.edges, edge, number)
+        self._linked, self.look_number = linked, number
+
+    async def since(self, number: int, tenant: str, is_readable: Callable[[str], bool]) -> dict[str, Any]:
+        """Return the changes of a tenant after a look, up to the one that was the last when it was called."""
+        changed = [key[1] for key in _after(self.streams, number) if key[0] == tenant]
+        edges = [edge.edge for edge in _after(self.edges, number) if edge.tenant == tenant]
+        streams = list[str]()
+        for at in range(0, len(changed), CHECKED_AT_ONCE):
+            if at:
+                await asyncio.sleep(0)
+            streams += filter(is_readable, changed[at : at + CHECKED_AT_ONCE])
+        return {
+            "streams": sorted(streams)[:NAMED_MAX],
+            "streams_more": max(0, len(streams) - NAMED_MAX),
+            "edges": sorted(edges)[:NAMED_MAX],
+            "edges_more": max(0, len(edges) - NAMED_MAX),
+        }
+
+
+def _note(noted: dict[Any, int], key: Any, number: int) -> None:
+    noted.pop(key, None)
+    noted[key] = number
+    if len(noted) > REMEMBERED_MAX:
+        del noted[next(iter(noted))]
+
+
+def _after(noted: Mapping[Any, int], number: int) -> Iterator[Any]:
+    for key in reversed(noted):
+        if noted[key] <= number:
+            return
+        yield key
+
+
+class ChangeStreams:
+    """Handler of the request. ``close`` ends the streams that are open.
+
+    Args:
+        positions, linked: what ``ChangesSeen`` compares.
+        acts: returns the number of the last administrative act that the process knows.
+        refusals: counter of refused listeners.
+    """
+
+    def __init__(
+        self, positions: Positions, linked: LinkedEdges, acts: Callable[[], int], access: Access, refusals: Refusals
+    ) -> None:
+        self._seen_of = partial(ChangesSeen, positions, linked)
+        self._acts = acts
+        self._access = access
+        self._places = ReaderPlaces(refusals, LISTENERS_MAX, "listen to changes")
+        self._news = asyncio.Condition()
+        self._seen = self._seen_of()
+        self._looking: asyncio.Task[None] | None = None
+        self._count = 0
+        """Number of listeners."""
+        self._is_closed = False
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the request to the application of the API."""
+        application.add_routes([web.get(WAY, self.get)])
+
+    async def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        async with self._news:
+            self._news.notify_all()
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Send events until the listener leaves, its token ends, or the process stops."""
+        tenant, _ = self._access.streams(request)
+        with self._places.taken(self._access.owner(request), tenant), self._looks():
+            return await self._send(request)
+
+    @contextlib.contextmanager
+    def _looks(self) -> Iterator[None]:
+        if self._looking is None:
+            self._seen = self._seen_of()
+            self._looking = asyncio.create_task(self._look(), name="changes")
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._looking.cancel()
+                self._looking = None
+
+    async def _look(self) -> None:
+        while True:
+            await self._seen.look()
+            async with self._news:
+                self._news.notify_all()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _send(self, request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        stream = web.StreamResponse(headers=headers)
+        now = asyncio.get_running_loop().time
+        number, acts, said_at = self._seen.look_number, -1, 0.0
+        try:
+            async with asyncio.timeout(WRITE_S):
+                await stream.prepare(request)
+            while not self._is_closed:
+                look = self._seen.look_number  # others may come while this event is made and written
+                event = await self._event(request, number)
+                if event is None:
+                    break  # the token has ended
+                is_news = bool(event["streams"] or event["edges"]) or event.get("acts", -1) != acts or not said_at
+                if is_news or now() - said_at >= BEAT_S:
+                    async with asyncio.timeout(WRITE_S):
+                        await stream.write(b"data: " + msgspec.json.encode(event) + b"\n\n" if is_news else b":\n\n")
+                    said_at = now()
+                number, acts = look, event.get("acts", -1)
+                await self._until_look(number)
+            await stream.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        return stream
+
+    async def _event(self, request: web.Request, number: int) -> dict[str, Any] | None:
+        """Return what changed after a look; None if the request is not permitted any more."""
+        try:
+            tenant, is_readable = self._access.streams(request)
+            identity = self._access.reader(request)
+        except ApiError:
+            return None
+        event = await self._seen.since(number, tenant, is_readable)
+        if identity is not None and Right.EDGES not in identity.rights:
+            event |= {"edges": [], "edges_more": 0}
+        if identity is None or Right.ACTS in identity.rights:
+            event["acts"] = self._acts()
+        return event
+
+    async def _until_look(self, number: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_S), self._news:
+                await self._news.wait_for(lambda: self._is_closed or self._seen.look_number > number)

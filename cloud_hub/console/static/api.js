@@ -1,0 +1,91 @@
+// Requests to the hub's API. The token is in sessionStorage only, and goes in the Authorization header: there are no
+// cookies, so that a page of someone else cannot act.
+
+import { eventsOf } from "./rounds.js";
+
+export { Rounds } from "./rounds.js";
+
+const KEY = "weft-token";
+const TENANT = "weft-tenant";
+const V1 = new URL("../v1/", import.meta.url);
+
+export class Refused extends Error {
+  constructor(status, error, advice, retry) {
+    super(error);
+    this.status = status;
+    this.advice = advice;
+    this.retry = retry;
+  }
+}
+
+export const token = () => sessionStorage.getItem(KEY);
+export const keepToken = (text) => sessionStorage.setItem(KEY, text);
+/** The tenant goes with the token: the next one may be of another. */
+export const forgetToken = () => [KEY, TENANT].forEach((each) => sessionStorage.removeItem(each));
+export const tenant = () => sessionStorage.getItem(TENANT) || "";
+export const keepTenant = (name) => sessionStorage.setItem(TENANT, name);
+
+async function send(path, query, { signal, accept } = {}) {
+  const url = new URL(path, V1);
+  for (const [name, value] of Object.entries({ tenant: tenant(), ...query })) {
+    if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
+  }
+  const headers = { Accept: accept || "application/json" };
+  if (token()) headers.Authorization = `Bearer ${token()}`;
+  let answer;
+  try {
+    answer = await fetch(url, { headers, signal, credentials: "omit", cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "The hub does not answer.", "It is asked again by itself.");
+  }
+  if (answer.ok) return answer;
+  let told = {};
+  try {
+    told = await answer.json();
+  } catch {
+    // another program than a hub: a proxy
+  }
+  const retry = Number(answer.headers.get("Retry-After")) || null;
+  throw new Refused(answer.status, told.error || `${answer.status} ${answer.statusText}`, told.advice || "", retry);
+}
+
+/** Return the answer to GET /v1/PATH. */
+export const get = async (path, query, signal) => (await send(path, query, { signal })).json();
+
+/** Yield the pages of a list, the first of `first` entries so that something is seen soon. */
+export async function* pages(path, { first = 500, rest = 5000, most = 40, query, signal } = {}) {
+  let after = null;
+  for (let number = 0; number < most; number += 1) {
+    const limit = number ? rest : first;
+    const answer = await get(path, { ...query, limit, after }, signal);
+    after = answer.next_after;
+    yield { answer, isLast: !after };
+    if (!after) return;
+  }
+}
+
+export const ofStream = (name, below = "") => `streams/${encodeURIComponent(name)}${below}`;
+
+/** Call `told` with each event of /v1/changes until the signal ends it; `state` with "on" or "off". It reconnects. */
+export async function follow(told, state, signal) {
+  let wait = 1000;
+  while (!signal.aborted) {
+    try {
+      // EventSource sends no Authorization header.
+      const answer = await send("changes", {}, { signal, accept: "text/event-stream" });
+      state("on");
+      for await (const event of eventsOf(answer.body)) {
+        wait = 1000;
+        if (event) told(event);
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error.status === 401 || error.status === 403) return state("none");
+      if (error.retry) wait = error.retry * 1000;
+    }
+    state("off");
+    await new Promise((resolve) => setTimeout(resolve, wait * (1 + Math.random() / 2)));
+    wait = Math.min(wait * 2, 30000);
+  }
+}

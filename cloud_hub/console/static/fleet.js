@@ -1,0 +1,124 @@
+// Edges: where each is, how far behind, and what holds it back.
+
+import * as api from "./api.js";
+import { badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
+import { Table } from "./table.js";
+
+const LATE_MS = 120_000;
+const CLOCK = new Set(["clock_behind", "hub_clock_wrong"]);
+const ROUND_MS = 30_000;
+
+const state = (edge) => {
+  if (edge.retired) return "retired";
+  if (edge.alarms.length) return "alarm";
+  return edge.connected_since ? "linked" : "not linked here";
+};
+const lag = (edge) => (edge.complete_up_to ? Math.max(0, edge.read - millis(edge.complete_up_to)) : null);
+const clock = (edge) => edge.alarms.find((each) => CLOCK.has(each.reason));
+
+function stateBadge(edge) {
+  const text = state(edge);
+  const kind = { alarm: "bad", linked: "good", retired: "quiet" }[text] || "quiet";
+  return badge(kind, text);
+}
+
+function alarms(edge) {
+  if (!edge.alarms.length) return "";
+  return el("ul", { class: "alarms" }, edge.alarms.map((each) =>
+    el("li", {}, el("strong", {}, each.reason.replaceAll("_", " ")), " ", prose(each.why), ". ",
+      el("span", { class: "advice" }, prose(each.what_to_do)))));
+}
+
+const COLUMNS = [
+  { key: "edge", title: "Edge", value: (e) => `${e.tenant}/${e.edge}`, cell: (e) => e.edge },
+  { key: "state", title: "State", value: state, cell: stateBadge },
+  { key: "alarms", title: "Alarms", value: (e) => (e.alarms.length ? -e.alarms.length : null), cell: alarms },
+  { key: "lag", title: "Lag", kind: "number", value: lag,
+    cell: (e) => {
+      const behind = lag(e);
+      if (behind === null) return el("span", { class: "unknown" }, "unknown");
+      return behind > LATE_MS && !e.retired ? badge("warn", duration(behind)) : duration(behind);
+    } },
+  { key: "seen", title: "Last seen", value: (e) => millis(e.last_seen), cell: (e) => when(e.last_seen, e.read) },
+  { key: "missing", title: "Missing records", kind: "number", value: (e) => e.missing_records,
+    cell: (e) => count(e.missing_records) },
+  { key: "link", title: "Linked for", value: (e) => millis(e.connected_since),
+    cell: (e) => (e.connected_since ? duration(e.read - millis(e.connected_since)) : "") },
+  { key: "software", title: "Release", value: (e) => e.software,
+    cell: (e) => e.software || el("span", { class: "unknown" }, "unknown") },
+  { key: "clock", title: "Clock", value: (e) => (clock(e) ? 0 : e.clock_off_seconds ?? null),
+    cell: (e) => {
+      if (clock(e)) return badge("bad", "behind", clock(e).why);
+      if (e.clock_off_seconds === null || e.clock_off_seconds === undefined) {
+        return el("span", { class: "unknown", title: "Only linked edges with a time source say it." }, "unknown");
+      }
+      const off = `${e.clock_off_seconds > 0 ? "+" : ""}${e.clock_off_seconds.toFixed(1)} s`;
+      return Math.abs(e.clock_off_seconds) >= 60 ? badge("warn", off) : off;
+    } },
+  { key: "groups", title: "Groups", value: (e) => (e.groups || []).join(", ") || null,
+    cell: (e) => (e.groups || []).join(", ") },
+  { key: "tenant", title: "Tenant", value: (e) => e.tenant },
+];
+
+export function fleet({ main, signal, onChange }) {
+  const table = new Table({ name: "Edges", columns: COLUMNS, sort: { key: "alarms", down: false },
+    empty: "No edge. One that links to this hub is here within seconds." });
+  const summary = el("dl", { class: "figures", "aria-label": "Summary" });
+  const troubles = el("div");
+  const text = el("input", { type: "search", id: "edge-filter", placeholder: "name, group, release, alarm" });
+  const states = el("select", { id: "edge-state" },
+    ["any state", "alarm", "late", "linked", "not linked here", "retired"].map((each) => el("option", {}, each)));
+  const apply = () => {
+    const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = states.value;
+    table.filter((edge) => {
+      if (wanted === "late" && !(lag(edge) > LATE_MS && !edge.retired)) return false;
+      if (wanted !== "any state" && wanted !== "late" && state(edge) !== wanted) return false;
+      return words.every((word) => edge.words.includes(word));
+    });
+  };
+  text.addEventListener("input", apply);
+  states.addEventListener("change", apply);
+  main.replaceChildren(...page("Fleet", summary, troubles,
+    el("form", { class: "filters", role: "search", "aria-label": "Edges", onsubmit: (e) => e.preventDefault() },
+      el("label", { for: "edge-filter" }, "Filter"), text, el("label", { for: "edge-state" }, "State"), states),
+    table.element));
+
+  const rounds = new api.Rounds(async () => {
+    const edges = [];
+    let isFirst = !table.rows.length;
+    try {
+      for await (const { answer, isLast } of api.pages("edges", { signal })) {
+        const read = Date.now();
+        for (const each of answer.edges) {
+          each.read = read;
+          each.words = [each.tenant, each.edge, each.software, ...(each.groups || []),
+            ...each.alarms.map((a) => a.reason)].join(" ").toLowerCase();
+          edges.push(each);
+        }
+        if (isFirst || isLast) {
+          table.show(edges.slice());
+          figures(edges, summary, isLast);
+          isFirst = false;
+        }
+        const missing = answer.missing_shards || [];
+        troubles.replaceChildren(...(missing.length ? [notice("warn", `${missing.length} shards cannot be read.`,
+          "Their edges are not in this list; see Nodes.")] : []));
+      }
+    } catch (error) {
+      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+    }
+  }, { leastMs: 5000, restMs: ROUND_MS, signal });
+  onChange((event) => (event.edges.length || event.edges_more) && rounds.poke());
+}
+
+function figures(edges, summary, isWhole) {
+  const more = isWhole ? "" : "+";
+  const of = (matches) => count(edges.filter(matches).length) + more;
+  const told = [["Edges", count(edges.length) + more, ""], ["Linked here", of((e) => e.connected_since), ""],
+    ["With alarms", of((e) => e.alarms.length && !e.retired), edges.some((e) => e.alarms.length && !e.retired) && "bad"],
+    ["Late", of((e) => !e.retired && lag(e) > LATE_MS), ""],
+    ["Missing records", count(edges.reduce((sum, e) => sum + (e.retired ? 0 : e.missing_records), 0)) + more, ""]];
+  summary.replaceChildren(...told.map(([name, value, kind]) =>
+    el("div", { class: kind || null }, el("dt", {}, name), el("dd", {}, value))));
+}

@@ -1,0 +1,152 @@
+// One stream: its figures, its completeness over time, what holds it back, and its rate.
+
+import * as api from "./api.js";
+import { Chart } from "./charts.js";
+import { ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
+import { Table } from "./table.js";
+import { laneKey, Places, segments, Timeline } from "./timeline.js";
+
+const LANES = 50;
+const WINDOWS = [["5 minutes", 5], ["15 minutes", 15], ["1 hour", 60], ["6 hours", 360], ["24 hours", 1440], ["7 days", 10080]];
+const RATES_KEPT = 720;
+const SAMPLES = 12;
+const SAMPLED_SHARDS_MAX = 4;
+const CLOSER_MAX = 5;
+const STEPS = 10;
+
+const COLUMNS = (places) => [
+  { key: "edge", title: "Edge", value: (l) => l.edge },
+  { key: "log", title: "Log", value: (l) => l.log, cell: (l) => el("code", {}, l.log) },
+  { key: "complete", title: "Complete up to (UTC)", value: (l) => millis(l.complete_up_to),
+    cell: (l) => utc(millis(l.complete_up_to)) },
+  { key: "pending", title: "To come", kind: "number", value: (l) => l.holes.reduce((sum, h) => sum + h.end - h.first, 0),
+    cell: (l) => count(l.holes.reduce((sum, h) => sum + h.end - h.first, 0)) },
+  { key: "gaps", title: "Never comes", value: (l) => -l.gaps.length, cell: (l) => {
+    const told = segments(l, places, Date.now()).filter((each) => each.kind === "gap");
+    return told.length ? el("ul", { class: "plain" }, told.map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) : "";
+  } },
+];
+
+export function stream({ main, signal, onChange, rest: [name], query }) {
+  const asked = WINDOWS.find(([, minutes]) => String(minutes) === query.get("window"));
+  const at = { after: null, before: [], window: asked ? asked[1] : 60, lanes: [], next: null, answer: null, sampled: new Set() };
+  const places = new Places();
+  const rates = [];
+  const figures = el("dl", { class: "figures", "aria-label": "Summary" });
+  const troubles = el("div");
+  const reasons = el("div");
+  const timeline = new Timeline();
+  const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
+  const chart = new Chart({ label: "Records per second while this page is open", height: 170, leastSeconds: 60, signal });
+  const windows = el("select", { id: "window" }, WINDOWS.map(([text, minutes]) =>
+    el("option", { value: minutes, selected: minutes === at.window }, text)));
+  const back = el("button", { type: "button", disabled: true, onclick: () => turn(at.before.pop() ?? null) }, "Earlier lanes");
+  const on = el("button", { type: "button", disabled: true, onclick: () => {
+    at.before.push(at.after);
+    turn(at.next);
+  } }, "Later lanes");
+  main.replaceChildren(...page(name,
+    el("p", { class: "links" }, el("a", { href: `#/records/${encodeURIComponent(name)}` }, "Records and charts")),
+    figures, troubles, reasons,
+    el("h2", { id: "completeness" }, "Completeness over time"),
+    el("div", { class: "filters" }, el("label", { for: "window" }, "Time shown"), windows, back, on),
+    timeline.element,
+    el("details", {}, el("summary", {}, "The same as a table"), table.element),
+    el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
+
+  const draw = () => {
+    if (!at.answer) return;
+    const now = Date.now();
+    timeline.show({ lanes: at.lanes, places, from: now - at.window * 60_000, now, moment: millis(at.answer.complete_up_to) });
+    table.show(at.lanes);
+  };
+  windows.addEventListener("change", () => {
+    at.window = Number(windows.value);
+    draw();
+  });
+  const sizes = new ResizeObserver(draw);
+  sizes.observe(main);
+  signal.addEventListener("abort", () => sizes.disconnect());
+
+  const rounds = new api.Rounds(async () => {
+    try {
+      const [facts, answer] = await Promise.all([
+        api.get(api.ofStream(name), {}, signal),
+        api.get(api.ofStream(name, "/completeness"), { limit: LANES, after: at.after }, signal)]);
+      Object.assign(at, { answer, lanes: answer.lanes, next: answer.next_after });
+      back.disabled = !at.before.length;
+      on.disabled = !at.next;
+      for (const lane of answer.lanes) places.learn(lane);
+      troubles.replaceChildren(...(answer.missing_shards ? [notice("warn",
+        `${answer.missing_shards.length} shards cannot be read.`, "What they hold is not known.")] : []));
+      show(facts, answer);
+      draw();
+      await sample(facts, answer.lanes);
+    } catch (error) {
+      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+    }
+  }, { leastMs: 2000, restMs: 5000, signal });
+  onChange((event) => event.streams.includes(name) && rounds.poke());
+
+  function turn(after) {
+    at.after = after;
+    rounds.poke();
+  }
+
+  function show(facts, answer) {
+    const now = Date.now();
+    const moment = millis(facts.complete_up_to);
+    const told = [["Records", count(facts.records)], ["Rate", rate(facts.records_per_second)],
+      ["Complete up to", moment === null ? "unknown" : ago(moment, now), moment === null ? "bad" : "", moment && `${utc(moment)} UTC`],
+      ["Edges", count(facts.edges)], ["Lanes", count(facts.lanes)],
+      ["Rows in the table", count(facts.table_rows)]];
+    figures.replaceChildren(...told.map(([title, value, kind, hint]) =>
+      el("div", { class: kind || null, title: hint || null }, el("dt", {}, title), el("dd", {}, value))));
+    const more = answer.held_back_by_more ? [el("li", {}, `and ${count(answer.held_back_by_more)} more`)] : [];
+    reasons.replaceChildren(...(answer.held_back_by.length ? [el("section", { class: "notice warn", "aria-label": "What holds it back" },
+      el("strong", {}, "Held back by"), el("ul", { class: "plain" }, answer.held_back_by.slice(0, 5).map((each) =>
+        el("li", {}, el("strong", {}, each.edge || each.reason.replaceAll("_", " ")), " ", prose(each.why), ". ", prose(each.what_to_do))),
+      answer.held_back_by.length > 5 ? el("li", {}, `and ${count(answer.held_back_by.length - 5)} more of these`) : null, more))] : []));
+    const last = rates.at(-1);
+    if (!last || now - last.now >= 1900) {
+      const per = last && facts.records >= last.records ? (facts.records - last.records) / ((now - last.now) / 1000) : null;
+      rates.push({ now, records: facts.records, per });
+      if (rates.length > RATES_KEPT) rates.shift();
+      const drawn = rates.filter((each) => each.per !== null);
+      if (drawn.length) chart.show(["records/s"], [drawn.map((each) => each.now / 1000), drawn.map((each) => each.per)]);
+    }
+  }
+
+  /** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.
+   * Once for each lane. */
+  async function sample(facts, lanes) {
+    const wanted = lanes.filter((lane) => lane.gaps.length && !at.sampled.has(laneKey(lane)));
+    wanted.forEach((lane) => at.sampled.add(laneKey(lane)));
+    const known = new Map();
+    const read = async (shard, offset) => {
+      const answer = await api.get(api.ofStream(name, "/records"), { shard, offset, limit: 20 }, signal);
+      for (const each of answer.records) {
+        const key = laneKey(each);
+        places.add(key, each.seq, millis(each.time));
+        if (!known.has(key)) known.set(key, []);
+        known.get(key).push(each);
+      }
+    };
+    for (const shard of [...new Set(wanted.map((lane) => lane.shard))].slice(0, SAMPLED_SHARDS_MAX)) {
+      const end = facts.next_offset[shard] || 0;
+      for (let part = 0; part <= SAMPLES && end; part += 1) {
+        await read(shard, Math.min(end - 1, Math.floor((end * part) / SAMPLES)));
+      }
+    }
+    for (const { lane, gap } of wanted.flatMap((each) => each.gaps.map((gap) => ({ lane: each, gap }))).slice(0, CLOSER_MAX)) {
+      for (let step = 0; step < STEPS; step += 1) {
+        const records = known.get(laneKey(lane)) || [];
+        const low = Math.max(...records.filter((each) => each.seq < gap.first).map((each) => each.offset));
+        const high = Math.min(...records.filter((each) => each.seq >= gap.end).map((each) => each.offset));
+        if (!(Number.isFinite(low) && Number.isFinite(high) && high > low + 1)) break;
+        await read(lane.shard, Math.floor((low + high) / 2));
+      }
+    }
+    if (wanted.length) draw();
+  }
+}

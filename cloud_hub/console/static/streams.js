@@ -1,0 +1,70 @@
+// The list of a tenant's streams, and of their tables.
+
+import * as api from "./api.js";
+import { badge, count, el, millis, notice, page, rate, when } from "./dom.js";
+import { Table } from "./table.js";
+
+export const streamLink = (name) => el("a", { href: `#/streams/${encodeURIComponent(name)}` }, name);
+
+const STREAMS = [
+  { key: "stream", title: "Stream", value: (s) => s.stream, cell: (s) => streamLink(s.stream) },
+  { key: "records", title: "Records", kind: "number", value: (s) => s.records, cell: (s) => count(s.records) },
+  { key: "rate", title: "Rate", kind: "number", value: (s) => s.records_per_second, cell: (s) => rate(s.records_per_second) },
+  { key: "complete", title: "Complete up to", value: (s) => millis(s.complete_up_to),
+    cell: (s) => (s.complete_up_to ? when(s.complete_up_to) : el("span", { class: "unknown" }, "unknown")) },
+  { key: "edges", title: "Edges", kind: "number", value: (s) => s.edges, cell: (s) => count(s.edges) },
+  { key: "payload", title: "Payload", value: (s) => s.payload },
+  { key: "look", title: "Read", value: () => null,
+    cell: (s) => el("a", { href: `#/records/${encodeURIComponent(s.stream)}`, "aria-label": `Records of ${s.stream}` }, "Records") },
+];
+
+const of = (value) => (stream) => (stream.table ? value(stream.table) : null);
+const TABLES = [
+  { key: "stream", title: "Stream", value: (s) => s.stream, cell: (s) => streamLink(s.stream) },
+  { key: "state", title: "State", value: of((t) => (t.error ? 0 : t.is_stopped ? 1 : 2)), cell: (s) => {
+    if (!s.table) return el("span", { class: "unknown" }, "not known here");
+    if (s.table.error) return el("span", {}, badge("bad", "error"), " ", s.table.error);
+    return s.table.is_stopped ? badge("warn", "waits", "It has records that cannot become rows.") : badge("good", "good");
+  } },
+  { key: "rows", title: "Rows", kind: "number", value: (s) => s.table_rows, cell: (s) => count(s.table_rows) },
+  { key: "lag", title: "Records without a row", kind: "number", value: of((t) => t.lag_records),
+    cell: (s) => (s.table ? count(s.table.lag_records) : "") },
+  { key: "committed", title: "Last commit", value: of((t) => millis(t.committed_at)),
+    cell: (s) => (s.table ? when(s.table.committed_at) : "") },
+  { key: "version", title: "Version", kind: "number", value: of((t) => t.version), cell: (s) => (s.table ? count(s.table.version) : "") },
+  { key: "columns", title: "Columns", kind: "number", value: of((t) => t.columns.length),
+    cell: (s) => s.table && el("details", {}, el("summary", {}, count(s.table.columns.length)),
+      el("ul", { class: "plain" }, s.table.columns.map((c) => el("li", {}, el("code", {}, `${c.name} ${c.type}`))))) },
+  { key: "path", title: "Path in the store", value: of((t) => t.path), cell: (s) => s.table && el("code", {}, s.table.path) },
+];
+
+const list = (title, columns, sort) => ({ main, signal, onChange }) => {
+  const table = new Table({ name: title, columns, sort, empty: "No stream. It is here with its first record." });
+  const troubles = el("div");
+  const text = el("input", { type: "search", id: "stream-filter", placeholder: "name" });
+  text.addEventListener("input", () => {
+    const word = text.value.toLowerCase();
+    table.filter((each) => each.stream.includes(word));
+  });
+  main.replaceChildren(...page(title, troubles,
+    el("form", { class: "filters", role: "search", "aria-label": title, onsubmit: (e) => e.preventDefault() },
+      el("label", { for: "stream-filter" }, "Filter"), text), table.element));
+  const rounds = new api.Rounds(async () => {
+    const streams = [];
+    const isFirst = !table.rows.length;
+    try {
+      for await (const { answer, isLast } of api.pages("streams", { signal })) {
+        streams.push(...answer.streams);
+        if (isFirst || isLast) table.show(streams.slice());
+        const missing = (answer.missing_shards || []).length;
+        troubles.replaceChildren(...(missing ? [notice("warn", `${missing} shards cannot be read.`)] : []));
+      }
+    } catch (error) {
+      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+    }
+  }, { leastMs: 5000, restMs: 30000, signal });
+  onChange((event) => (event.streams.length || event.streams_more) && rounds.poke());
+};
+
+export const streams = list("Streams", STREAMS, { key: "stream", down: false });
+export const tables = list("Tables", TABLES, { key: "state", down: false });

@@ -1,0 +1,1 @@
+"""Configurations of edges: told over links, reported, and rolled out in steps."""

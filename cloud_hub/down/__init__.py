@@ -1,0 +1,1 @@
+"""Messages from the hub to edges: a lane for each edge, in the shard of its records."""

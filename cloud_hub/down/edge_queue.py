@@ -1,0 +1,256 @@
+"""The messages of one edge that have no outcome, as its lane in the log has them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from weft.bounds import Shares
+from weft.cloud_hub.down.memory import TenantMemory
+from weft.cloud_hub.down.records import DownRecord, Settled, Waiting
+from weft.protocols.chunk import Mark
+from weft.protocols.lane import Lane
+from weft.protocols.link.down import MessageOutcome, OutcomeKind
+
+WAITING_MAX = 1000
+"""Maximum number of messages that wait for one edge."""
+WAITING_BYTES_MAX = 4 << 20
+"""Maximum bytes of their payloads."""
+SHARD_BYTES_MAX, TENANT_BYTES_MAX = 256 << 20, 64 << 20
+"""Maximum bytes of payloads that wait in one shard, and of those for one tenant's edges: a process that takes the shard
+over has to hold them."""
+SKIPPED_MAX = 1 << 32
+"""Most numbers that an edge's word makes a hub pass over: as many messages no edge has had."""
+RECENT_MAX = 20_000
+"""Maximum number of outcomes of a shard that a process remembers, shared by tenants."""
+KEYS_MAX = 100_000
+"""Maximum number of idempotency keys of a shard that a process remembers, shared by tenants."""
+SILENT_NS = 86_400 * 10**9
+"""Nanoseconds after its expiry when a message without an outcome counts as unknown."""
+EXPIRY_NS_MAX = 7 * 86_400 * 10**9
+"""Longest time that a message may wait."""
+
+
+class QueueFull(Exception):
+    """No more messages may wait for the edge."""
+
+
+class KeyConflict(Exception):
+    """An idempotency key came again with another message."""
+
+
+class Draft(NamedTuple):
+    """A message that a request publishes."""
+
+    topic: str
+    payload: bytes
+    left: int
+    """Nanoseconds until it expires."""
+    qos: int = 1
+    key: str = ""
+    by: str = ""
+
+
+class Remembered(NamedTuple):
+    """A message that an idempotency key named."""
+
+    number: int
+    accepted: int
+    expires: int
+    digest: bytes
+
+
+class Shared:
+    """The common part of the queues of one shard, with their bounds."""
+
+    def __init__(self) -> None:
+        self.bytes: Shares[str] = Shares(SHARD_BYTES_MAX, TENANT_BYTES_MAX)
+        """Bytes of payloads in all queues, by tenant."""
+        self.recent: TenantMemory[tuple[Lane, int, int], Settled] = TenantMemory(RECENT_MAX)
+        """(lane, number, accepted) -> outcome."""
+        self.keys: TenantMemory[tuple[Lane, str], Remembered] = TenantMemory(KEYS_MAX)
+        self.writing: dict[Lane, dict[int, tuple[Waiting, asyncio.Future[None]]]] = {}
+        """Messages that are not durable yet, by lane and number: they outlive the copy of the log."""
+        self.next: dict[Lane, int] = {}
+        """One past the highest number given out, by lane: a message that is under way keeps its number to itself."""
+
+
+class EdgeQueue:
+    """Messages and outcomes of one edge. A function of the lane's records, except for what is under way.
+
+    Args:
+        first: the lowest number that the next message may have: the end of the lane's records.
+        time: moment of the lane's last mark, nanoseconds since 1970.
+    """
+
+    def __init__(self, lane: Lane, first: int, time: int, shared: Shared) -> None:
+        self.lane, self._time, self._shared = lane, time, shared
+        self._next = max(first, shared.next.get(lane, 0))
+        self.waiting: OrderedDict[int, tuple[int, Waiting]] = OrderedDict()
+        """Number -> the record's seq, and the message; ascending."""
+        self.writing = shared.writing.setdefault(lane, {})
+        """Messages that are not durable yet, by number."""
+        self.bytes = 0
+        """Bytes of their payloads, with those that are being written."""
+        self._is_closed = False
+        self._grow(sum(len(message.payload) for message, _ in self.writing.values()))
+        self.settling: set[int] = set()
+        """Messages whose outcomes are not durable yet."""
+        self.trouble = ""
+        """Reason of the edge why messages wait; empty without one."""
+
+    def now(self, wall: int) -> int:
+        """Return a time for a record: later than all before, and than any mark."""
+        self._time = max(wall, self._time + 2)
+        return self._time
+
+    def skip_to(self, number: int) -> None:
+        """Give later messages no lower number: the edge knows messages up to it, of a store that was restored since."""
+        if number - self._next <= SKIPPED_MAX:
+            self._next = max(self._next, number)
+
+    def known(self, draft: Draft) -> Remembered | None:
+        """Return the message that a request with the same idempotency key published.
+
+        Raises:
+            KeyConflict: it was another one.
+        """
+        found = self._shared.keys.get(self.lane.tenant, (self.lane, draft.key)) if draft.key else None
+        if found is not None and found.digest != _digest(draft):
+            raise KeyConflict(f"the idempotency key {draft.key!r} came with another message before")
+        return found
+
+    def accept(self, draft: Draft, wall: int, done: asyncio.Future[None]) -> Waiting:
+        """Give a message its number. It waits once its record is in the log.
+
+        Raises:
+            QueueFull: too many wait.
+        """
+        self._check_room(len(draft.payload))
+        accepted, number = self.now(wall), self._next
+        self._shared.next[self.lane] = self._next = number + 1
+        expires = accepted + draft.left
+        message = Waiting(number, accepted, expires, draft.topic, draft.payload, draft.qos, draft.key, draft.by)
+        self.writing[number] = message, done
+        self._grow(len(draft.payload))
+        self._remember(message)
+        return message
+
+    def _check_room(self, size: int) -> None:
+        count = len(self.waiting) + len(self.writing)
+        if count >= WAITING_MAX or self.bytes + size > WAITING_BYTES_MAX:
+            why = f": {self.trouble}" if self.trouble else ""
+            raise QueueFull(f"{count} messages of {self.bytes} bytes wait for the edge, the most that may{why}")
+        held = self._shared.bytes
+        if not held.fits(self.lane.tenant, size):
+            whose = (
+                "for the tenant's edges" if held.is_own_share_full(self.lane.tenant, size) else "in the edge's shard"
+            )
+            raise QueueFull(f"as many bytes of messages wait {whose} as may")
+
+    def failed(self, message: Waiting) -> None:
+        """Forget a message that could not be written."""
+        if self.writing.pop(message.number, None) is not None:
+            self._grow(-len(message.payload))
+        tenant, key = self.lane.tenant, (self.lane, message.key)
+        held = self._shared.keys.get(tenant, key)
+        if held is not None and (held.number, held.accepted) == (message.number, message.accepted):
+            self._shared.keys.forget(tenant, key)
+
+    def close(self) -> None:
+        """Count no more. Messages that are being written go on; the lane's next queue has them."""
+        self._grow(-self.bytes)
+        self._is_closed = True
+
+    def _grow(self, size: int) -> None:
+        if not self._is_closed:
+            self.bytes += size
+            if size > 0:
+                self._shared.bytes.hold(self.lane.tenant, size)
+            elif size:
+                self._shared.bytes.free(self.lane.tenant, -size)
+
+    def _remember(self, message: Waiting) -> None:
+        if message.key:
+            named = Remembered(message.number, message.accepted, message.expires, _digest(message))
+            self._shared.keys.put(self.lane.tenant, (self.lane, message.key), named)
+
+    def apply(self, seq: int, record: DownRecord | None) -> None:
+        """Apply a record of the lane. It may be applied again, before any that follows it."""
+        self._next = max(self._next, seq + 1)
+        if isinstance(record, Waiting):
+            self._next = max(self._next, record.number + 1)
+            self._time = max(self._time, record.accepted)
+            if self._is_settled(record):
+                return  # a chunk that is read late: the outcome is known
+            under_way = self.writing.get(record.number)
+            if under_way is not None and under_way[0].accepted == record.accepted:
+                del self.writing[record.number]
+            elif record.number not in self.waiting:
+                self._grow(len(record.payload))
+                self._remember(record)
+            self.waiting[record.number] = seq, record
+        elif isinstance(record, Settled):
+            self._time = max(self._time, record.time)
+            self.settling.discard(record.number)
+            held = self.waiting.get(record.number)
+            if held is not None and held[1].accepted == record.accepted:
+                del self.waiting[record.number]
+                self._grow(-len(held[1].payload))
+            self._shared.recent.put(self.lane.tenant, (self.lane, record.number, record.accepted), record)
+
+    def has(self, message: Waiting) -> bool:
+        """Return whether the lane has a message, as far as that is remembered."""
+        return self.waits(message.number, message.accepted) or self._is_settled(message)
+
+    def waits(self, number: int, accepted: int) -> bool:
+        """Return whether a message has no outcome yet."""
+        held = self.waiting.get(number)
+        return held is not None and held[1].accepted == accepted
+
+    def _is_settled(self, message: Waiting) -> bool:
+        key = self.lane, message.number, message.accepted
+        return self._shared.recent.get(self.lane.tenant, key) is not None
+
+    def outcomes(self) -> list[Settled]:
+        """Return the remembered outcomes, the newest first."""
+        newest = self._shared.recent.newest(self.lane.tenant)
+        return [settled for (lane, *_), settled in newest if lane == self.lane]
+
+    def after(self, number: int) -> Iterator[Waiting]:
+        """Yield the waiting messages with higher numbers whose outcomes are not under way, ascending."""
+        for each, (_, message) in self.waiting.items():
+            if each > number and each not in self.settling:
+                yield message
+
+    def over(self, now: int) -> Iterator[MessageOutcome]:
+        """Yield outcomes of messages whose time is long over, and that no edge answered for.
+
+        Another process may have sent them, so only the edge can say that they were not published.
+        """
+        for number, (_, message) in self.waiting.items():
+            if now > message.expires + SILENT_NS and number not in self.settling:
+                why = "the edge was not linked since; whether it has stored the message is unknown"
+                yield MessageOutcome(number, message.accepted, OutcomeKind.UNKNOWN, why)
+
+    def position(self, end: int, now: int) -> Mark | None:
+        """Return the mark for a batch that is appended now: everything before it has an outcome. None if that is not
+        known.
+
+        Args:
+            end: number after the batch's last record.
+            now: time of its last record.
+        """
+        if self.waiting.keys() - self.settling:
+            # Those whose outcomes are under way still wait: the batch with them may not become durable.
+            seq, oldest = next(iter(self.waiting.values()))
+            return Mark(oldest.accepted - 1, seq)
+        return Mark(now, end) if not self.writing else None
+
+
+def _digest(message: Draft | Waiting) -> bytes:
+    head = f"{message.topic}\0{message.qos}\0".encode()
+    return hashlib.blake2b(head + message.payload, digest_size=16).digest()

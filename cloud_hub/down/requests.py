@@ -1,0 +1,309 @@
+"""``/v1/messages``: publish messages to edges, and read what became of them (docs/reference/api.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from weft.bounds import Rates, Shares
+from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.identity.rights import Right
+from weft.cloud_hub.api.tokens import TokenIdentity
+from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.clock import ADVICE, HubClock
+from weft.cloud_hub.declared.groups import Groups
+from weft.cloud_hub.down.addressed import UnknownGroup, members
+from weft.cloud_hub.down.edge_queue import EXPIRY_NS_MAX, Draft, KeyConflict, QueueFull, Remembered
+from weft.cloud_hub.down.hub_down import HubDown, UnknownEdge
+from weft.cloud_hub.down.lane_writer import CannotWrite
+from weft.cloud_hub.down.records import Waiting
+from weft.cloud_hub.down.shard_down import OutcomeUnknown
+from weft.cloud_hub.shard.shards import Shards
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
+from weft.protocols.link.down import MESSAGE_BYTES_MAX, TOPIC_CHARACTERS_MAX
+from weft.protocols.topics import InvalidTopic, check_topic
+from weft.storage.chunk_log import CollectedPast
+from weft.storage.object_store import NotFound, StoreError
+
+EDGES_MAX = 500
+"""Maximum number of edges that one request publishes to; a group may have more, which take several requests."""
+BODY_BYTES_MAX = 512 << 10
+BODY_S = 10.0
+"""Longest time that a request's body may take."""
+KEY_CHARACTERS_MAX = 255
+EXPIRES_S = 3600.0
+UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX = 2000, 500
+"""Maximum number of messages that wait for the store, for all requests together and for those of one token."""
+UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX = 64 << 20, 16 << 20
+"""Maximum bytes of their payloads, once for each edge."""
+SHOWN_MAX = 1000
+"""Maximum number of outcomes in an answer."""
+WAY = "/v1/messages"
+_NOTHING_STORED = "nothing was stored; send it again"
+
+
+class MessageRequest(msgspec.Struct, forbid_unknown_fields=True):
+    topic: Annotated[str, Meta(max_length=TOPIC_CHARACTERS_MAX)]
+    edge: str | None = None
+    edges: Annotated[list[str], Meta(max_length=EDGES_MAX)] = []
+    group: str | None = None
+    after: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """With ``group``: ``next_after`` of the answer before."""
+    payload: str | None = None
+    payload_base64: str | None = None
+    expires_s: Annotated[float, Meta(gt=0, le=EXPIRY_NS_MAX / 1e9)] = EXPIRES_S
+    qos: Annotated[int, Meta(ge=0, le=1)] = 1
+    redirect: bool = False
+    """True to get the URL of the process that owns an edge's shard, instead of a message stored by this one."""
+
+
+BURST_S = 10.0
+"""Seconds whose messages one tenant may publish at once."""
+Elsewhere = Callable[[str], Callable[[int], str | None]]
+
+
+def message_rates(rate: float, clock: Callable[[], float]) -> Rates[str]:
+    """Return the rates of tenants' messages. The burst lets the largest request through.
+
+    Args:
+        rate: messages a second.
+        clock: monotonic seconds.
+    """
+    return Rates(rate, max(BURST_S * rate, EDGES_MAX), clock)
+
+
+class Messages:
+    """Handlers of the requests.
+
+    Args:
+        elsewhere: Host header -> (shard -> URL of its owner; None if it is this process, or unknown).
+        groups: groups of edges.
+        rates: messages of each tenant.
+    """
+
+    def __init__(
+        self, down: HubDown, shards: Shards, access: Access, elsewhere: Elsewhere, clock: HubClock,
+        *, groups: Groups, rates: Rates[str],
+    ) -> None:  # fmt: skip
+        self._down, self._shards, self._access = down, shards, access
+        self._elsewhere, self._clock, self._groups = elsewhere, clock, groups
+        self._rates = rates
+        self._under_way: Shares[str] = Shares(UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX)
+        self._bytes: Shares[str] = Shares(UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX)
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes([web.post(WAY, self.post), web.get(WAY, self.get)])
+
+    async def post(self, request: web.Request) -> web.Response:
+        """Publish a message to edges. Answered when it is durable."""
+        tenant, identity = self._access.publisher(request)
+        wanted, key = await _read(request), request.headers.get("Idempotency-Key", "")
+        if len(key) > KEY_CHARACTERS_MAX or not (key.isascii() and key.isprintable()):
+            advice = f"expected at most {KEY_CHARACTERS_MAX} printable ASCII characters"
+            raise ApiError(400, f"an Idempotency-Key of {len(key)} characters", advice)
+        payload = _payload(wanted)
+        of_group = None if wanted.group is None else await self._members(tenant, wanted.group, wanted, len(payload))
+        edges, more = (_edges(wanted), {}) if of_group is None else of_group
+        by = "" if identity is None else identity.name
+        draft = Draft(wanted.topic, payload, int(wanted.expires_s * 1e9), wanted.qos, key, by)
+        if (wrong := self._clock.wrong()) is not None:
+            raise ApiError(503, wrong, ADVICE)
+        owner, size = by or request.remote or "", len(edges) * len(draft.payload)
+        if size > UNDER_WAY_BYTES_OF_ONE_MAX:
+            advice = f"name fewer edges in a request: {UNDER_WAY_BYTES_OF_ONE_MAX} bytes are possible"
+            raise ApiError(413, f"{size} bytes for {len(edges)} edges", advice)
+        if not self._under_way.fits(owner, len(edges)) or not self._bytes.fits(owner, size):
+            raise ApiError(429, "too many messages wait for the store", "wait for answers before publishing more")
+        elsewhere = self._elsewhere(request.host) if wanted.redirect else None
+        place = self._shards.place
+        urls = {edge: None if elsewhere is None else elsewhere(place(NodeName(tenant, edge))) for edge in edges}
+        if wait := self._rates.use(tenant, sum(url is None for url in urls.values())):
+            advice = f"nothing was stored; send it again in {wait:.1f} s, or raise messages_per_second"
+            raise ApiError(429, f"tenant {tenant} publishes too many messages a second", advice, retry_s=wait)
+        self._under_way.hold(owner, len(edges))
+        self._bytes.hold(owner, size)
+        try:
+            made = await asyncio.gather(
+                *(self._publish(NodeName(tenant, edge), draft, url, identity) for edge, url in urls.items())
+            )
+        finally:
+            self._under_way.free(owner, len(edges))
+            self._bytes.free(owner, size)
+        if wanted.edge is not None and "error" in made[0]:
+            raise ApiError(made[0]["status"], made[0]["error"], made[0]["advice"])
+        return _json({"tenant": tenant, "topic": draft.topic, "messages": made, **more})
+
+    async def _members(self, tenant: str, group: str, wanted: MessageRequest, size: int) -> tuple[list[str], View]:
+        """Return the edges of a page of a group, and what the answer says beside them."""
+        if wanted.edge is not None or wanted.edges:
+            raise ApiError(400, "group is there, and edge or edges too", "send one of them")
+        if not valid_name(group):
+            raise ApiError(400, f"{group[:80]!r} is no name of a group", f"expected {NAME_RULE}")
+        limit = min(EDGES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX // max(1, size))
+        shards = await self._shards.all()
+        states = [each.state for each in shards if each.loaded]
+        try:
+            page = await members(self._groups, (tenant, group), states, wanted.after, limit=limit)
+        except UnknownGroup as error:
+            raise ApiError(404, str(error), "list groups with `weft hub group list`") from None
+        # Edges of a pattern are known from their shards: some of a shard that is not loaded may be left out.
+        missing = [
+            {"shard": each.log.shard, "trouble": each.trouble or "it is being loaded"}
+            for each in shards
+            if not each.loaded
+        ]
+        more: View = {"group": group, "next_after": page.next_after}
+        return page.edges, {**more, "missing_shards": missing} if missing else more
+
+    async def _publish(self, edge: NodeName, draft: Draft, url: str | None, identity: TokenIdentity | None) -> View:
+        try:
+            self._access.check(identity, Right.PUBLISH, edge.edge)
+            if url is not None:
+                return {"edge": edge.edge, "url": url}
+            message = await _answered(lambda: self._down.publish(edge, draft))
+        except ApiError as error:
+            return {"edge": edge.edge, "status": error.status, "error": error.error, "advice": error.advice}
+        return {"edge": edge.edge, **_name(message)}
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return the messages of an edge that wait, and the remembered outcomes of others."""
+        tenant, identity = self._access.publisher(request)
+        edge = NodeName(tenant, request.query.get("edge", ""))
+        if not valid_name(edge.edge):
+            raise ApiError(400, f"edge={edge.edge[:80]!r}", f"give edge=NAME: {NAME_RULE}")
+        self._access.check(identity, Right.PUBLISH, edge.edge)
+        if "redirect" in request.query:
+            url = self._elsewhere(request.host)(self._shards.place(edge))
+            if url is not None:
+                return _json({"edge": edge.edge, "url": url})
+        queue = await _answered(lambda: self._down.queue(edge))
+        now = self._clock.now()
+        return _json(
+            {
+                "tenant": tenant,
+                "edge": edge.edge,
+                "waiting": [
+                    {
+                        **_name(message),
+                        "topic": message.topic,
+                        "bytes": len(message.payload),
+                        "expired": message.expires <= now,
+                        "by": message.by or None,
+                    }
+                    for _, message in queue.waiting.values()
+                ],
+                "trouble": queue.trouble or None,
+                "outcomes": [
+                    {
+                        "number": each.number,
+                        "accepted": moment(each.accepted),
+                        "topic": each.topic,
+                        "outcome": each.outcome,
+                        "reason": each.reason or None,
+                        "time": moment(each.time),
+                    }
+                    for each in queue.outcomes()[:SHOWN_MAX]
+                ],
+            }
+        )
+
+
+async def _answered(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Return a result; raise ``ApiError`` for what may go wrong with messages."""
+    try:
+        return await work()
+    except UnknownEdge as error:
+        raise ApiError(404, str(error), "check the name and the tenant: GET /v1/edges lists the edges") from error
+    except QueueFull as error:
+        raise ApiError(429, str(error), "wait until the edge has taken some: GET /v1/messages?edge=NAME") from error
+    except KeyConflict as error:
+        raise ApiError(409, str(error), "give each message a key of its own") from error
+    except OutcomeUnknown as error:
+        advice = "whether it was stored is unknown: look at GET /v1/messages?edge=NAME before sending it again"
+        raise ApiError(503, str(error), advice) from error
+    except CannotWrite as error:
+        raise ApiError(503, str(error), _NOTHING_STORED) from error
+    except (StoreError, NotFound, CodecError, CollectedPast) as error:
+        raise ApiError(503, f"the log cannot be read: {error}", _NOTHING_STORED) from error
+
+
+def _name(message: Waiting | Remembered) -> View:
+    accepted, expires = moment(message.accepted), moment(message.expires)
+    return {"number": message.number, "accepted": accepted, "expires": expires}
+
+
+async def read_body(request: web.Request, bytes_max: int, advice: str) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        advice: what to do when it is too long.
+
+    Raises:
+        ApiError: 408, 413.
+    """
+    if (request.content_length or 0) > bytes_max:
+        raise ApiError(413, f"a body of {request.content_length} bytes", f"at most {bytes_max} are possible")
+    try:
+        async with asyncio.timeout(BODY_S):
+            body = await request.content.read(bytes_max + 1)
+            while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
+                body += more
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come in {BODY_S:g} s", _NOTHING_STORED) from None
+    if len(body) > bytes_max:
+        raise ApiError(413, f"a body of more than {bytes_max} bytes", advice)
+    return body
+
+
+async def _read(request: web.Request) -> MessageRequest:
+    body = await read_body(request, BODY_BYTES_MAX, "publish shorter messages")
+    try:
+        return msgspec.json.decode(body, type=MessageRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not a message: {error}", "see docs/reference/api.md") from None
+
+
+def _edges(wanted: MessageRequest) -> list[str]:
+    edges = list(dict.fromkeys([*([] if wanted.edge is None else [wanted.edge]), *wanted.edges]))
+    if not edges or (wanted.edge is not None and wanted.edges):
+        raise ApiError(400, "edge, edges or group is missing, or edge and edges are there", 'send "edge": "press-7"')
+    if wanted.after:
+        raise ApiError(400, "after is there without group", "send the group that the page is of")
+    if (wrong := next((edge for edge in edges if not valid_name(edge)), None)) is not None:
+        raise ApiError(400, f"{wrong[:80]!r} is no name of an edge", f"expected {NAME_RULE}")
+    return edges
+
+
+def _payload(wanted: MessageRequest) -> bytes:
+    try:
+        check_topic(wanted.topic)
+    except InvalidTopic as error:
+        raise ApiError(400, str(error), "name the topic without wildcards") from None
+    if wanted.topic.startswith("$"):
+        raise ApiError(400, f"topic {wanted.topic[:80]!r} begins with $", "edges take no messages for such topics")
+    if wanted.payload is not None and wanted.payload_base64 is not None:
+        raise ApiError(400, "payload and payload_base64 are both there", "give one of them")
+    try:
+        payload = base64.b64decode(wanted.payload_base64 or "", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(400, f"payload_base64: {error}", "encode the payload with base64") from None
+    try:
+        payload = payload if wanted.payload is None else wanted.payload.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"payload: {error}", "send bytes as payload_base64") from None
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise ApiError(413, f"a payload of {len(payload)} bytes", f"at most {MESSAGE_BYTES_MAX} are possible")
+    return payload
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value) + b"\n", content_type="application/json")

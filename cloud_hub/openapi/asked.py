@@ -1,0 +1,130 @@
+"""Parameters of requests are what the document says of them, also those that the handler of a request never reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.answers import choice, integer, moment
+from weft.cloud_hub.openapi.operation import Operation, Parameter
+from weft.cloud_hub.openapi.operations import OPERATIONS, TIME
+from weft.protocols.lane import NAME_RULE
+
+Check = Callable[[web.Request], None]
+"""Raises ``ApiError``."""
+SHOWN_CHARACTERS = 80
+IN_TEXT = {"query": "{}=", "header": "{}: "}
+"""Place -> how errors write a parameter."""
+
+
+class Asked:
+    """Checks the parameters of requests before their handlers run. A parameter that no operation has is left alone:
+    a client of a later release may send it."""
+
+    def __init__(self, access: Access, operations: Iterable[Operation] = OPERATIONS) -> None:
+        self._access = access
+        self._checks = {each.key: _checks(each) for each in operations}
+
+    @property
+    def middleware(self) -> Middleware:
+        """Return the middleware, for which ``ApiError`` must be caught outside."""
+
+        @web.middleware
+        async def asked(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            resource = request.match_info.route.resource
+            if resource is not None:
+                method = "GET" if request.method == "HEAD" else request.method
+                self._check(request, (method, resource.canonical))
+            return await handler(request)
+
+        return asked
+
+    def _check(self, request: web.Request, key: tuple[str, str]) -> None:
+        try:
+            for check in self._checks.get(key, ()):
+                check(request)
+        except ApiError:
+            self._access.reader(request)  # a stranger gets 401, and learns nothing else
+            raise
+
+
+def _checks(operation: Operation) -> list[Check]:
+    return [check for each in operation.parameters if each.place != "path" for check in _checks_of(each)]
+
+
+def _checks_of(parameter: Parameter) -> Iterable[Check]:
+    yield _once(parameter)
+    if parameter.beside:
+        yield _alone(parameter)
+    if parameter.place == "query" and (kind := _kind(parameter)) is not None:
+        yield kind
+
+
+def _once(parameter: Parameter) -> Check:
+    name, written = parameter.name, IN_TEXT[parameter.place].format(parameter.name).strip()
+    in_query = parameter.place == "query"
+
+    def check(request: web.Request) -> None:
+        count = len((request.query if in_query else request.headers).getall(name, ()))
+        if count > 1:
+            raise ApiError(400, f"{written} is given {count} times", "give it once")
+
+    return check
+
+
+def _alone(parameter: Parameter) -> Check:
+    name, others = parameter.name, parameter.beside
+
+    def check(request: web.Request) -> None:
+        if name in request.query:
+            for other in others:
+                if other in request.query:
+                    raise ApiError(400, f"{name}= has no meaning beside {other}=", f"leave out {name}= or {other}=")
+
+    return check
+
+
+def _kind(parameter: Parameter) -> Check | None:
+    """Return the check of a parameter's type; None if any text will do."""
+    name = parameter.name
+    if parameter.type is TIME:
+        return lambda request: _ignore(moment(request, name))
+    described = msgspec.inspect.type_info(parameter.type)
+    more: dict[str, Any] = {}
+    if isinstance(described, msgspec.inspect.Metadata):
+        more = described.extra_json_schema or {}
+        described = described.type
+    if isinstance(described, msgspec.inspect.IntType):
+        least, most = described.ge, described.le
+        assert least is not None, f"{name} needs bounds"
+        assert most is not None, f"{name} needs bounds"
+        return lambda request: _ignore(integer(request, name, 0, least, most))
+    if "enum" in more:
+        return lambda request: _ignore(choice(request, name, more["enum"]))
+    if isinstance(described, msgspec.inspect.StrType) and described.pattern is not None:
+        return _matching(parameter, described.pattern)
+    return None
+
+
+def _ignore(_: object) -> None:
+    """Take the value that a reader of parameters returns: here its errors are wanted."""
+
+
+def _matching(parameter: Parameter, pattern: str) -> Check:
+    name, matches = parameter.name, re.compile(pattern.replace("$", r"\Z")).search
+
+    def check(request: web.Request) -> None:
+        text = request.query.get(name)
+        if text is not None and not matches(text):
+            advice = parameter.advice or f"expected {NAME_RULE}"
+            raise ApiError(400, f"{name}={text[:SHOWN_CHARACTERS]!r}", advice)
+
+    return check

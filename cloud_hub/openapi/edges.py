@@ -1,0 +1,71 @@
+"""Types of the answers about edges, and about who asks."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.cloud_hub.openapi.common import Count, Listing, LogId, Moment
+
+
+class EdgeAlarm(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason that holds lanes of an edge back."""
+
+    reason: str
+    lanes: Count
+    stream: str
+    """Stream of the lane that is held back the most."""
+    log: LogId | None
+    since: Moment | None
+    why: str
+    what_to_do: str
+
+
+class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
+    """An edge that the hub knows."""
+
+    tenant: str
+    edge: str
+    shard: Count
+    logs: list[LogId]
+    """The one last heard of first, at most eight."""
+    streams: Count
+    last_seen: Moment | None
+    """Time at which the hub last stored anything that the edge said."""
+    connected_since: Moment | None
+    """Null when no link of the edge is at this process."""
+    software: str | None
+    """Null when the edge was not linked to this process since it started."""
+    groups: list[str] | UnsetType = UNSET
+    """Declared groups of the edge. Absent in releases without."""
+    clock_off_seconds: float | UnsetType | None = UNSET
+    """Seconds that the edge's clock was ahead when it linked; null for an edge without a link to this process, or
+    without a time source. Absent in releases without."""
+    missing_records: Count
+    complete_up_to: Moment | None
+    retired: bool
+    alarms: list[EdgeAlarm]
+
+
+class EdgesAnswer(Listing, frozen=True, kw_only=True):
+    """Edges by tenant and name."""
+
+    edges: list[EdgeOfHub]
+
+
+class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
+    """The rights of a request, by its token."""
+
+    token: str | None
+    """Name of the token; null when the hub has no tokens."""
+    scope: str
+    """`edge`, `reader`, `publish`, `pull`, `admin`, or `granted` for `rights` one by one; `anonymous` when the hub has
+    no tokens."""
+    tenant: str | None
+    """Tenant of requests without `tenant`."""
+    edge: str | None
+    """The edge that may link with the token."""
+    until: Moment | UnsetType | None = UNSET
+    """End of the token; null for none. Absent in releases without."""
+    rights: list[str] | UnsetType = UNSET
+    """Rights of the token, such as `read:press-*`; empty when the hub has no tokens. Absent in releases without."""

@@ -1,0 +1,271 @@
+"""The operations of the API. A route under ``/v1`` without an entry here fails a test.
+
+To add one: write the type of its answer beside its like in this package, an ``Operation`` below, and a method of that
+name in ``weft.client``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX
+from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX
+from weft.cloud_hub.api.streams import series
+from weft.cloud_hub.api.streams.tail import WAY as TAIL
+from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.console.changes import WAY as CHANGES
+from weft.cloud_hub.declared.acts.requests import LIMIT, LIMIT_MAX
+from weft.cloud_hub.declared.acts.requests import WAY as ACTS
+from weft.cloud_hub.declared.tenants.requests import TENANTS, USAGE, TenantQuotas
+from weft.cloud_hub.down.requests import KEY_CHARACTERS_MAX, MessageRequest
+from weft.cloud_hub.openapi.acts import ActsAnswer, ChangeEvent
+from weft.cloud_hub.openapi.common import LogId
+from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
+from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
+from weft.cloud_hub.openapi.operation import READING, Operation, Parameter
+from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
+from weft.cloud_hub.openapi.status import StatusAnswer
+from weft.cloud_hub.openapi.streams import (
+    CompletenessAnswer,
+    LanesAnswer,
+    RecordsAnswer,
+    SeriesAnswer,
+    StreamAnswer,
+    StreamsAnswer,
+    TailEvent,
+    TraceAnswer,
+)
+from weft.cloud_hub.openapi.tenants import TenantAnswer, UsageAnswer
+from weft.cloud_hub.pulls.requests import WAY, PullWindow
+from weft.protocols.shard.placement import SHARDS_MAX
+
+UNDESCRIBED = {"/v1/link": "a WebSocket with a protocol of its own (docs/reference/formats/link.md)"}
+"""Route under ``/v1`` that the document leaves out -> reason."""
+ARROW = "application/vnd.apache.arrow.stream"
+EVENTS = "text/event-stream"
+ROWS_MAX = 1 << 16
+NAME_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}$"
+LANE_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{16}$"
+SCOPES = tuple(Scope)
+PUBLISHERS = (Scope.PUBLISH, Scope.ADMIN)
+PULLERS = (Scope.PULL, Scope.ADMIN)
+
+_Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+_Shard = Annotated[int, Meta(ge=0, le=SHARDS_MAX - 1)]
+_Duration = Annotated[str, Meta(pattern="^[0-9]{1,7}(ms|s|m|h|d)$")]
+_Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+TIME = Annotated[
+    str,
+    Meta(extra_json_schema={"anyOf": [{"format": "date-time"}, {"pattern": "^[0-9]{1,19}$"}]}),
+]
+TENANT = Parameter("tenant", _Name, "Tenant, where the token allows another than its own.")
+_TENANT_OF_PATH = Parameter("tenant", _Name, "Name of the tenant.", "path", required=True)
+STREAM = Parameter("stream", _Name, "Name of the stream.", "path", required=True)
+
+
+def _limit(of: str, most: int = PAGE_MAX, default: int = PAGE_DEFAULT, least: int = 1) -> Parameter:
+    schema: Any = Annotated[int, Meta(ge=least, le=most, extra_json_schema={"default": default})]
+    return Parameter("limit", schema, f"Most {of} of the answer, which may end sooner.")
+
+
+def _after(pattern: str | None = None) -> Parameter:
+    schema: Any = str if pattern is None else Annotated[str, Meta(pattern=pattern)]
+    return Parameter(
+        "after", schema, "`next_after` of the answer before, to go on behind it.",
+        advice="take it from next_after of the answer before",
+    )  # fmt: skip
+
+
+_OF_STREAM = READING | {404}
+_OF_MESSAGES = frozenset({400, 401, 403, 404, 421, 429, 503})
+_OF_PULLS = frozenset({400, 401, 403, 404, 421, 503})
+_PATH = "/v1/streams/{stream}"
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "openapi", "get", "/v1/openapi.json", "Return this document.", dict[str, Any], SCOPES,
+        errors=frozenset({401, 403, 421}),
+    ),
+    Operation(
+        "whoami", "get", "/v1/whoami", "Return the rights of the request's token.", WhoAmI, SCOPES,
+        errors=frozenset({401, 403, 421}),
+    ),
+    Operation(
+        "status", "get", "/v1/status", "Return the state of this process of the hub.", StatusAnswer, (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421}),
+    ),
+    Operation(
+        "acts", "get", ACTS, "Return the record of administrative acts: lines after one, or the newest ones.",
+        ActsAnswer, (Scope.ADMIN,),
+        parameters=(_after("^[0-9]{1,19}$"), _limit("lines", LIMIT_MAX, LIMIT)),
+        errors=frozenset({400, 401, 403, 421, 503}),
+    ),
+    Operation(
+        "changes", "get", CHANGES, "Tell what changes, as server-sent events, until the listener leaves.", ChangeEvent,
+        parameters=(TENANT,), errors=frozenset({400, 401, 403, 421, 429}), content_type=EVENTS,
+    ),
+    Operation(
+        "edges", "get", "/v1/edges", "Return edges that the hub knows, by tenant and name.", EdgesAnswer,
+        parameters=(
+            Parameter("tenant", _Name, "Only edges of this tenant. An admin gets those of all without it."),
+            Parameter(
+                "shards", Annotated[str, Meta(extra_json_schema={"enum": ["all", "own"], "default": "all"})],
+                "`own`: only edges of this process's own shards.",
+            ),
+            _after(), _limit("edges"),
+        ),
+    ),
+    Operation(
+        "streams", "get", "/v1/streams", "Return the tenant's streams, by name.", StreamsAnswer,
+        parameters=(TENANT, _after(), _limit("streams")),
+    ),
+    Operation(
+        "stream", "get", _PATH, "Return one stream.", StreamAnswer, parameters=(STREAM, TENANT), errors=_OF_STREAM,
+    ),
+    Operation(
+        "lanes", "get", f"{_PATH}/lanes", "Return the lanes of a stream, by edge and log.", LanesAnswer,
+        parameters=(STREAM, TENANT, _after(LANE_PATTERN), _limit("lanes")), errors=_OF_STREAM,
+    ),
+    Operation(
+        "completeness", "get", f"{_PATH}/completeness", "Return up to when a stream is complete, and what it lacks.",
+        CompletenessAnswer, parameters=(STREAM, TENANT, _after(LANE_PATTERN), _limit("lanes")), errors=_OF_STREAM,
+    ),
+    Operation(
+        "records", "get", f"{_PATH}/records", "Return records in the order of their offsets, from log and table.",
+        RecordsAnswer,
+        parameters=(
+            STREAM, TENANT,
+            Parameter("shard", _Shard, "Only this shard."),
+            Parameter("offset", _Number, "From this offset on. Needs `shard`."),
+            Parameter(
+                "since", TIME, "From what the hub took in then on: RFC 3339, or nanoseconds since 1970. Not "
+                "beside `offset` or `chunk`.", beside=("offset", "chunk"),
+            ),
+            Parameter("chunk", _Number, "From this chunk on, which `next_chunk` of an answer names. Needs `shard`."),
+            Parameter(
+                "from_shard", _Shard, "From this shard on, which `next_shard` of an answer names. Not beside `shard`.",
+                beside=("shard",),
+            ),
+            _limit("records", RECORDS_MAX, RECORDS_DEFAULT),
+        ),
+        errors=_OF_STREAM | {410},
+    ),
+    Operation(
+        "series", "get", f"{_PATH}/series", "Return numbers of payloads over time, as rows for charts.", SeriesAnswer,
+        parameters=(
+            STREAM, TENANT,
+            Parameter("since", TIME, "Begin of the span: RFC 3339, or nanoseconds since 1970.", required=True),
+            Parameter("until", TIME, "End of the span, which is not in it. Without it, up to the newest record."),
+            Parameter("late", _Duration, "Time after `until` in which a record of the span may have come: 10m."),
+            Parameter("fields", str, "Paths of numbers in the payload, with commas between. Without it, the payload."),
+            Parameter("edge", _Name, "Only this edge."),
+            Parameter("key", str, "Only keys that match this filter of MQTT."),
+            Parameter("step", _Duration, "Length of an interval, which makes a row: 10s. 0s: a row for each value."),
+            Parameter(
+                "value",
+                Annotated[str, Meta(extra_json_schema={"enum": list(series.VALUES), "default": series.VALUES[0]})],
+                "What an interval makes of its values.",
+            ),
+            _limit("rows", series.ROWS_MAX, series.ROWS_DEFAULT),
+        ),
+        errors=_OF_STREAM,
+    ),
+    Operation(
+        "tail", "get", TAIL, "Send new records as server-sent events, or as messages of a WebSocket.", TailEvent,
+        parameters=(
+            STREAM, TENANT,
+            Parameter("position", str, "From this position on, which an event names. Without it, from the end on."),
+            Parameter("edge", _Name, "Only this edge."),
+            Parameter("key", str, "Only keys that match this filter of MQTT."),
+        ),
+        errors=_OF_STREAM, content_type=EVENTS,
+    ),
+    Operation(
+        "rows", "get", f"{_PATH}/rows", "Return rows of one shard from the log, as a stream of Arrow.", None,
+        parameters=(
+            STREAM, TENANT,
+            Parameter("shard", _Shard, "The shard.", required=True),
+            Parameter("offset", _Number, "From this offset on. Without it, from the first that the log has."),
+            Parameter("chunk", _Number, "Chunk to begin with, as `Weft-Next-Chunk` of an answer says."),
+            _limit("rows", ROWS_MAX, ROWS_MAX, 0),
+        ),
+        errors=_OF_STREAM | {410}, content_type=ARROW,
+        headers={
+            "Weft-Next-Offset": "`offset` to go on with. Absent when the search for the first row goes on.",
+            "Weft-Next-Chunk": "`chunk` to go on with.",
+            "Weft-End-Offset": "End of the shard when the request came.",
+        },
+    ),
+    Operation(
+        "trace", "get", f"{_PATH}/trace", "Return the way of one record: lane and number, chunk, file and row.",
+        TraceAnswer,
+        parameters=(
+            STREAM, TENANT,
+            Parameter("edge", _Name, "Edge of the record. With `log` and `seq`.", beside=("offset", "shard")),
+            Parameter("log", LogId, "Log of the edge, sixteen hexadecimal digits.", beside=("offset", "shard")),
+            Parameter("seq", _Number, "Number of the record in its lane.", beside=("offset", "shard")),
+            Parameter("shard", _Shard, "Shard of `offset`, instead of edge, log and seq."),
+            Parameter("offset", _Number, "Offset of the record. Needs `shard`."),
+            Parameter("chunk", _Number, "`next_chunk` of the answer before, to go on with the search."),
+            Parameter("from_shard", _Shard, "`next_shard` of the answer before.", beside=("offset", "shard")),
+        ),
+        errors=_OF_STREAM | {410},
+    ),
+    Operation(
+        "messages", "get", "/v1/messages", "Return an edge's messages: those that wait, and what became of others.",
+        MessagesAnswer, PUBLISHERS,
+        parameters=(
+            Parameter("edge", _Name, "Name of the edge.", required=True),
+            TENANT,
+            Parameter("redirect", str, "If it is there, the answer may be the URL of the process that knows the edge."),
+        ),
+        errors=_OF_MESSAGES,
+    ),
+    Operation(
+        "publish", "post", "/v1/messages", "Publish a message to edges. The answer comes when it is durable.",
+        PublishedAnswer, PUBLISHERS,
+        parameters=(
+            TENANT,
+            Parameter(
+                "Idempotency-Key", Annotated[str, Meta(pattern=f"^[ -~]{{0,{KEY_CHARACTERS_MAX}}}$")],
+                "Name of the request. Repeated with it, the request stores nothing again.", "header",
+            ),
+        ),
+        errors=_OF_MESSAGES | {408, 409, 413},
+        body=MessageRequest,
+    ),
+    Operation(
+        "pulls", "get", WAY, "Return pulls of the tenant, the latest first.", PullsAnswer, PULLERS,
+        parameters=(
+            TENANT,
+            Parameter("edge", _Name, "Only pulls from this edge."),
+            Parameter("id", str, "Only this pull."),
+        ),
+        errors=_OF_PULLS,
+    ),
+    Operation(
+        "pull", "post", WAY, "Ask an edge for the records of a window. The answer comes when the request is durable.",
+        PullAnswer, PULLERS, parameters=(TENANT,), errors=_OF_PULLS | {408, 409, 413, 429}, body=PullWindow,
+        status=202,
+    ),
+    Operation(
+        "cancel_pull", "delete", f"{WAY}/{{id}}", "Cancel a pull. What has come stays.", PullAnswer, PULLERS,
+        parameters=(Parameter("id", str, "Its id.", "path", required=True), TENANT), errors=_OF_PULLS | {409},
+    ),
+    Operation(
+        "usage", "get", USAGE, "Return what a tenant uses of the hub, its quotas, and what came of each stream.",
+        UsageAnswer, parameters=(TENANT, _after(), _limit("streams")), errors=frozenset({400, 401, 403, 421, 503}),
+    ),
+    Operation(
+        "tenant", "get", TENANTS, "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),
+        parameters=(_TENANT_OF_PATH,), errors=frozenset({400, 401, 403, 404, 421, 503}),
+    ),
+    Operation(
+        "set_tenant", "put", TENANTS, "Declare all quotas of a tenant, and the tenant if it is new.", TenantAnswer,
+        (Scope.GRANTED,), parameters=(_TENANT_OF_PATH,),
+        errors=frozenset({400, 401, 403, 408, 409, 413, 421, 503}), body=TenantQuotas,
+    ),
+)  # fmt: skip
+"""All operations, in the order of the document."""

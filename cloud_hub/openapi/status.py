@@ -1,0 +1,314 @@
+"""Types of the status of a hub process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.cloud_hub.openapi.common import Count, LogId, Moment, OpenGapView
+
+
+class ClockOfNode(msgspec.Struct, frozen=True):
+    """The node's clock, by the store's time."""
+
+    off_seconds: float
+    """Least difference; positive: ahead."""
+    trouble: str | None
+
+
+class CertificateInForce(msgspec.Struct, frozen=True):
+    """The hub's certificate."""
+
+    certificate: str
+    """The file."""
+    expires: str
+    reload_failures: Count
+
+
+class SkippedEntry(msgspec.Struct, frozen=True):
+    """An entry of the cluster log that is damaged or missing."""
+
+    entry: int
+    why: str
+
+
+class UnusableFact(msgspec.Struct, frozen=True):
+    """A fact of the cluster log that this release cannot read."""
+
+    kind: str
+    name: str
+    why: str
+
+
+class EndOfToken(msgspec.Struct, frozen=True):
+    """The end of a declared token."""
+
+    token: str
+    until: Moment
+
+
+class ClusterLogPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """The process's place in the cluster log."""
+
+    entry: int
+    """Newest entry; -1 before the first."""
+    seen_seconds_ago: float | None
+    trouble: str | None
+    tokens: Count
+    next_end: EndOfToken | UnsetType | None = UNSET
+    """The token that ends next and has no later secret; null if none ends."""
+    skipped: list[SkippedEntry]
+    unusable: list[UnusableFact]
+
+
+class KeysOfIssuer(msgspec.Struct, frozen=True):
+    """The keys of the issuer of JSON Web Tokens, as the process read them."""
+
+    issuer: str
+    key_set: str
+    """URL or file of the key set."""
+    keys: Count
+    """Keys that count."""
+    passed_over: Count
+    """Keys for other uses or algorithms, and those that cannot be used."""
+    read_seconds_ago: float | None
+    """Null before they were read for the first time."""
+    kept_until: Moment | None
+    """Moment until which they count if they are not read again."""
+    failing_seconds: float
+    """Time since which they could not be read."""
+    trouble: str | None
+    """Reason for which the last attempt failed."""
+
+
+class PeerProcess(msgspec.Struct, frozen=True):
+    """Another process of the node."""
+
+    process: Count
+    port: Count
+    url: str | None
+
+
+class WrittenByProcess(msgspec.Struct, frozen=True):
+    """The work of the process since it started."""
+
+    chunks: Count
+    records: Count
+    bytes: Count
+
+
+class ShardOfProcess(msgspec.Struct, frozen=True):
+    """A shard that the process serves."""
+
+    shard: Count
+    owner: str | None
+    own: bool
+    chunk: Count | None
+    """Number of the last chunk; null before the first."""
+    lanes: Count
+    sessions: Count
+    pending_bytes: Count
+    trouble: str | None
+    """The store's last failure."""
+    written: WrittenByProcess
+
+
+class TableProgress(msgspec.Struct, frozen=True):
+    """The progress of a table with one shard."""
+
+    shard: Count
+    table: Count
+    """Offset below which all records are rows."""
+    log: Count
+    """Offset behind the last record."""
+
+
+class StoppedOffsets(msgspec.Struct, frozen=True):
+    """Offsets whose records cannot become rows."""
+
+    shard: Count
+    first: Count
+    end: Count
+    reason: str
+
+
+class TableMaker(msgspec.Struct, frozen=True):
+    """The pipeline of Spark that makes a table."""
+
+    name: str
+    since: Moment
+
+
+class TableOfNode(msgspec.Struct, frozen=True):
+    """A table that the node keeps."""
+
+    tenant: str
+    stream: str
+    version: int
+    shards: list[TableProgress]
+    lag_records: Count
+    rows_moved: Count
+    committed_at: Moment | None
+    error: str | None
+    stopped: list[StoppedOffsets]
+    made_by: TableMaker | None
+    kind: Literal["all", "latest"] | UnsetType = UNSET
+    """`latest` if a latest table stands instead of the table of all rows."""
+
+
+class LatestOfNode(msgspec.Struct, frozen=True):
+    """A latest table that the process makes."""
+
+    tenant: str
+    stream: str
+    path: str
+    """Path in the store."""
+    key: list[str]
+    version: int
+    """Newest version; -1 before the first."""
+    lag_records: Count
+    unkeyed: Count
+    """Records without a key."""
+    error: str | None
+    """Error of the last round."""
+    instead: bool
+    """True if it stands instead of the table of all rows."""
+    gone: Count
+    """Records that it could not take: they left the log before, and no table of all rows has them."""
+
+
+class QualityRuleOfNode(msgspec.Struct, frozen=True):
+    """A quality rule of a stream, as its table counts it."""
+
+    name: str
+    check: str
+    """Text of the check."""
+    tolerate: float
+    """Share of the last rows that may fail."""
+    state: Literal["good", "alarm", "unknown"]
+    since: Moment | None
+    """Moment from which on the process has seen the state."""
+    why: str | None
+    rows: Count | None
+    """Rows that were checked; null for `fresh`."""
+    failed: Count | None
+    recent_rows: Count
+    """Those of the last rows that the process saw coming."""
+    recent_failed: Count
+
+
+class VanishedFieldOfNode(msgspec.Struct, frozen=True):
+    """A field that had values and has none any more."""
+
+    field: str
+    rows: Count
+    """Rows since its last value."""
+
+
+class QuarantineOfNode(msgspec.Struct, frozen=True):
+    """A table with the rows of a stream that fail quality rules."""
+
+    path: str
+    """Path in the store."""
+    version: int
+    """Newest version; -1 before the first."""
+    rows: Count
+    error: str | None
+    """Error of the last round."""
+
+
+class QualityOfNode(msgspec.Struct, frozen=True):
+    """The quality rules of a stream whose table the node keeps."""
+
+    tenant: str
+    stream: str
+    version: Count
+    """Number of the entry of the cluster log that declared the rules."""
+    rows: Count
+    unchecked: Count
+    """Records since the first check that were not checked."""
+    rules: list[QualityRuleOfNode]
+    vanished: list[VanishedFieldOfNode]
+    quarantine: QuarantineOfNode | None
+
+
+class ConflictOfLane(msgspec.Struct, frozen=True):
+    """A lane whose log a second node claims to own."""
+
+    tenant: str
+    edge: str
+    log: LogId
+    shard: Count
+    stream: str
+    since: Moment
+    refused_epoch: Count
+    why: str
+
+
+class OpenGapOfLane(OpenGapView, frozen=True, kw_only=True):
+    """A loss without a number, of a retired lane."""
+
+    tenant: str
+    stream: str
+    shard: Count
+
+
+class LostOfLane(msgspec.Struct, frozen=True):
+    """Records of a lane that the hub had acknowledged and lacks."""
+
+    tenant: str
+    edge: str
+    log: LogId
+    shard: Count
+    stream: str
+    records: Count
+    first_seq: Count
+
+
+class LinkOfProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A link of an edge to this process."""
+
+    connected_since: Moment
+    edge: str | None
+    """Null, and the rest absent, until the edge has said its name."""
+    tenant: str | UnsetType = UNSET
+    log: LogId | UnsetType = UNSET
+    epoch: Count | UnsetType | None = UNSET
+    software: str | UnsetType = UNSET
+    streams: list[str] | UnsetType = UNSET
+    clock_off_seconds: float | UnsetType | None = UNSET
+    """Seconds that the edge's clock was ahead; null when no time source keeps it right."""
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a hub node."""
+
+    software: str
+    cluster_id: str
+    clock: ClockOfNode
+    level: int
+    """Fold level of the cluster."""
+    release_level: int
+    name: str
+    state: str
+    """`joining`, `ready` or `leaving`."""
+    tls: CertificateInForce | None
+    process: Count
+    processes: Count
+    cluster_log: ClusterLogPosition
+    jwt: KeysOfIssuer | UnsetType | None = UNSET
+    """Null if no tokens of an issuer are taken."""
+    peers: list[PeerProcess]
+    shards: list[ShardOfProcess]
+    tables: list[TableOfNode]
+    tables_more: Count
+    tables_trouble: str | None
+    latest_tables: list[LatestOfNode] | UnsetType = UNSET
+    quality: list[QualityOfNode] | UnsetType = UNSET
+    conflicts: list[ConflictOfLane]
+    open_gaps: list[OpenGapOfLane]
+    open_gaps_more: Count
+    lost: list[LostOfLane]
+    links: list[LinkOfProcess]

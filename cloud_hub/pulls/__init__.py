@@ -1,0 +1,1 @@
+"""Windows of records that a hub asks of edges (``weft hub pull``)."""

@@ -1,0 +1,220 @@
+"""Tables of a hub process: what makes them and what depends on them, put together. One process of a node has them."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from weft.cloud_hub.api.views import View, table_view, tables_views
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.membership import software
+from weft.cloud_hub.declared.acts.acting import OwnActs
+from weft.cloud_hub.declared.declarations import Declarations
+from weft.cloud_hub.declared.tenants.sizes import TenantSizes
+from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.shard.collector import Collector, ShardCollector
+from weft.cloud_hub.shard.lane_keeper import LaneKeeper
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.splits.making import EveryLog, ShardMaker
+from weft.config.intake.tracing import Collector as TraceCollector
+from weft.config.metrics.exposition import Sample
+from weft.network.tracing.context import TraceContext, parse
+from weft.network.tracing.exporter import NO_FIGURES, TraceExport
+from weft.network.tracing.settings import ExportSettings
+from weft.network.tracing.spans import Attribute, Span
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.tables.quality_watch import QualityWatch
+    from weft.cloud_hub.tables.service import DeclaredTableWork
+    from weft.storage.chunks.traced_rows import TracedRow
+    from weft.storage.table_maker.service import TableService
+
+COMMIT_SPAN, TABLE_SPAN = "weft commit", "weft table"
+
+
+class HubTables:
+    """The maker of tables, the work beside it, and what deletes by how far they are; nothing where others make them.
+
+    Args:
+        own: returns the sequencers of the process.
+    """
+
+    def __init__(
+        self, settings: HubSettings, clock: HubClock, declared: Declarations, own: Callable[[], Sequence[Sequencer]],
+        random_bits: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        self._settings, self._clock, self._declared = settings, clock, declared
+        self._own, self._random_bits = own, random_bits
+        self.service: TableService | None = None
+        self._beside: DeclaredTableWork | None = None
+        self._quality: QualityWatch | None = None
+        self._sizes: TenantSizes | None = None
+        self._keeper: LaneKeeper | None = None
+        self._collector: Collector | None = None
+        self._traces: TableTraces | None = None
+
+    def start(self, store: ObjectStore, cluster: Cluster, maker: ShardMaker, count: Callable[[], int]) -> None:
+        """Begin to make tables, if this process is the one that does.
+
+        Args:
+            count: returns the number of shards.
+        """
+        settings, declared, clock = self._settings, self._declared, self._clock
+        if settings.table_interval_s is None or settings.process != 0:
+            return
+        from weft.cloud_hub.tables.quality_watch import QualityWatch
+        from weft.cloud_hub.tables.service import DeclaredTableWork  # imports pyarrow, not needed without tables
+        from weft.storage.table_maker.service import TableService
+        from weft.storage.table_maker.settings import TableTerms
+
+        of_tables = settings.tables()
+        if settings.tracing is not None:
+            self._traces = TableTraces(settings.tracing, software(), platform.node(), clock.now, random.Random())
+            of_tables = replace(of_tables, on_traced=self._traces.made)
+        self.service = tables = TableService(
+            store, cluster, settings=of_tables, clock=clock.now, is_sound=lambda: clock.wrong() is None,
+            terms=TableTerms(
+                declared.schemas.of, declared.quality.of, declared.tables.sort_of, declared.tables.is_instead,
+                lambda key: None if self._sizes is None else self._sizes.held(key),
+            ),
+        )  # fmt: skip
+        self._sizes = TenantSizes(
+            store, declared.quotas, lambda: {key for state in tables.states for key in state.next_offset}
+        )
+        self._sizes.start()
+        tables.start()
+        self._beside = DeclaredTableWork(
+            store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
+        )
+        self._beside.start()
+        self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantines.status)
+        self._quality.start()
+        self._keeper = LaneKeeper(
+            EveryLog(maker, count), self._held, tables.position, settings, clock=clock, random_bits=self._random_bits,
+            noted=OwnActs(store, cluster.cluster_id, clock.now),
+        )  # fmt: skip
+        self._keeper.start()
+        if settings.retain_log_s is not None:
+            self._collector = Collector(
+                EveryLog(maker, count), tables.first_untabled, settings.retain_log_s, clock=clock,
+                in_round=tables.opened_once, terms=declared.tables.log_terms,
+            )  # fmt: skip
+            self._collector.start()
+
+    def grow(self, cluster: Cluster) -> None:
+        """Take up new shards."""
+        if self.service is not None:
+            self.service.grow(cluster)
+
+    async def close(self) -> None:
+        """Stop. What was written stays, and the next process goes on from there."""
+        for each in (self._keeper, self._collector, self._beside, self._quality, self._sizes, self.service):
+            if each is not None:
+                await each.close()
+        if self._traces is not None:
+            await self._traces.close()
+
+    def rows(self, tenant: str, stream: str) -> int | None:
+        """Return the number of records of a stream that are table rows; None if this process does not know it."""
+        return self.service.rows(tenant, stream) if self.service else None
+
+    def view(self, tenant: str, stream: str) -> View | None:
+        """Return a stream's table for readers; None when this process does not know it."""
+        found = self.service.table(tenant, stream) if self.service else None
+        removed = self._beside.removed_until((tenant, stream)) if self._beside else None
+        return None if found is None else table_view(*found, removed)
+
+    def payload(self, tenant: str, stream: str) -> PayloadKind | None:
+        """Return the payload kind of a stream's table; None when this process does not know it."""
+        return self.service.payload(tenant, stream) if self.service else None
+
+    def error_of(self, key: StreamKey) -> str | None:
+        """Return what holds a stream's tables up, if something does."""
+        beside = self._beside.error_of(key) if self._beside else None
+        return beside or (self.service.error_of(key) if self.service else None)
+
+    def views(self) -> View:
+        """Return the part of the status about tables."""
+        return {
+            **tables_views(self.service),
+            "latest_tables": self._beside.views() if self._beside else [],
+            "quality": self._quality.views() if self._quality else [],
+        }
+
+    def bytes_of(self, tenant: str) -> int | None:
+        """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
+        return None if self._sizes is None else self._sizes.of(tenant)
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the figures of quality rules and traces for Prometheus."""
+        return [*(self._quality.samples() if self._quality else ()), *_trace_samples(self._traces)]
+
+    @property
+    def collected(self) -> Sequence[ShardCollector]:
+        """Return the shards whose old chunks this process deletes."""
+        return self._collector.shards if self._collector is not None else ()
+
+    def _held(self, shard: int) -> ShardState | None:
+        """Return a shard's state as this process has it."""
+        found = next((each for each in self._own() if each.log.shard == shard and each.loaded), None)
+        if found is not None:
+            return found.state
+        return self.service.state(shard) if self.service is not None else None
+
+
+class TableTraces:
+    """Spans of messages in the hub, made when their rows are in the table: of the commit to the log, and of the row.
+
+    They come from the header that the edge has put into a traced record, so the hub's links and commits do nothing for
+    them. A process that ends before the collector has them loses them, and no one makes them again.
+
+    Args:
+        software: name and version of the program.
+        wall_clock: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self, collector: TraceCollector, software: str, instance: str, wall_clock: Callable[[], int],
+        rng: random.Random,
+    ) -> None:  # fmt: skip
+        self.export = TraceExport(ExportSettings.of(collector, "weft-hub", software, instance))
+        self._wall_clock, self._rng = wall_clock, rng
+        self.export.start()
+
+    def made(self, key: StreamKey, version: int, rows: Sequence[TracedRow]) -> None:
+        """Make the spans of rows that are durable in a version of their table. Event loop's thread."""
+        now = self._wall_clock()
+        for row in rows:
+            parent = parse(row.trace)
+            if parent is None:
+                continue
+            tenant, stream = key
+            attributes: dict[str, Attribute] = {
+                "weft.tenant": tenant, "weft.edge": row.edge, "weft.log": row.log, "weft.stream": stream,
+                "weft.seq": row.seq, "weft.shard": row.shard, "weft.chunk": row.chunk, "weft.offset": row.offset,
+            }  # fmt: skip
+            if row.rows > 1:
+                attributes["messaging.batch.message_count"] = row.rows
+            commit, table = (TraceContext(parent.trace_id, self._rng.getrandbits(64) or 1) for _ in range(2))
+            created = max(row.created, row.received)
+            self.export.offer(Span(COMMIT_SPAN, commit, parent, row.received, created, attributes))
+            attributes = {**attributes, "weft.table_version": version}
+            self.export.offer(Span(TABLE_SPAN, table, commit, created, max(now, created), attributes))
+
+    async def close(self) -> None:
+        """Send the spans that wait, for a moment."""
+        await asyncio.to_thread(self.export.close)
+
+
+def _trace_samples(traces: TableTraces | None) -> Iterator[Sample]:
+    figures = NO_FIGURES if traces is None else traces.export.figures()
+    for name, value in figures.items():
+        yield Sample(f"weft_hub_trace_{name}", value)

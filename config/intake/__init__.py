@@ -1,0 +1,1 @@
+"""Sections of an edge node that bring records in: listeners, sources of other brokers, and queues."""

@@ -1,0 +1,296 @@
+"""Listeners of an edge node, and the clients that they admit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from weft.config.values import (
+    Anonymous,
+    Bind,
+    Count,
+    Duration,
+    Hosts,
+    Listen,
+    ListenerAnonymous,
+    Networks,
+    Path,
+    RefusedPublish,
+    Section,
+)
+
+
+class Tls(Section, frozen=True, kw_only=True):
+    """TLS of a listener. The files are read again when they change; connections stay."""
+
+    certificate: Annotated[
+        Path, Meta(description="PEM file with the listener's certificate, followed by the chain up to its authority.")
+    ]
+    key: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the certificate's key, not encrypted. Only the node's user may be able to "
+            "read it."
+        ),
+    ]
+    client_ca: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the authorities that sign client certificates. The certificate's common "
+            "name is the user name, and no password is needed. Unset: clients need no certificate."
+        ),
+    ] = None
+    crl_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with a revocation list of each authority in `client_ca`. Certificates in it are "
+            "refused; so are all certificates of an authority whose list is missing or out of date. Unset: a "
+            "certificate counts until it expires."
+        ),
+    ] = None
+    client_certificate: Annotated[
+        Literal["required", "optional"],
+        Meta(
+            description="With `client_ca`: `required` refuses clients without a certificate, `optional` lets them "
+            "authenticate in another way."
+        ),
+    ] = "required"
+
+
+class HubTls(Section, frozen=True, kw_only=True):
+    """TLS of a hub, for links and readers. The files are read again when they change; links stay."""
+
+    certificate: Annotated[
+        Path, Meta(description="PEM file with the hub's certificate, followed by the chain up to its authority.")
+    ]
+    key: Annotated[
+        Path,
+        Meta(
+            description="PEM file with the certificate's key, not encrypted. Only the hub's user may be able to "
+            "read it."
+        ),
+    ]
+    client_ca: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the authorities that sign certificates of edges. The certificate's common name "
+            "is the edge, or tenant, slash and edge, and the link needs no token. Unset: edges show no certificate."
+        ),
+    ] = None
+    crl_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with a revocation list of each authority in `client_ca`. Certificates in it are "
+            "refused, and their open links end. So are all certificates of an authority whose list is missing or out "
+            "of date. Unset: a certificate counts until it expires."
+        ),
+    ] = None
+    client_certificate: Annotated[
+        Literal["required", "optional"],
+        Meta(
+            description="With `client_ca`: `required` refuses links without a certificate, also those with a token. "
+            "`optional` takes either. Readers and probes need none."
+        ),
+    ] = "required"
+    half_open: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of connections whose TLS handshake is not complete. Above it, the address that "
+            "has most loses the oldest.",
+        ),
+    ] = 1024
+    connect_timeout_s: Annotated[
+        Duration, Meta(ge=0.1, le=60, description="Maximum time of a TLS handshake, from accepting its connection.")
+    ] = field(default=10.0, name="connect_timeout")
+    connection_rate: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum rate of new connections with TLS from one address, per second: each handshake costs "
+            "the processor about a millisecond. Connections from this machine are exempt.",
+        ),
+    ] = 200
+    connection_burst: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Number of such connections that one address may open at once before the rate applies.",
+        ),
+    ] = 2_000
+
+
+class WebSocket(Section, frozen=True, kw_only=True):
+    """MQTT over WebSocket, for browsers and for networks that pass only HTTP."""
+
+    path: Annotated[str, Meta(description="Path of the WebSocket URL.")] = "/mqtt"
+    origins: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description='Origins of web pages that may connect, such as `https://dash.example.com`; `"*"` for '
+            "all. Unset: only pages of the listener's own scheme, host and port, and on loopback only under an address "
+            "or `localhost`. Clients other than browsers send no origin and are not checked."
+        ),
+    ] = None
+
+
+class ProxyProtocol(Section, frozen=True, kw_only=True):
+    """Connections from a proxy that names the client (PROXY protocol, version 1 or 2)."""
+
+    trusted: Annotated[
+        Networks,
+        Meta(
+            description="Address or network of the proxy, or a list of them: `192.0.2.0/28`. Connections from "
+            "elsewhere, and connections without a PROXY header, are refused."
+        ),
+    ]
+
+
+ListenerProtocol = Literal["mqtt", "amqp", "http"]
+_PROTOCOLS: dict[str, ListenerProtocol] = {"amqp": "amqp", "amqps": "amqp", "http": "http", "https": "http"}
+"""Protocols of listeners by name; all other names are MQTT's."""
+TLS_NAMES = ("mqtts", "wss", "amqps", "https")
+"""Names of listeners that must have TLS."""
+_PORTS: dict[tuple[ListenerProtocol, bool], int] = {
+    ("mqtt", False): 1883, ("mqtt", True): 8883,
+    ("amqp", False): 5672, ("amqp", True): 5671,
+    ("http", False): 8081, ("http", True): 8443,
+}  # fmt: skip
+"""(protocol, with TLS) -> port of a listener without `bind`."""
+
+
+class Listener(Section, frozen=True, kw_only=True):
+    """A listener for devices: MQTT (3.1, 3.1.1 and 5.0, with `websocket` over WebSocket), AMQP (0-9-1 and 1.0), or
+    HTTP."""
+
+    protocol: Annotated[
+        ListenerProtocol | None,
+        Meta(
+            description="Protocol of its clients. Unset: `amqp` for listeners named `amqp` and `amqps`, `http` for "
+            "`http` and `https`, `mqtt` for all others."
+        ),
+    ] = None
+    bind: Annotated[
+        Listen | None,
+        Meta(
+            description="Address and port, or `unix:` and the path of a unix socket. The socket is open to the file's "
+            "owner and group. Port 0 picks any free port. Unset: 127.0.0.1 and port 1883 for MQTT, 5672 for AMQP, "
+            "8081 for HTTP; with `tls` 8883, 5671 and 8443."
+        ),
+    ] = None
+    anonymous: Annotated[
+        ListenerAnonymous,
+        Meta(
+            description="Who may connect without a user name. `never`: no client. `loopback`: clients on this "
+            "machine. `allowed_beyond_loopback`: every client that reaches the port. Clients of a "
+            "proxy without the PROXY protocol count as the proxy."
+        ),
+    ] = "loopback"
+    tls: Annotated[
+        Tls | None, Meta(description="TLS; unset: plain TCP. Required for `mqtts`, `wss`, `amqps` and `https`.")
+    ] = None
+    websocket: Annotated[
+        WebSocket | None,
+        Meta(description="MQTT over WebSocket; unset: plain MQTT. Listeners named `ws` and `wss` always use it."),
+    ] = None
+    origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Origins of web pages that may send requests to a listener of HTTP, such as "
+            '`https://dash.example.com`; `"*"` for all. Pages of the listener\'s own scheme, host and port may always, '
+            "on loopback only under an address, `localhost` or a host named here. Clients other than browsers are not "
+            "checked."
+        ),
+    ] = ()
+    proxy_protocol: Annotated[
+        ProxyProtocol | None,
+        Meta(description="PROXY protocol of a proxy in front of the listener; unset: clients connect directly."),
+    ] = None
+    vhosts: Annotated[
+        Annotated[dict[str, Annotated[str, Meta(max_length=1024)] | None], Meta(max_length=256)] | None,
+        Meta(
+            description="Virtual hosts of AMQP 0-9-1: name -> beginning of the topics of its messages, `null` for "
+            "none. With `factory: plant/7`, the topics of messages in the virtual host `factory` begin with plant/7, "
+            "and its exchanges and queues are its own. Unset: `/` alone, without a beginning.",
+        ),
+    ] = None
+
+
+def protocol_of(name: str, listener: Listener) -> ListenerProtocol:
+    """Return the protocol of a listener's clients."""
+    return listener.protocol or _PROTOCOLS.get(name, "mqtt")
+
+
+def has_listener(protocol: ListenerProtocol, listeners: Mapping[str, Listener | None]) -> bool:
+    """Return whether one of some listeners speaks a protocol."""
+    return any(each is not None and protocol_of(name, each) == protocol for name, each in listeners.items())
+
+
+def bind_of(name: str, listener: Listener) -> str:
+    """Return the address of a listener, as ``bind`` writes it."""
+    return listener.bind or f"127.0.0.1:{_PORTS[protocol_of(name, listener), listener.tls is not None]}"
+
+
+class Auth(Section, frozen=True, kw_only=True):
+    """Authentication and access rules. Changed files are read again; clients whose user is gone are disconnected."""
+
+    users_file: Annotated[
+        Path | None,
+        Meta(
+            description="File of user names and password hashes, written by `weft user add`. Without it, every "
+            "password is wrong."
+        ),
+    ] = None
+    acl_file: Annotated[
+        Path | None,
+        Meta(
+            description="File that grants access to topics, in Mosquitto's format: `user`, `topic` and `pattern` "
+            "lines with `read`, `write`, `readwrite` or `deny`. `queue` lines grant access to queues and exchanges of "
+            "AMQP (docs/reference/access-rules.md). Access that it does not grant is "
+            "refused. Without it, every client has access to every topic and queue."
+        ),
+    ] = None
+    refused_publish: Annotated[
+        RefusedPublish,
+        Meta(
+            description="Answer to a refused publish at QoS 1 or 2 from an MQTT 3.1.1 client, which cannot "
+            "receive a reason code. Access rules, topic levels and `unrouted: refuse` refuse "
+            "messages. `close` closes the connection without an acknowledgement. `acknowledge` drops "
+            "and counts the message: for bridges and clients with a queue, which would otherwise send "
+            "it again and again. MQTT 5.0 clients get the reason code."
+        ),
+    ] = "close"
+    remember_passwords: Annotated[
+        bool,
+        Meta(
+            description="Whether correct passwords are remembered over restarts, so that known devices are admitted "
+            "at once, whatever a flood of wrong passwords does. `known-passwords.json` in the data directory holds "
+            "keyed hashes and their key: who reads that file can try passwords faster than `users_file` allows."
+        ),
+    ] = True
+
+
+class Http(Section, frozen=True, kw_only=True):
+    """The node's own pages: for people at `/`, JSON at `/status`, metrics at `/metrics`, `/healthz` and `/readyz`."""
+
+    bind: Annotated[Bind, Meta(description="Address and port of the status page. Port 0 picks any free port.")] = (
+        "127.0.0.1:8080"
+    )
+    anonymous: Annotated[
+        Anonymous,
+        Meta(
+            description="Who may read the pages with names and counts. `loopback`: clients on this machine. "
+            "`allowed_beyond_loopback`: every client that reaches the port. Messages are shown to the users of "
+            "`auth.users_file` only, by their access rules; without that file, on this machine only."
+        ),
+    ] = "loopback"
+    hosts: Annotated[
+        Hosts | None,
+        Meta(
+            description="Names under which the pages may be called, beside addresses and `localhost`. Requests under "
+            "other names are refused, because pages of strangers in a browser could come under a name of their own "
+            "(DNS rebinding). Unset: no names on loopback, every name elsewhere."
+        ),
+    ] = None

@@ -1,0 +1,1 @@
+"""Messages from hubs: taken from links, stored, and published to the node's clients."""

@@ -1,0 +1,80 @@
+// Elements, and texts for people. Text never becomes markup: everything goes through textContent.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((each) => each !== null && each !== undefined && each !== ""));
+  return made;
+}
+
+/** Return an element: el("p", {class: "x"}, "text", child). */
+export const el = (name, attributes, ...children) => filled(document.createElement(name), attributes, children);
+
+/** Return an element of SVG. */
+export const svg = (name, attributes, ...children) =>
+  filled(document.createElementNS(SVG, name), attributes, children);
+
+/** Return milliseconds since 1970 of an RFC 3339 text with nanoseconds; null if there is none. */
+export function millis(text) {
+  if (!text) return null;
+  const time = Date.parse(text.replace(/(\.\d{3})\d*Z$/, "$1Z"));
+  return Number.isNaN(time) ? null : time;
+}
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+/** Return a duration as one or two units: "3 min", "2 d 4 h". */
+export function duration(ms) {
+  let left = Math.round(Math.abs(ms) / 1000);
+  if (left < 1) return "0 s";
+  const parts = [];
+  for (const [seconds, unit] of UNITS) {
+    if (left >= seconds && parts.length < 2) {
+      parts.push(`${Math.floor(left / seconds)} ${unit}`);
+      left %= seconds;
+    } else if (parts.length) break;
+  }
+  return parts.join(" ");
+}
+
+/** Return how long ago a moment was. */
+export function ago(time, now = Date.now()) {
+  if (time === null) return "unknown";
+  return time > now + 1500 ? `in ${duration(time - now)}` : `${duration(now - time)} ago`;
+}
+
+/** Return a moment in UTC, to the second. */
+export const utc = (time) => (time === null ? "unknown" : new Date(time).toISOString().slice(0, 19).replace("T", " "));
+
+/** Return a <time> that says how long ago, with the moment itself as its title. */
+export function when(text, now) {
+  const time = millis(text);
+  if (time === null) return el("span", { class: "unknown" }, "unknown");
+  return el("time", { datetime: text, title: `${utc(time)} UTC` }, ago(time, now));
+}
+
+export const count = (value) => (value === null || value === undefined ? "unknown" : value.toLocaleString("en"));
+
+export function rate(perSecond) {
+  if (perSecond === null || perSecond === undefined) return "unknown";
+  const digits = perSecond >= 100 ? 0 : perSecond >= 1 ? 1 : 3;
+  return `${perSecond.toLocaleString("en", { maximumFractionDigits: digits })}/s`;
+}
+
+/** Return a mark that says good, warning or bad by word, shape and colour. */
+export const badge = (kind, text, title) => el("span", { class: `badge ${kind}`, title }, text);
+
+/** Return text of the hub whose `commands` are set as code. */
+export const prose = (text) => text.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
+
+export const page = (title, ...rest) => [el("h1", {}, title), ...rest];
+
+export function notice(kind, text, advice) {
+  return el("div", { class: `notice ${kind}`, role: kind === "bad" ? "alert" : "status" },
+    el("strong", {}, prose(text)), advice ? el("span", {}, " ", prose(advice)) : null);
+}

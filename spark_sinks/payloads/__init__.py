@@ -1,1 +1,0 @@
-"""Typed columns from payloads: JSON, CBOR and MessagePack by a schema (``config.payload_schema``)."""

@@ -1,0 +1,180 @@
+"""The list of streams: the right facts, and a loop that is free for links however many lanes there are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from weft.cloud_hub.api import views
+from weft.cloud_hub.api.pages import encoded, lanes_after, position
+from weft.cloud_hub.api.streams.completeness import StreamCompleteness
+from weft.cloud_hub.api.streams.summary import SLICE_LANES, summarise
+from weft.cloud_hub.api.views import lane_view
+from weft.cloud_hub.clock import HubClock
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.protocols.shard.completeness import HELD_BACK_MAX, completeness
+from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
+from weft.protocols.shard.open_gaps import OpenGap
+from weft.protocols.shard.shard_state import ShardState
+
+SECOND = 1_000_000_000
+
+
+def states(lanes: dict[Lane, LaneState], shards: int = 2) -> list[ShardState]:
+    made = [ShardState(b"c" * 16, shard) for shard in range(shards)]
+    for n, (lane, held) in enumerate(lanes.items()):
+        made[n % shards].set_lane(lane, held)
+    return made
+
+
+def lane(edge: str, stream: str = "t", log: int = 1) -> Lane:
+    return Lane("default", edge, log, stream)
+
+
+def at(seconds: float, payload: int = 0) -> LaneState:
+    mark = Mark(int(seconds * SECOND), 1)
+    return LaneState(mark=mark, whole_mark=mark, payload=payload)
+
+
+@pytest.mark.parametrize(
+    ("expected", "moment"), [((), 70), (("a",), 70), (("gone",), 70), (("b*",), 70), (("z",), None), (("z*",), None)]
+)
+async def test_a_summary_says_what_completeness_says(expected: tuple[str, ...], moment: int | None) -> None:
+    lanes = {
+        lane("a"): at(90, PayloadKind.TEXT),
+        lane("a", log=2): at(80, PayloadKind.JSON),
+        lane("b"): at(70),
+        lane("part"): LaneState(partial=True),
+        lane("gone"): LaneState(retired=Retirement(5, RetiredBy.OPERATOR, "scrapped")),
+    }
+    found = await summarise(states(lanes), "default", "t", expected)
+    assert (found.lanes, found.edges, found.payload) == (5, 4, PayloadKind.JSON)
+    assert found.complete_up_to == (None if moment is None else moment * SECOND)
+    assert found.complete_up_to == completeness(lanes, expected, 0).complete_up_to
+
+
+async def test_a_renamed_lane_counts_no_more_though_its_names_are_in_different_shards() -> None:
+    former, other = at(70), at(90)
+    former.epoch, former.last_word = 3, Mark(70 * SECOND, 9)
+    former.ranges = RangeSet([(0, 9)])
+    other.epoch = 4
+    other.add_gaps([GapRange(0, 9, GapReason.RENAMED)])
+    for epoch, moment in ((4, 90), (2, 70)):
+        other.epoch = epoch
+        held = states({lane("old"): former, lane("new"): other})
+        assert (await summarise(held, "default", "t")).complete_up_to == moment * SECOND
+        answer = await StreamCompleteness([], {}, HubClock(lambda: 0, lambda: 0)).of(held, "default", "t")
+        assert answer.complete_up_to == moment * SECOND
+        assert [each.edge for each in answer.covers] == (["new"] if moment == 90 else ["old", "new"])
+
+
+async def test_open_gaps_of_all_shards_are_told_with_those_of_lanes_that_left() -> None:
+    ended = at(70)
+    ended.retired = Retirement(95 * SECOND, RetiredBy.AGE, "not seen for 90 days")
+    held = states({lane("a"): at(90), lane("gone"): ended})
+    held[0].open_gaps["default", "t"] = [OpenGap("left", 1, 5, None, 80 * SECOND)]
+    answer = await StreamCompleteness([], {}, HubClock(lambda: 0, lambda: 0)).of(held, "default", "t")
+    assert answer.complete_up_to == 90 * SECOND, "they are named, and hold nothing back"
+    assert [(gap.edge, gap.since, gap.until) for gap in answer.open_gaps] == [
+        ("gone", 70 * SECOND, 95 * SECOND), ("left", None, 80 * SECOND),
+    ]  # fmt: skip
+    listed = views.open_gap_views(held)
+    assert [(each["edge"], each["stream"], each["records"]) for each in listed["open_gaps"]] == [("gone", "t", None)]
+    assert listed["open_gaps_more"] == 0
+
+
+async def test_a_lane_without_a_mark_leaves_no_moment_unless_it_is_empty() -> None:
+    for other, moment in ((LaneState(), SECOND), (LaneState(ranges=RangeSet([(0, 1)])), None)):
+        lanes = {lane("a"): at(1), lane("b"): other}
+        assert (await summarise(states(lanes), "default", "t")).complete_up_to == moment
+    assert (await summarise(states({}), "default", "t")).complete_up_to is None
+
+
+async def test_a_lane_that_leaves_meanwhile_is_passed_over() -> None:
+    held = states({lane(f"e{n}"): at(5) for n in range(SLICE_LANES + 10)}, 1)
+    walk = asyncio.create_task(summarise(held, "default", "t"))
+    await asyncio.sleep(0)
+    held[0].set_lane(lane(f"e{SLICE_LANES + 5}"), None)
+    assert (await walk).complete_up_to == 5 * SECOND
+
+
+def test_streams_are_listed_from_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = states({lane(f"e{n}", f"s{n % 3}"): at(1) for n in range(30)})
+    held[0].next_offset["default", "written"] = 5
+    held[0].next_offset["acme", "other"] = 5
+    held[0] = ShardState.decode(held[0].encode())
+
+    class Unwalked(dict[Lane, LaneState]):
+        def __iter__(self) -> None:  # type: ignore[override]
+            raise AssertionError("a walk over all lanes")
+
+    for state in held:
+        state.lanes = Unwalked(state.lanes)
+    assert views.stream_keys(held, "default") == ["s0", "s1", "s2", "written"]
+    assert views.stream_keys(held, "acme") == ["other"]
+    for n in range(30):
+        held[n % 2].set_lane(lane(f"e{n}", f"s{n % 3}"), None)
+    assert views.stream_keys(held, "default") == ["written"]
+
+
+async def test_pages_of_lanes_are_all_lanes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cloud_hub.api.pages.SLICE_LANES", 3)
+    lanes = [lane(f"e{n % 7}", log=n) for n in range(25)]
+    held = states({each: at(1) for each in lanes} | {lane("other", "s"): at(1)}, 3)
+    found, after = [], None
+    while True:
+        page, more = await lanes_after(held, "default", "t", after, 4)
+        found += [each[1] for each in page]
+        if not more:
+            break
+        after = position(page[-1])
+    assert found == sorted(lanes)
+    for wrong in ("e1", "e1/x", "e1/zzzzzzzzzzzzzzzz"):
+        with pytest.raises(ValueError, match=r"EDGE/LOG|invalid literal"):
+            await lanes_after(held, "default", "t", wrong, 4)
+
+
+async def test_a_page_ends_where_it_would_be_too_long() -> None:
+    page = await encoded(["x" * 100] * 10, lambda text: {"text": text}, 350)
+    assert (len(page.views), page.is_whole) == (3, False)
+    assert len((await encoded(["x" * 100], lambda text: {"text": text}, 5)).views) == 1
+
+
+async def test_what_holds_back_the_most_is_named_however_the_lanes_come() -> None:
+    lanes = {lane(f"e{n:03}"): at(n + 1) for n in range(3 * HELD_BACK_MAX)}
+    now = 10_000 * SECOND
+    moments = StreamCompleteness([], {("default", "t"): ("z*", "e001")}, HubClock(lambda: now, lambda: now))
+    answer = await moments.of(states(dict(reversed(lanes.items())), 5), "default", "t")
+    assert answer.held_back_by == completeness(lanes, ("z*", "e001"), now).held_back_by
+    assert [each.edge for each in answer.held_back_by[:3]] == ["z*", "e000", "e001"]
+    assert (len(answer.held_back_by), answer.more) == (HELD_BACK_MAX, 2 * HELD_BACK_MAX + 1)
+    assert answer.complete_up_to is None
+
+
+@pytest.mark.slow
+async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
+    held = states({lane(f"edge-{n}", f"s{s}"): at(1) for s in range(20) for n in range(10_000)}, 4)
+    longest, last = 0.0, time.thread_time()  # the wall clock depends on what else the machine does
+
+    async def list_streams() -> int:
+        moments = StreamCompleteness([], {("default", "s0"): ("edge-1*", "elsewhere")}, HubClock(lambda: 0, lambda: 0))
+        answer = await moments.of(held, "default", "s0")
+        assert (len(answer.covers), answer.complete_up_to) == (10_000, None)
+        lanes, more = await lanes_after(held, "default", "s0", "edge-5/0000000000000001", 1000)
+        assert (len(lanes), more, lanes[0][1].edge) == (1000, True, "edge-50")
+        assert len((await encoded(lanes, lambda each: lane_view(each[1], each[2], each[0]), 1 << 20)).views) == 1000
+        return sum([(await summarise(held, "default", name)).lanes for name in views.stream_keys(held, "default")])
+
+    walk = asyncio.create_task(list_streams())
+    while not walk.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    assert await walk == 200_000
+    assert longest < 0.05

@@ -1,0 +1,264 @@
+"""The console in a real browser, over a real hub, at three widths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, readings
+from tests.cloud_hub.live import EdgeLog, running_link
+from tests.costs.speed import slowness
+from tests.support.browser import BrowserPage, browser_page, needs_browser
+from weft.cloud_hub.api import records_answer
+from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.console import changes
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.placement import shard_of
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
+
+pytestmark = [pytest.mark.slow, needs_browser]
+SOON_S = 2.0
+WIDTHS = (390, 820, 1440)
+ROWS = 'document.querySelectorAll(".table tbody tr th").length'
+GAP_S = "((t) => (Date.parse(t[1]) - Date.parse(t[0])) / 1000)({}.match(/20[0-9-]+ [0-9:]+/g))"
+"""Seconds between the two moments of a text."""
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[BrowserPage]:
+    async with browser_page(tmp_path / "browser") as opened:
+        yield opened
+        assert opened.errors == []
+
+
+async def test_a_large_fleet_is_seen_soon_at_every_width(page: BrowserPage) -> None:
+    worked: list[float] = []
+    async with hub_with_fleet(5000, 200) as (hub, _):
+        for width in WIDTHS:
+            await page.size(width)
+            await page.open("about:blank")
+            began = await page.worked_s() + time.process_time()
+            await page.open(f"{hub.url}/console#/fleet")
+            await page.until(f"{ROWS} > 20")
+            # Processor time of page and hub together, which is the time by the clock on a machine without other work.
+            worked.append(await page.worked_s() + time.process_time() - began)
+            await page.until('document.querySelector(".figures dd").textContent === "5,001"')
+            assert await page.js(FITS), f"the page is wider than {width}"
+            assert await page.js(ROWS) == 100, "the document stays small"
+        assert max(worked) < SOON_S * slowness(), worked
+        assert all(url.startswith((hub.url, "about:")) for url in page.requested)
+
+
+async def test_edges_are_found_by_word_and_by_state_and_sorted(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, _):
+        await page.open(f"{hub.url}/console")
+        await page.until(f"{ROWS} === 41")
+        assert await page.js('document.querySelector(".table tbody tr").innerText.includes("silent")')
+        await page.js('document.querySelector("#edge-filter").focus()')
+        await page.call("Input.insertText", text="press weft")
+        await page.until(f'{ROWS} === 1 && document.querySelector(".table tbody th").textContent === "press-1"')
+        assert await page.js('document.querySelector(".count").textContent') == "1, of 41 rows"
+        await page.js('document.querySelector("#edge-filter").value = ""')
+        await page.js('const s = document.querySelector("#edge-state"); s.value = "linked"; '
+                      's.dispatchEvent(new Event("change"))')  # fmt: skip
+        await page.until(f"{ROWS} === 1")
+        await page.js('document.querySelector("#edge-state").value = "any state"')
+        await page.js('document.querySelector("#edge-state").dispatchEvent(new Event("change"))')
+        await page.js('document.querySelector("thead button").focus()')
+        for _ in range(2):
+            await page.key("Enter", 13)
+        assert await page.js('document.querySelector("thead th").getAttribute("aria-sort")') == "descending"
+        assert await page.js('document.querySelector(".table tbody th").textContent') == "press-1"
+
+
+async def test_a_person_signs_in_once_and_the_token_goes_with_the_tab(page: BrowserPage, tmp_path: Path) -> None:
+    tokens = str(tmp_path / "tokens")
+    reader = create_token(tokens, "mara", Scope.READER, "default")
+    link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
+    async with hub_with_fleet(token=link, tokens_file=tokens) as (hub, _):
+        await page.open(f"{hub.url}/console")
+        await page.until('document.activeElement.id === "token"')
+        await page.call("Input.insertText", text="wrong")
+        await page.key("Enter", 13)
+        await page.until('document.querySelector("[role=alert]")?.textContent.includes("token")')
+        assert await page.js("sessionStorage.length") == 0
+        await page.call("Input.insertText", text=reader)
+        await page.key("Enter", 13)
+        await page.until(f"{ROWS} > 20")
+        assert await page.js("document.cookie + Object.values(localStorage).join()") == "system"
+        assert not any(reader in url for url in page.requested)
+        await page.open("about:blank")
+        await page.open(f"{hub.url}/console")
+        await page.until(f"{ROWS} > 20")
+        await page.js('document.querySelector("#leave").click()')
+        await page.until('document.activeElement.id === "token"')
+        assert await page.js('Object.keys(sessionStorage).includes("weft-token")') is False
+        page.errors[:] = [each for each in page.errors if " 401 " not in each]  # the browser notes each refusal
+
+
+async def test_every_control_has_a_name_and_the_page_its_landmarks(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, _):
+        await page.open(f"{hub.url}/console")
+        await page.until(f"{ROWS} > 20")
+        await page.key("Tab", 9)
+        assert await page.js("document.activeElement.textContent") == "Skip to content"
+        tree = (await page.call("Accessibility.getFullAXTree"))["nodes"]
+        found = [(each["role"]["value"], each.get("name", {}).get("value", "")) for each in tree if not each["ignored"]]
+        roles = {role for role, _ in found}
+        assert {"main", "navigation", "banner", "table", "columnheader", "rowheader", "search"} <= roles
+        controls = {"button", "link", "textbox", "searchbox", "combobox", "table", "region"}
+        assert [role for role, name in found if role in controls and not name] == []
+
+
+async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        for width in WIDTHS:
+            await page.size(width)
+            await page.open("about:blank")
+            await page.open(f"{hub.url}/console#/streams/telemetry{'' if width == WIDTHS[0] else '?window=60'}")
+            # The edges of the gap are found by asking for records nearer and nearer to it.
+            title = 'document.querySelector(".lanes rect.gap title")?.textContent'
+            await page.until(f'{title}?.includes("60 records never come (budget)")')
+            await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
+            assert await page.js('document.querySelectorAll(".lanes line.moment").length') == 1
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.open(f"{hub.url}/console#/streams/line-002")
+        await page.until('document.querySelectorAll(".lanes rect.pending").length === 1')
+        lane = 'document.querySelector(".lanes rect.pending").closest("li")'
+        assert (await page.js(f"{lane}.innerText")).startswith("edge-00002")
+        assert "100 records are to come" in await page.js(f'{lane}.querySelector("svg").getAttribute("aria-label")')
+        await page.until('document.querySelectorAll(".lanes li").length > 5')
+        assert "edge-00002" in await page.js('document.querySelector("section.notice").innerText')
+
+
+async def test_records_are_decoded_drawn_with_their_gap_and_followed(
+    page: BrowserPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A request that ends before it finds the newest records, as in a long log, says where to go on.
+    monkeypatch.setattr(records_answer, "Search", partial(Search, 1))
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        for width in WIDTHS:
+            await page.size(width)
+            await page.open("about:blank")
+            await page.open(f"{hub.url}/console#/records/telemetry")
+            await page.until('document.querySelector(".chart canvas")')
+            assert await page.js(FITS), f"the page is wider than {width}"
+        assert await page.js('[...document.querySelector("#field").options].map((each) => each.value)') == [
+            "motor.current", "temperature",
+        ]  # fmt: skip
+        assert "60 records are not here" in await page.js('document.querySelector("ul[aria-label^=Gaps]").innerText')
+        newest = 'document.querySelector(".table tbody tr").innerText'
+        assert '"temperature"' in await page.js(newest)
+        await page.until('document.querySelector("#live").textContent === "live"')
+        log.append(*readings(READINGS, READINGS + 1, time.time_ns() - READINGS * STEP_S * NS))
+        await page.until(f'{newest}.includes("{READINGS}")')
+        await page.js('document.querySelector("#record-edge").value = "none"; '
+                      'document.querySelector("#record-edge").dispatchEvent(new Event("input"))')  # fmt: skip
+        await page.until('document.querySelector(".table tbody").innerText.includes("No record.")')
+
+
+async def test_a_record_is_followed_to_its_object_in_the_store(page: BrowserPage) -> None:
+    store = MemoryStore()
+    async with hub_with_fleet(store=store) as (hub, log):
+        await log.until_released(READINGS)
+        await page.open(f"{hub.url}/console#/records/telemetry")
+        await page.until('document.querySelector(".table tbody a")')
+        seq = await page.js('document.querySelector(".table tbody a").textContent')
+        await page.js('document.querySelector(".table tbody a").click()')
+        await page.until('document.querySelectorAll(".steps > li").length === 4')
+        told = await page.js('document.querySelector(".steps").innerText')
+        wanted = ("plant/hall-2/press-1/telemetry", "press-1", seq, '"motor"')
+        assert [each for each in wanted if each not in told] == []
+        assert await store.get(await page.js('[...document.querySelectorAll(".steps code")].at(-1).textContent'))
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        lane = f"edge=press-1&log={PRESS.log_id:016x}&seq={LOST[0] + 1}"
+        await page.open(f"{hub.url}/console#/trace/telemetry?{lane}")
+        await page.until('document.querySelector("[role=alert]")?.textContent.includes("It never comes: budget.")')
+
+
+async def test_records_are_followed_where_more_streams_change_than_an_event_names(
+    page: BrowserPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "NAMED_MAX", 0)
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        await page.open(f"{hub.url}/console#/records/telemetry")
+        newest = 'document.querySelector(".table tbody tr").innerText'
+        await page.until(f'{newest}.includes("temperature")')
+        await page.until('document.querySelector("#live").textContent === "live"')
+        log.append(*readings(READINGS, READINGS + 1, time.time_ns() - READINGS * STEP_S * NS))
+        await page.until(f'{newest}.includes("{READINGS}")')
+        # An edge in a shard in which the stream had no record when the page was opened.
+        other = next(
+            name for name in (f"saw-{n}" for n in range(50))
+            if shard_of("default", name, 2) != shard_of("default", "press-1", 2)
+        )  # fmt: skip
+        second = EdgeLog("telemetry", PayloadKind.JSON)
+        second.append(*readings(0, 1, time.time_ns()))
+        async with running_link(hub, second, LinkIdentity("default", other, 7, "test")):
+            await page.until(f'document.querySelector(".table tbody").innerText.includes("{other}")')
+
+
+async def test_a_tenant_is_forgotten_with_the_token_that_chose_it(page: BrowserPage, tmp_path: Path) -> None:
+    tokens = str(tmp_path / "tokens")
+    link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
+    admin = create_token(tokens, "admin", Scope.ADMIN, "default")
+    reader = create_token(tokens, "reader", Scope.READER, "default")
+    async with hub_with_fleet(token=link, tokens_file=tokens) as (hub, _):
+        await page.open(f"{hub.url}/console")
+        await page.until('document.activeElement.id === "token"')
+        await page.call("Input.insertText", text=admin)
+        await page.key("Enter", 13)
+        await page.until(f"{ROWS} > 20")
+        await page.js('const t = document.querySelector("#tenant"); t.value = "acme"; '
+                      't.dispatchEvent(new Event("change"))')  # fmt: skip
+        await page.until('document.querySelector(".table tbody").innerText.includes("No edge")')
+        await page.js('document.querySelector("#leave").click()')
+        await page.until('document.activeElement.id === "token"')
+        await page.call("Input.insertText", text=reader)
+        await page.key("Enter", 13)
+        await page.until(f"{ROWS} > 20")
+        page.errors[:] = [each for each in page.errors if " 401 " not in each]
+
+
+async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page: BrowserPage, tmp_path: Path) -> None:
+    tokens = str(tmp_path / "tokens")
+    link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
+    given = {scope: create_token(tokens, scope.value, scope, "default") for scope in (Scope.ADMIN, Scope.READER)}
+    pages = {Scope.ADMIN: "Fleet Streams Tables Nodes Audit log", Scope.READER: "Fleet Streams Tables"}
+    store = open_store(str(tmp_path / "store"))
+    async with hub_with_fleet(token=link, store=store, tokens_file=tokens, table_interval_s=0.05) as (hub, log):
+        await log.until_released(READINGS)
+        await page.open(f"{hub.url}/console")
+        for scope, token in given.items():
+            await page.until('document.activeElement.id === "token"')
+            await page.call("Input.insertText", text=token)
+            await page.key("Enter", 13)
+            links = '[...document.querySelectorAll("nav a")].filter((a) => !a.hidden)'
+            await page.until(f"{ROWS} > 20")
+            assert await page.js(f'{links}.map((a) => a.textContent).join(" ")') == pages[scope]
+            await page.js('location.hash = "#/tables"')
+            row = '[...document.querySelectorAll(".table tbody tr")].find((r) => r.innerText.includes("telemetry"))'
+            await page.until(
+                f'document.querySelector("h1").textContent === "Tables" && {row}.innerText.includes("good")'
+            )
+            assert "660" in await page.js(f"{row}.innerText")
+            if scope is Scope.ADMIN:
+                await page.js('location.hash = "#/nodes"')
+                await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 2')
+                await page.js('location.hash = "#/audit"')
+                await page.until('document.querySelector(".table tbody").innerText.includes("No act yet")')
+            await page.js('document.querySelector("#leave").click(); location.hash = ""')
+        page.errors[:] = [each for each in page.errors if " 401 " not in each]

@@ -1,0 +1,240 @@
+"""A running hub tells linked edges their configurations, and keeps what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.cloud_hub.declared.test_hub import declare, token
+from tests.cloud_hub.live import EdgeLog, running_hub, running_link
+from tests.support.waiting import until
+from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.declared import config_changes, groups
+from weft.cloud_hub.declared.documents import CONFIG, Quotas, RolloutDocument
+from weft.cloud_hub.declared.tenants import changes as tenant_changes
+from weft.cloud_hub.desired import rollouts, states
+from weft.cloud_hub.desired.states import TAKES_NONE, read_states
+from weft.cloud_hub.hub import Hub
+from weft.protocols.lane import NodeName
+from weft.protocols.link.configuration import ConfigDesired, ConfigOutcome, ConfigState
+from weft.replication.runner import LinkIdentity
+from weft.replication.status import LinkState
+from weft.storage import hub_keys
+from weft.storage.cluster_log.log import Change
+from weft.storage.object_store.memory import MemoryStore
+
+SOON = {"cluster_log_interval_s": 0.02}
+LOG_IDS = itertools.count(1)
+TEXT = "streams: {alarms: {from: 'alarms/#'}}"
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(rollouts, "INTERVAL_S", 0.01)
+
+
+class Door:
+    """An edge's side (``ConfigDoor``) that answers as a test wants."""
+
+    def __init__(
+        self, outcome: ConfigOutcome | None = ConfigOutcome.CONFIRMED, has: ConfigDesired | None = None
+    ) -> None:
+        self.has = has or ConfigDesired(0, "", [])
+        self.outcome = outcome
+        self.wanted: list[ConfigDesired] = []
+        self._tell: Callable[[ConfigState], None] | None = None
+
+    def opened(self, cluster_id: str, tell: Callable[[ConfigState], None]) -> ConfigState:
+        assert len(cluster_id) == 32
+        self._tell = tell
+        return ConfigState(self.has.version, self.has.digest, 0, "", self.has.version, self.has.digest)
+
+    def closed(self) -> None:
+        self._tell = None
+
+    def own_urls(self) -> tuple[str, ...]:
+        return ()
+
+    def desire(self, desired: ConfigDesired, cluster_id: str) -> None:
+        del cluster_id
+        self.wanted.append(desired)
+        if self._tell is not None and self.outcome is not None:
+            self.say(desired, self.outcome)
+
+    def say(self, desired: ConfigDesired, outcome: ConfigOutcome, reason: str = "") -> None:
+        assert self._tell is not None
+        self._tell(ConfigState(desired.version, desired.digest, outcome, reason, desired.version, desired.digest))
+
+
+@contextlib.asynccontextmanager
+async def edge(hub: Hub, name: str, door: Door | None, secret: str | None = None, tenant: str = "default") -> Any:
+    identity = LinkIdentity(tenant, name, next(LOG_IDS), "test")
+    async with running_link(hub, EdgeLog(), identity, secret, config=door) as status:
+        await until(lambda: status.connections > 0)
+        yield status
+
+
+@contextlib.asynccontextmanager
+async def hub_with_group(store: MemoryStore) -> AsyncIterator[Hub]:
+    async with running_hub(store, **SOON) as hub:
+        await declare(hub, store, groups.set_group(("default", "presses"), ("press-*",)))
+        yield hub
+
+
+def set_group(text: str, rollout: RolloutDocument | None = None) -> Any:
+    return config_changes.set_config(("default", "group", "presses"), text, rollout)
+
+
+async def test_edges_are_told_when_they_link_and_when_it_changes_and_their_words_are_kept() -> None:
+    store = MemoryStore()
+    async with hub_with_group(store) as hub:
+        door, oven = Door(), Door()
+        async with edge(hub, "press-1", door), edge(hub, "oven", oven):
+            await asyncio.sleep(0.05)
+            assert not door.wanted
+            assert await read_states(store) == {}, "nothing is kept of edges without a configuration"
+            await declare(hub, store, set_group(TEXT))
+            await until(lambda: len(door.wanted) == 1)
+            assert [(layer.name, layer.text) for layer in door.wanted[0].layers] == [("group presses", TEXT)]
+            await declare(hub, store, config_changes.set_config(("default", "edge", "press-1"), "disk: {budget: 2GiB}"))
+            await until(lambda: len(door.wanted) == 2)
+            assert [layer.name for layer in door.wanted[1].layers] == ["group presses", "edge press-1"]
+        late = Door(has=door.wanted[1])
+        async with edge(hub, "press-1", late):
+            await declare(hub, store, config_changes.remove_config(("default", "group", "presses")))
+            await until(lambda: len(late.wanted) == 1)
+            assert [layer.name for layer in late.wanted[0].layers] == ["edge press-1"]
+            await declare(hub, store, config_changes.remove_config(("default", "edge", "press-1")))
+            await until(lambda: len(late.wanted) == 2)
+            assert late.wanted[1].layers == []
+        assert not oven.wanted
+    found = await read_states(store)
+    assert list(found) == [NodeName("default", "press-1")]
+    assert (found["default", "press-1"].outcome, found["default", "press-1"].active_version) == (2, 0)  # type: ignore[index]
+
+
+async def test_an_edge_of_an_earlier_release_or_without_the_right_is_told_nothing_and_named() -> None:
+    store = MemoryStore()
+    async with hub_with_group(store) as hub:
+        await declare(hub, store, set_group(TEXT))
+        async with edge(hub, "press-1", None) as status:
+            await asyncio.sleep(0.05)
+            assert status.state is LinkState.CONNECTED
+    (said,) = (await read_states(store)).values()
+    assert said.outcome == TAKES_NONE
+
+
+async def test_a_token_of_another_tenant_or_edge_changes_and_learns_nothing() -> None:
+    store = MemoryStore()
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await declare(hub, store, tenant_changes.set_tenant("acme", Quotas(), is_new=True))
+        await declare(hub, store, token("other", "secret", Scope.EDGE, edge="press-1", tenant="acme"))
+        await declare(hub, store, config_changes.set_config(("default", "edge", "press-1"), TEXT))
+        door = Door()
+        async with edge(hub, "press-1", door, "secret", "acme"):
+            await asyncio.sleep(0.05)
+            assert not door.wanted
+            stranger = Door()
+            identity = LinkIdentity("default", "press-1", 7, "test")
+            async with running_link(hub, EdgeLog(), identity, "secret", config=stranger) as status:
+                await until(lambda: status.state is LinkState.REFUSED)
+                assert not stranger.wanted
+    assert await read_states(store) == {}
+
+
+async def test_an_edge_that_answers_with_other_digests_does_not_have_the_hub_send_without_end() -> None:
+    store = MemoryStore()
+    async with hub_with_group(store) as hub:
+        await declare(hub, store, set_group(TEXT))
+        door = Door(None)
+        async with edge(hub, "press-1", door):
+            await until(lambda: len(door.wanted) == 1)
+            for n in range(20):
+                door.say(ConfigDesired(n, f"{n:016x}", []), ConfigOutcome.CONFIRMED)
+            await asyncio.sleep(0.05)
+            assert len(door.wanted) == 1
+
+
+async def test_a_declaration_that_cannot_be_read_leaves_edges_with_what_they_have() -> None:
+    store = MemoryStore()
+    async with hub_with_group(store) as hub:
+        await declare(hub, store, set_group(TEXT))
+        door = Door()
+        async with edge(hub, "press-1", door):
+            await until(lambda: len(door.wanted) == 1)
+            await declare(hub, store, lambda _: Change(CONFIG, "default/group/presses", b'{"revision": "later"}'))
+            await declare(hub, store, lambda _: Change(CONFIG, "of-a-later-release", b"{}"))
+            await asyncio.sleep(0.05)
+            assert len(door.wanted) == 1
+            assert {each["kind"] for each in hub._declared.view()["unusable"]} == {"config"}
+
+
+async def test_two_processes_that_hear_edges_of_one_shard_lose_no_word() -> None:
+    store = MemoryStore()
+    async with hub_with_group(store) as hub, running_hub(store, **SOON) as second:
+        doors = [Door() for _ in range(20)]
+        async with contextlib.AsyncExitStack() as stack:
+            for n, door in enumerate(doors):
+                await stack.enter_async_context(edge((hub, second)[n % 2], f"press-{n}", door))
+            await declare(hub, store, set_group(TEXT))
+            await until(lambda: all(door.wanted for door in doors))
+    found = await read_states(store)
+    assert len(found) == 20
+    assert {said.outcome for said in found.values()} == {ConfigOutcome.CONFIRMED}
+
+
+async def test_words_of_ten_thousand_edges_are_one_write_for_each_shard_and_no_entry_of_the_log() -> None:
+    store, now = MemoryStore(), 1_000
+    heard = states.ConfigStates(store, lambda node: int(node.edge[6:]) % 16, lambda: now)
+    said = ConfigState(7, "d" * 16, ConfigOutcome.CONFIRMED, "", 7, "d" * 16)
+    for n in range(10_000):
+        heard.note(NodeName("default", f"press-{n}"), said)
+    await heard.write()
+    sizes = [item.size for item in await store.list(hub_keys.CONFIG_STATES + "/")]
+    assert len(sizes) == 16
+    assert sum(sizes) < 2 << 20
+    etags = [(await store.get(hub_keys.config_states_key(shard))).etag for shard in range(16)]
+    for n in range(10_000):  # all link again
+        heard.note(NodeName("default", f"press-{n}"), said)
+    await heard.write()
+    assert [(await store.get(hub_keys.config_states_key(shard))).etag for shard in range(16)] == etags
+    assert len(await read_states(store)) == 10_000
+
+
+async def test_a_rollout_goes_on_by_itself_and_stops_when_edges_take_it_back() -> None:
+    store = MemoryStore()
+    async with hub_with_group(store) as hub:
+        await declare(hub, store, set_group(TEXT))
+        doors = {f"press-{n}": Door() for n in range(16)}
+        async with contextlib.AsyncExitStack() as stack:
+            for name, door in doors.items():
+                await stack.enter_async_context(edge(hub, name, door))
+            await until(lambda: all(len(door.wanted) == 1 for door in doors.values()))
+            better = TEXT.replace("alarms/#", "alarms/+")
+            await declare(hub, store, set_group(better, RolloutDocument(0.25, steps=(0.5, 1.0))))
+            await until(lambda: all(len(door.wanted) == 2 for door in doors.values()))
+            assert {door.wanted[1].layers[0].text for door in doors.values()} == {better}
+            for door in doors.values():
+                door.outcome = ConfigOutcome.ROLLED_BACK
+            worse = TEXT.replace("alarms/#", "alarms/-")
+            await declare(hub, store, set_group(worse, RolloutDocument(0.25, steps=(0.5, 1.0))))
+
+            def rollout() -> RolloutDocument:
+                found = hub._declared.configs.documents["default/group/presses"].rollout
+                assert found is not None
+                return found
+
+            await until(lambda: rollout().state == "stopped")
+            assert "took it back: press-" in rollout().why
+            reached = [name for name, door in doors.items() if len(door.wanted) == 3]
+            assert 0 < len(reached) < 12
+            await declare(hub, store, config_changes.abort(("default", "group", "presses"), "it is wrong"))
+            await until(lambda: all(len(doors[name].wanted) == 4 for name in reached))
+            assert {doors[name].wanted[3].layers[0].text for name in reached} == {better}
+            assert sum(len(door.wanted) == 2 for door in doors.values()) == 16 - len(reached)

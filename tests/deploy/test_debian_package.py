@@ -1,0 +1,271 @@
+"""The Debian package of the edge node: installed, run, upgraded, removed and purged in a clean Debian.
+
+No systemd runs in it. The node is started by the unit's command, as the unit's user; and a program in the place of
+systemctl notes what the package's scripts would have systemd do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from deploy.debian.build import NOT_HERE, debian_version
+from tests.support.debian_root import DebianRoot, debian_root
+from tests.support.processes import publish
+from tests.support.waiting import PATIENCE_S
+from weft.demo.fabric import free_port
+
+ROOT = Path(__file__).parents[2]
+UNIT = "usr/lib/systemd/system/weft-edge.service"
+CONFIG = "etc/weft/edge.yaml"
+COPIED_NOT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")
+SYSTEMCTL = """\
+#!/bin/sh
+echo "$(dpkg-query --show --showformat='${Version}' weft-edge) $*" >>/systemctl.said
+case "$*" in *is-active*) [ -e /is-active ] ;; esac
+"""
+EXPOSURE_MAX = "30"
+"""In tenths: below 3 of 10 by systemd's own count."""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package: that of `./run build`, or one that is made here."""
+    folder = Path(os.environ.get("WEFT_DISTRIBUTIONS", tmp_path_factory.mktemp("dist"))).resolve()
+    if not list(folder.glob("*.whl")):
+        source = tmp_path_factory.mktemp("source") / "weft"
+        shutil.copytree(ROOT, source, ignore=COPIED_NOT)
+        built(["build", "--wheel", "--outdir", str(folder), str(source)])
+    if not list(folder.glob("*.deb")):
+        built(["deploy.debian.build", str(folder), "--compress=zstd"])
+    (path,) = folder.glob("weft-edge_*.deb")
+    return path
+
+
+def built(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == NOT_HERE:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def later(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same package with a later version."""
+    folder = tmp_path_factory.mktemp("later")
+    subprocess.run(["dpkg-deb", "--raw-extract", package, folder / "files"], check=True)
+    control = folder / "files/DEBIAN/control"
+    text = control.read_text()
+    assert "Version: 0" in text
+    control.write_text(text.replace("Version: 0", "Version: 99"))
+    files, made = str(folder / "files"), str(folder / "later.deb")
+    command = ["dpkg-deb", "-Zzstd", "-z1", "--root-owner-group", "--build", files, made]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "later.deb"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> DebianRoot:
+    try:
+        return debian_root(tmp_path_factory.mktemp("room"))
+    except LookupError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def room(bare: DebianRoot, package: Path) -> DebianRoot:
+    """A Debian in which the package was installed."""
+    install(bare, package)
+    return bare
+
+
+def install(room: DebianRoot, package: Path) -> None:
+    shutil.copyfile(package, room.folder / "weft-edge.deb")
+    room.did("apt-get", "install", "--yes", "/weft-edge.deb")
+
+
+def settings_of(unit: Path) -> dict[str, str]:
+    lines = (line for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#"))
+    return dict(line.split("=", 1) for line in lines)
+
+
+@contextmanager
+def running(room: DebianRoot) -> Iterator[str]:
+    """The node under the unit's command, until it has stopped by SIGTERM. Its first line."""
+    process = room.service(settings_of(room.folder / UNIT))
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert "is ready" in ready
+        yield ready
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kept(room: DebianRoot) -> str:
+    return room.did("weft", "edge", "tail", "/etc/weft/edge.yaml", "telemetry", user="weft")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_data_and_configuration_survive_upgrade_and_removal_and_no_purge(
+    room: DebianRoot, package: Path, later: Path
+) -> None:
+    config, port = room.folder / CONFIG, free_port()
+    assert "is good" in room.did("weft", "edge", "check", "/etc/weft/edge.yaml", user="weft")
+    init = ("weft", "edge", "init", "/etc/weft/edge.yaml", "--node", "press-shop-7", "--listen", f"127.0.0.1:{port}")
+    assert "sudo systemctl enable --now weft-edge" in room.did(*init, user="weft")
+    config.write_text(config.read_text() + f'http: {{bind: "127.0.0.1:{free_port()}"}}\n')
+    for name in ("users", "hub.yaml"):
+        (config.parent / name).write_text("")
+    with running(room) as ready:
+        assert ready.startswith("default/press-shop-7 is ready")
+        publish(port, "plant/press/m1/telemetry", ["21.5"])
+    assert "21.5" in kept(room)
+
+    install(room, later)
+    assert 'node: "press-shop-7"' in config.read_text()
+    with running(room):
+        publish(port, "plant/press/m1/telemetry", ["22.5"])
+    assert all(value in kept(room) for value in ("21.5", "22.5"))
+    assert room.did("find", "/var/lib/weft", "!", "-user", "weft") == ""
+
+    room.did("apt-get", "remove", "--yes", "weft-edge")
+    assert not (room.folder / "usr/lib/weft-edge").exists()
+    assert 'node: "press-shop-7"' in config.read_text()
+    install(room, later)
+    assert "22.5" in kept(room)
+
+    room.did("apt-get", "purge", "--yes", "weft-edge")
+    assert [each for each in ("var/lib/weft", "usr/lib/weft-edge") if (room.folder / each).exists()] == []
+    assert os.listdir(config.parent) == ["hub.yaml"]
+    assert room.did("id", "--name", "--user", "weft") == "weft\n"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_the_unit_is_good_where_it_is_installed(room: DebianRoot, package: Path, tmp_path: Path) -> None:
+    install(room, package)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "weft-edge.service"
+    # It looks for the command on this machine, and has no root that says otherwise for it.
+    unit.write_text((room.folder / UNIT).read_text().replace("ExecStart=/", f"ExecStart={room.folder}/"))
+    alone = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    for question in (
+        ["verify", "--man=no", "--recursive-errors=no", str(unit)],
+        ["security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(unit)],
+    ):
+        done = subprocess.run(["systemd-analyze", *question], capture_output=True, text=True, check=False, env=alone)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout[-500:]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_a_shell_completes_and_man_finds_pages(room: DebianRoot, package: Path) -> None:
+    install(room, package)
+    asked = (
+        ". /usr/share/bash-completion/completions/weft; COMP_WORDS=(weft {} ''); COMP_CWORD=2; "
+        "_weft_completion weft; echo ${{COMPREPLY[@]}}"
+    )
+    # `weft hub` too, whose commands need libraries that the package has not.
+    for group, command in (("edge", "init"), ("hub", "status")):
+        assert command in room.did("bash", "-c", asked.format(group)).split()
+    pages = {path.name for path in (room.folder / "usr/share/man/man1").iterdir()}
+    assert {"weft.1.gz", "weft-edge-run.1.gz", "weft-edge-init.1.gz"} <= pages
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_it_lists_what_it_is_made_of_and_nothing_of_where_it_was_made(room: DebianRoot, package: Path) -> None:
+    install(room, package)
+    text = (room.folder / "usr/share/doc/weft-edge/sbom.cdx.json").read_text()
+    document = json.loads(text)
+    components = (document["metadata"]["component"], *document["components"])
+    listed = sorted(f"{each['name'].lower().replace('-', '_')}-{each['version']}.dist-info" for each in components)
+    (libraries,) = room.folder.glob("usr/lib/weft-edge/lib/python3*/site-packages")
+    assert listed == sorted(path.name.lower() for path in libraries.glob("*.dist-info"))
+    places = [path for path in room.folder.glob("usr/lib/weft-edge/**/*.pyc") if b"/stage/" in path.read_bytes()]
+    assert (places, "/tmp/" in text) == ([], False)
+    room.did("dpkg", "--verify", "weft-edge")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_a_running_node_stops_before_its_files_change_and_runs_again(
+    room: DebianRoot, package: Path, later: Path
+) -> None:
+    for path, text in (("usr/bin/systemctl", SYSTEMCTL), ("is-active", "")):
+        (room.folder / path).write_text(text)
+    (room.folder / "usr/bin/systemctl").chmod(0o755)
+    (room.folder / "run/systemd/system").mkdir(parents=True)
+    try:
+        room.run("apt-get", "purge", "--yes", "weft-edge")
+        install(room, package)
+        assert not [each for each in orders(room) if "start" in each or "enable" in each]
+        # An upgrade that cannot be unpacked: the files of the release before are there, and run again.
+        broken = room.folder / "weft-edge.deb"
+        broken.write_bytes(later.read_bytes()[:-1000])
+        assert room.run("dpkg", "--install", "/weft-edge.deb").returncode != 0
+        old = room.did("dpkg-query", "--show", "--showformat=${Version}", "weft-edge")
+        assert orders(room)[-2:] == [f"{old} daemon-reload", f"{old} start weft-edge.service"]
+        install(room, later)
+        said = orders(room)
+        new = old.replace("0", "99", 1)
+        assert said.index(f"{old} stop weft-edge.service") < said.index(f"{new} start weft-edge.service")
+        room.did("apt-get", "remove", "--yes", "weft-edge")
+        assert f"{new} --quiet disable --now weft-edge.service" in orders(room)
+    finally:
+        (room.folder / "usr/bin/systemctl").unlink()
+        (room.folder / "run/systemd/system").rmdir()
+
+
+def orders(room: DebianRoot) -> list[str]:
+    """What the scripts called systemctl with since the last look, behind the version of the package at that time."""
+    noted = room.folder / "systemctl.said"
+    text = noted.read_text() if noted.exists() else ""
+    noted.write_text("")
+    return text.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_an_installation_by_hand_is_not_overlaid(bare: DebianRoot, package: Path) -> None:
+    bare.run("apt-get", "purge", "--yes", "weft-edge")
+    unit = bare.folder / "etc/systemd/system/weft-edge.service"
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ROOT / "deploy/weft-edge.service", unit)
+    shutil.copyfile(package, bare.folder / "weft-edge.deb")
+    done = bare.run("apt-get", "install", "--yes", "/weft-edge.deb")
+    assert done.returncode != 0
+    assert "is of an installation by hand" in done.stdout + done.stderr
+    unit.unlink()
+
+
+def test_a_version_before_a_release_sorts_before_it() -> None:
+    texts = ["1.2.dev3", "1.2a1", "1.2rc1.dev3", "1.2rc1", "1.2", "1.2+plant.2", "1.2.post1", "1.3"]
+    versions = [debian_version(Version(text)) for text in texts]
+    if shutil.which("dpkg") is None:
+        pytest.skip("dpkg is not installed")
+    pairs = [f"dpkg --compare-versions '{low}' lt '{high}'" for low, high in itertools.pairwise(versions)]
+    done = subprocess.run(["sh", "-xc", " && ".join(pairs)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

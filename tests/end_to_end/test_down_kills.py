@@ -1,0 +1,177 @@
+"""SIGKILL hub and edge while messages go down: each is in the edge's log once, or expired and reported."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.storage.segment_log.helpers import open_log
+from tests.support.processes import Node, publish
+from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S, wait_until
+from weft.demo.fabric import free_port
+from weft.protocols.batch import records
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings
+
+pytestmark = [pytest.mark.processes, pytest.mark.search, pytest.mark.timeout(1200)]
+MESSAGES = SLICE.amount(ci=1000, night=10_000)
+EXPIRING = 20
+"""Every so many messages, one has hardly any time."""
+SENDERS = SLICE.amount(ci=8, night=64)
+SETTINGS = LogSettings(segment_bytes=4 << 20, budget_bytes=64 << 20, tail_bytes=0)
+HUB = """\
+listen: 127.0.0.1:{port}
+store: {folder}/store
+processes: 1
+shards: 2
+tables: null
+"""
+EDGE = """\
+node: press-1
+data_dir: {folder}/data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams: {{telemetry: {{from: "plant/#"}}}}
+links: {{uplink: {{to: "http://127.0.0.1:{port}", down: {{}}, retry_min: 50ms, retry_max: 200ms}}}}
+"""
+
+
+class Fabric:
+    """A hub and an edge that are killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        for name, text in (("hub", HUB), ("edge", EDGE)):
+            (folder / f"{name}.yaml").write_text(text.format(port=self.port, folder=folder))
+        self.log = (folder / "log").open("ab")
+        self.nodes = {kind: self.start(kind) for kind in ("hub", "edge")}
+        self.kills: Counter[str] = Counter()
+
+    def start(self, kind: str) -> Node:
+        return Node(kind, self.folder / f"{kind}.yaml", stderr=self.log)
+
+    def kill(self, kind: str) -> None:
+        self.nodes[kind].kill()
+        self.kills[kind] += 1
+        self.nodes[kind] = self.start(kind)
+
+    def post(self, name: str, expires_s: float) -> None:
+        """Publish a message, again and again with its key until the hub says that it is stored."""
+        body = {"edge": "press-1", "topic": "down/x", "payload": name, "expires_s": expires_s}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/messages", json.dumps(body).encode())
+        request.add_header("Idempotency-Key", name)
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    answer.read()
+                    return
+            except urllib.error.HTTPError as error:
+                if error.code not in (429, 503):
+                    raise
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise TimeoutError(name)
+
+    def messages(self) -> Any:
+        url = f"http://127.0.0.1:{self.port}/v1/messages?edge=press-1"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            return json.load(answer)
+
+    def told(self) -> dict[str, list[tuple[int, str]]]:
+        """Return the records of the hub's log: messages, and their outcomes."""
+        found: dict[str, list[tuple[int, str]]] = {"messages": [], "outcomes": []}
+        for shard in range(2):
+            offset: int | None = 0
+            while offset is not None:
+                path = f"/v1/streams/weft-down/records?shard={shard}&offset={offset}&limit=10000"
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE_S) as answer:
+                    page = json.load(answer)["records"]
+                for record in page:
+                    headers = dict(record["headers"])
+                    kind = "outcomes" if "weft.outcome" in headers else "messages"
+                    said = headers.get("weft.outcome", record["payload"])
+                    found[kind].append((headers["weft.message"], said))
+                offset = page[-1]["offset"] + 1 if page else None
+        return found
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+        self.log.close()
+
+
+def stored(folder: Path) -> Counter[str]:
+    """Return the payloads in the edge's stream of messages."""
+    log = open_log(OSFileSystem(), SETTINGS, directory=str(folder / "data"))
+    try:
+        stream, seq, found = log.stream("weft-down"), 0, Counter[str]()
+        while batches := log.read(stream, seq, 1 << 20):
+            for data in batches:
+                for record in records(data):
+                    found[record.payload.decode()] += 1
+                    seq = record.seq + 1
+        return found
+    finally:
+        log.close()
+
+
+def test_every_message_is_stored_once_or_expires(tmp_path: Path) -> None:
+    fabric, rng = Fabric(tmp_path), random.Random(SLICE.seed)
+    try:
+        publish(fabric.nodes["edge"].mqtt_port, "plant/1", ["{}"])
+        wait_until(lambda: bool(_edges(fabric)))
+        names = iter(range(MESSAGES))
+        guard, failed = threading.Lock(), list[BaseException]()
+
+        def send() -> None:
+            try:
+                while True:
+                    with guard:
+                        number = next(names, None)
+                    if number is None:
+                        return
+                    fabric.post(f"m{number}", 0.001 if number % EXPIRING == 0 else 3600)
+            except BaseException as error:  # it is raised by the test
+                failed.append(error)
+
+        senders = [threading.Thread(target=send) for _ in range(SENDERS)]
+        for sender in senders:
+            sender.start()
+        while any(sender.is_alive() for sender in senders):
+            time.sleep(rng.uniform(0.3, 2.0))
+            fabric.kill(rng.choice(("hub", "edge")))
+        for sender in senders:
+            sender.join()
+        assert not failed, failed
+        wait_until(lambda: not fabric.messages()["waiting"], seconds=PATIENCE_S)
+        told = fabric.told()
+    finally:
+        fabric.close()
+    assert min(fabric.kills["hub"], fabric.kills["edge"]) > 0, fabric.kills
+    found, outcome = stored(tmp_path), dict(told["outcomes"])
+    print(f"{MESSAGES} messages, kills {dict(fabric.kills)}, {Counter(outcome.values())}")
+    assert [name for name, times in found.items() if times > 1] == []
+    name_of = dict(told["messages"])
+    published = {name_of[number] for number, said in outcome.items() if said == "published"}
+    assert published == set(found)
+    expired = {name_of[number] for number, said in outcome.items() if said == "expired"}
+    assert published | expired == {f"m{number}" for number in range(MESSAGES)}
+    assert set(outcome.values()) <= {"published", "expired"}
+
+
+def _edges(fabric: Fabric) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{fabric.port}/v1/edges", timeout=PATIENCE_S) as answer:
+        return json.load(answer)["edges"]

@@ -1,0 +1,61 @@
+"""A trace of a message's whole way: its publisher, an edge process, the link, a hub process, and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paho.mqtt.client import MQTTv5
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.support.collector import collecting
+from tests.support.mqtt_client import BlockingPaho
+from tests.support.processes import Node
+from weft.demo.fabric import free_port
+
+TRACE_ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.slow
+def test_a_trace_goes_from_the_publisher_to_the_row_in_the_table(tmp_path: Path) -> None:
+    with collecting() as collector:
+        tracing, port = f"tracing: {{endpoint: {collector.url}}}\n", free_port()
+        hub_file, edge_file = tmp_path / "hub.yaml", tmp_path / "edge.yaml"
+        hub_file.write_text(
+            f"listen: 127.0.0.1:{port}\nstore: {tmp_path / 'store'}\ntables: {{interval: 50ms}}\n{tracing}"
+        )
+        edge_file.write_text(
+            f"node: press-7\ndata_dir: {tmp_path / 'data'}\nhttp: {{bind: 127.0.0.1:{free_port()}}}\n"
+            f"listeners: {{mqtt: {{bind: 127.0.0.1:{free_port()}}}}}\n"
+            f"streams: {{telemetry: {{from: plant/#}}}}\n{tracing}"
+            f"links: {{up: {{to: http://127.0.0.1:{port}}}}}\n"
+        )
+        hub, edge = Node("hub", hub_file), Node("edge", edge_file)
+        try:
+            client = BlockingPaho("press", protocol=MQTTv5)
+            client.connect(edge.mqtt_port)
+            properties = Properties(PacketTypes.PUBLISH)
+            properties.UserProperty = ("traceparent", f"00-{TRACE_ID}-{PARENT}-01")
+            client.publish("plant/1", b"21")
+            client.paho.publish("plant/1", b"22", 1, properties=properties).wait_for_publish(10)
+            client.publish("plant/1", b"23")
+            client.close()
+            accept, link, commit, table = collector.wait("weft accept", "weft link", "weft commit", "weft table")
+        finally:
+            edge.stop()
+            hub.stop()
+    assert {span.trace for span in collector.spans} == {TRACE_ID}
+    assert len(collector.spans) == 4, "the messages without a context have none"
+    assert [span.parent for span in (accept, link, commit, table)] == [PARENT, accept.span, accept.span, commit.span]
+    assert link.attributes["weft.link"] == "up"
+    lane = {"weft.tenant": "default", "weft.edge": "press-7", "weft.stream": "telemetry", "weft.seq": 1}
+    lane["weft.log"] = accept.attributes["weft.log"]
+    for span in (accept, link, commit, table):
+        assert lane.items() <= span.attributes.items()
+        assert span.end >= span.start
+        assert not span.error
+    assert commit.attributes["weft.offset"] == 1
+    assert {"weft.chunk", "weft.shard"} <= commit.attributes.keys()
+    assert table.attributes["weft.table_version"] >= 1
+    assert (accept.resource["service.name"], table.resource["service.name"]) == ("weft-edge", "weft-hub")

@@ -1,0 +1,235 @@
+"""Windows by the time of events: equal to a batch over all rows, and complete only when they are."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_sinks import Checkpoint, ReadError, complete_windows, read
+from tests.spark_sinks.completeness.buffering import BUFFER_HOURS, Buffering
+from tests.spark_sinks.completeness.conftest import HOUR, MIDNIGHT, SECOND, STREAM
+from weft.config.functions.window_grid import Grid
+
+SCHEMA = "ts timestamp(ms), v int"
+AGGREGATE = {"n": "count(*)", "total": "sum(v)", "machines": "count(DISTINCT machine)"}
+BERLIN = "Europe/Berlin"
+Values = tuple[int, ...]
+
+
+class EventWindows:
+    """A sink in memory: windows by their start in seconds since 1970, and what was ever claimed of them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.claimed: list[tuple[int, Values]] = []
+        self.given = 0
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        seconds = {name: F.unix_seconds(name) for name in ("window_start", "window_end")}
+        for row in frame.withColumns(seconds).collect():
+            self.given += 1
+            self.rows[row.window_start] = row.asDict()
+            if row._complete:
+                self.claimed.append((row.window_start, _values(row.asDict())))
+
+    @property
+    def values(self) -> dict[int, Values]:
+        return {start: _values(row) for start, row in self.rows.items()}
+
+    def complete(self, start: int, hours: int) -> list[bool | None]:
+        return [self.rows[start // SECOND + hour * 3600]["_complete"] for hour in range(hours)]
+
+
+def _values(row: dict[str, Any]) -> Values:
+    return tuple(row[name] for name in AGGREGATE)
+
+
+def look(
+    spark: SparkSession, fleet: Buffering, sink: Any, state: Path | Checkpoint | None, **options: Any
+) -> dict[str, Any]:
+    named = {"every": "1h", "time": {"column": "ts", "late": f"{BUFFER_HOURS}h"}, "aggregate": AGGREGATE, **options}
+    query = complete_windows(
+        spark, STREAM, store=fleet.root, sink=sink, checkpoint=state, schema=SCHEMA, trigger=None, **named
+    )
+    query.awaitTermination()
+    return query.lastProgress
+
+
+def batch_of(spark: SparkSession, fleet: Buffering, grid: Grid) -> dict[int, Values]:
+    """All rows by the time of their events, put into windows by Python."""
+    rows = read(spark, STREAM, store=fleet.root, schema=SCHEMA).where("ts IS NOT NULL")
+    found: dict[int, list[tuple[int, str]]] = {}
+    for event, value, machine in rows.select(F.unix_micros("ts"), "v", "machine").collect():
+        found.setdefault(grid.start(grid.number(event)) // 1_000_000, []).append((value, machine))
+    return {
+        start: (len(each), sum(value for value, _ in each), len({machine for _, machine in each}))
+        for start, each in found.items()
+    }
+
+
+HOURLY = Grid(3_600_000_000)
+
+
+@pytest.mark.search(turns=2)
+@pytest.mark.timeout(900)
+def test_two_days_of_devices_that_buffer_equal_a_batch_and_no_window_is_complete_too_early(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One edge is cut off for five hours, the query is killed between its steps, and its state is lost once."""
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 48)
+    table, state = EventWindows(), tmp_path / "state"
+    edges = [*fleet._waiting]
+    for hour in range(3, 61, 3):
+        fleet.until(hour, edges[:2] if 18 <= hour < 23 else None)
+        if hour == 30:
+            shutil.rmtree(state)
+        look(spark, fleet, table, state)
+        whole = [start for start, row in table.rows.items() if row["_complete"]]
+        assert all(start + 3600 + BUFFER_HOURS * 3600 <= MIDNIGHT // SECOND + hour * 3600 for start in whole)
+    final = batch_of(spark, fleet, HOURLY)
+    assert table.values == final
+    assert table.complete(MIDNIGHT, 48) == [True] * 48
+    assert {start for start, _ in table.claimed} == final.keys()
+    assert all(values == final[start] for start, values in table.claimed), "complete only when it was"
+    assert {row["_late"] for row in table.rows.values()} == {0}
+
+
+@pytest.mark.search(turns=2)
+def test_without_a_bound_no_window_is_ever_complete_and_late_rows_still_count(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 8, devices=2, only=["press-1", "press-2"])
+    table, state = EventWindows(), tmp_path / "state"
+    fleet.until(5)
+    fleet.until(6, ["press-1"])
+    look(spark, fleet, table, state, time="ts")
+    assert table.complete(MIDNIGHT, 5) == [None] * 5, "whether a device holds more is not known"
+    fleet.until(16, ["press-1"])
+    look(spark, fleet, table, state, time="ts")
+    assert table.complete(MIDNIGHT, 8) == [None] * 5 + [False] * 3, "an edge is missing, and that is known"
+    fleet.until(17)
+    progress = look(spark, fleet, table, state, time="ts")
+    assert table.complete(MIDNIGHT, 8) == [None] * 8
+    assert table.values == batch_of(spark, fleet, HOURLY)
+    assert progress["rejected"] == {}
+    given = table.given
+    look(spark, fleet, table, state, time="ts")
+    assert table.given == given, "nothing new, nothing written"
+
+
+@pytest.mark.search(turns=2)
+def test_rows_after_the_bound_count_and_take_the_claim_back_and_odd_times_are_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 4, devices=1, only=["press-1"])
+    table, state = EventWindows(), tmp_path / "state"
+    fleet.until(12)
+    look(spark, fleet, table, state)
+    assert table.complete(MIDNIGHT, 4) == [True] * 4
+    event = (MIDNIGHT + HOUR + 1) // 1_000_000
+    fleet.add("press-1", MIDNIGHT + 13 * HOUR, b'{"ts": %d, "v": 5}' % event)
+    fleet.add("press-1", MIDNIGHT + 13 * HOUR, b'{"ts": "yesterday", "v": 5}')
+    fleet.add("press-1", MIDNIGHT + 13 * HOUR, b'{"v": 5}')
+    fleet.add("press-1", MIDNIGHT + 13 * HOUR, b'{"ts": 0.5, "v": 5}')
+    fleet.add("press-1", MIDNIGHT + 13 * HOUR, b'{"ts": -1, "v": 5}')
+    fleet.add("press-1", MIDNIGHT + 13 * HOUR, b'{"ts": %d, "v": 5}' % (event + 14 * 86_400_000))
+    fleet.until(14)
+    progress = look(spark, fleet, table, state)
+    start = MIDNIGHT // SECOND
+    assert table.complete(MIDNIGHT, 4) == [True, None, True, True]
+    assert [table.rows[start + hour * 3600]["_late"] for hour in range(4)] == [0, 1, 0, 0]
+    assert table.rows[start + 3600]["n"] == 7, "six and the late one"
+    assert table.rows[0]["n"] == 1, "half a millisecond after 1970 is a time"
+    assert sum(progress["rejected"].values()) == 4
+    assert progress["rejected"] == {
+        "ts is missing, null or no time": 2,
+        "ts is outside 1970 to 2250": 1,
+        "ts is more than 1d after the record was taken in": 1,
+    }
+    assert progress["windowsLate"] == 2
+    shutil.rmtree(state)
+    again = EventWindows()
+    assert look(spark, fleet, again, state)["rejected"] == progress["rejected"], "counted again from the log"
+    found = [
+        {at: (row["n"], row["_complete"], row["_late"]) for at, row in each.rows.items()} for each in (table, again)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.search(turns=2)
+def test_a_smaller_bound_loses_no_row_and_edges_that_are_not_read_break_no_window(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 3, devices=1, only=["press-1", "press-2"])
+    event = MIDNIGHT // 1_000_000
+    fleet.add("press-1", MIDNIGHT + 5 * HOUR, b'{"ts": %d, "v": 5}' % event)
+    fleet.add("press-2", MIDNIGHT + 9 * HOUR, b'{"ts": %d, "v": 5}' % event)
+    fleet.add("press-2", MIDNIGHT + 9 * HOUR, b'{"v": 5}')
+    fleet.until(10)
+    table, state = EventWindows(), tmp_path / "state"
+    progress = look(spark, fleet, table, state, edges=["press-1"])
+    assert table.complete(MIDNIGHT, 3) == [True] * 3
+    assert (progress["rejected"], progress["windowsLate"]) == ({}, 0)
+    before = table.rows[MIDNIGHT // SECOND]["n"]
+    assert before == 7
+    fleet.add("press-1", MIDNIGHT + 11 * HOUR, b'{"ts": %d, "v": 5}' % event)
+    fleet.until(12)
+    kept = Checkpoint(state, if_changed="keep")
+    look(spark, fleet, table, kept, edges=["press-1"], time={"column": "ts", "late": "1h"})
+    assert table.rows[MIDNIGHT // SECOND]["n"] == before + 1, "the row of five hours later is read as well"
+    with pytest.raises(ReadError, match="time ts, and this query makes windows with no offset, zone UTC, time _time"):
+        look(spark, fleet, table, kept, edges=["press-1"], time=None)
+
+
+@pytest.mark.search(turns=2)
+@pytest.mark.parametrize(("day", "night"), [("2026-03-29", 7), ("2026-10-25", 9)])
+def test_shifts_of_a_zone_have_the_hours_that_its_clocks_show(
+    spark: SparkSession, tmp_path: Path, day: str, night: int
+) -> None:
+    """The clocks are set in the night shift; `every: 8h`, `offset: 6h`."""
+    first = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(BERLIN)) - timedelta(days=1)
+    start = int(first.timestamp()) * SECOND
+    fleet = Buffering(str(tmp_path / "hub"), start, 72, only=["paint-1"])
+    shifts, days = EventWindows(), EventWindows()
+    for hour in range(8, 89, 16):
+        fleet.until(hour)
+        look(spark, fleet, shifts, tmp_path / "shifts", every="8h", offset="6h", zone=BERLIN)
+        look(spark, fleet, days, tmp_path / "days", every="1d", zone=BERLIN)
+    grid = Grid(8 * 3_600_000_000, 6 * 3_600_000_000, BERLIN)
+    final = batch_of(spark, fleet, grid)
+    assert shifts.values == final
+    assert all(values == final[at] for at, values in shifts.claimed)
+    lengths = {(row["window_end"] - row["window_start"]) // 3600 for row in shifts.rows.values()}
+    assert lengths == {8, night}
+    begun = {datetime.fromtimestamp(at, UTC).astimezone(ZoneInfo(BERLIN)).hour for at in shifts.rows}
+    assert begun == {6, 14, 22}
+    whole = days.rows[int(datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(BERLIN)).timestamp())]
+    assert (whole["window_end"] - whole["window_start"]) // 3600 == 16 + night
+    assert whole["n"] == (16 + night) * 6 * 10
+    assert whole["_complete"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"time": "v"}, "time: expected a field of the schema with type timestamp, .* 'v' is int"),
+        ({"time": {"late": "1h"}}, "time: expected the name of a field of the schema as column"),
+        ({"time": "when"}, "'when' is no field of it"),
+        ({"time": {"field": "ts"}}, "time: no such setting field; the settings are column, late, ahead"),
+        ({"zone": "Europe/Atlantis"}, "zone: expected a time zone of this machine's database"),
+        ({"zone": BERLIN}, "zone: has a meaning for windows of 2h and more"),
+        ({"offset": "1h"}, "offset: is not shorter than every"),
+        ({"time": {"column": "ts", "late": "soon"}}, "late: "),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 0)
+    with pytest.raises(ReadError, match=said):
+        look(None, fleet, EventWindows(), None, **options)

@@ -1,0 +1,64 @@
+"""A pipeline of shifts by the time of events: checked, run, and equal to a batch over all rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_sinks import read
+from spark_sinks.pipelines.check.check import check
+from spark_sinks.pipelines.job import start
+from tests.spark_sinks.completeness.buffering import Buffering
+from tests.spark_sinks.completeness.conftest import MIDNIGHT, SECOND, STREAM
+from weft.config.functions.window_grid import HOUR_US, Grid
+from weft.config.load import parse
+from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+
+SHIFTS = """\
+name: shifts
+source: {store: %(hub)s, stream: telemetry, schema: {fields: {ts: timestamp(ms), v: int}}}
+steps:
+  - sql: SELECT %(columns)s FROM input WHERE v >= 500
+  - window: {every: 8h, offset: 6h, zone: Europe/Berlin, time: ts, late: 6h, by: [machine], emit: {n: count(*)}}
+sink: {delta: {path: %(folder)s/shifts, mode: upsert}}
+checkpoint: %(folder)s/checkpoint
+"""
+
+
+def pipeline(fleet: Buffering, folder: Path, columns: str) -> Pipeline:
+    text = SHIFTS % {"hub": fleet.root, "folder": folder, "columns": columns}
+    return parse(text, "shifts.yaml", Pipeline, check_pipeline).config
+
+
+@pytest.mark.slow
+def test_shifts_of_a_pipeline_equal_a_batch_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 30, devices=3, only=["press-1"])
+    fleet.until(16)
+    shifts = pipeline(fleet, tmp_path, "machine, ts, _time, _from")
+    assert check(shifts, spark).errors == []
+    for hour in (20, 38):
+        start(shifts, spark, once=True).awaitTermination()
+        fleet.until(hour)
+    start(shifts, spark, once=True).awaitTermination()
+    grid = Grid(8 * HOUR_US, 6 * HOUR_US, "Europe/Berlin")
+    expected: dict[tuple[datetime, str], int] = {}
+    for row in read(spark, STREAM, store=fleet.root, schema="ts timestamp(ms), v int").where("v >= 500").collect():
+        began = datetime.fromtimestamp(grid.start(grid.number(int(row.ts.timestamp()) * 1_000_000)) // 1_000_000, UTC)
+        expected[began, row.machine] = expected.get((began, row.machine), 0) + 1
+    rows = DeltaTable(str(tmp_path / "shifts")).to_pyarrow_table().to_pylist()
+    assert {(row["window_start"], row["machine"]): row["n"] for row in rows} == expected
+    ended = MIDNIGHT // SECOND + 31 * 3600
+    assert {row["_complete"] for row in rows if row["window_end"].timestamp() <= ended} == {True}
+    assert {row["_late"] for row in rows} == {0}
+
+
+@pytest.mark.slow
+def test_a_step_that_loses_the_time_of_the_event_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 1, devices=1, only=["press-1"])
+    fleet.until(1)
+    (finding,) = check(pipeline(fleet, tmp_path, "machine, _time, _from"), spark).errors
+    assert finding.message.startswith("loses ts, and windows are made of it")

@@ -1,0 +1,162 @@
+"""Chromium without a window, by the DevTools protocol: pages as people see them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.waiting import PATIENCE_S
+
+PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt install chromium)")
+FLAGS = (
+    "--headless=new", "--remote-debugging-port=0", "--no-sandbox", "--disable-gpu", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
+    "--disable-dev-shm-usage", "--hide-scrollbars", "--no-proxy-server", "--force-color-profile=srgb",
+)  # fmt: skip
+LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
+MESSAGE_BYTES_MAX = 64 << 20
+
+
+class BrowserPage:
+    """One page. ``errors`` has what its console shows as errors, and what its scripts throw."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._session: str | None = None
+        self._number = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self.errors: list[str] = []
+        self.requested: list[str] = []
+        """URLs that the page has asked for."""
+
+    async def read(self) -> None:
+        """Read what the browser says, until it leaves."""
+        async for message in self._socket:
+            told = json.loads(message.data)
+            if "id" in told:
+                self._waiting.pop(told["id"]).set_result(told)
+            else:
+                self._note(told["method"], told["params"])
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown":
+            details = params["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert", "warning"):
+            self.errors.append(" ".join(str(each.get("value", each)) for each in params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.errors.append(f"{params['entry']['text']} ({params['entry'].get('url', '')})")
+        elif method == "Network.requestWillBeSent":
+            self.requested.append(params["request"]["url"])
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        future = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        session = {} if self._session is None else {"sessionId": self._session}
+        await self._socket.send_json({"id": self._number, "method": method, "params": params, **session})
+        async with asyncio.timeout(PATIENCE_S):
+            told = await future
+        assert "error" not in told, f"{method}: {told['error']}"
+        result: dict[str, Any] = told["result"]
+        return result
+
+    async def attach(self) -> None:
+        target = await self.call("Target.createTarget", url="about:blank")
+        attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self.call(f"{domain}.enable")
+        await self.call("Performance.enable", timeDomain="threadTicks")
+
+    async def worked_s(self) -> float:
+        """Return the processor time of the page's thread so far, whatever else the machine does."""
+        told = await self.call("Performance.getMetrics")
+        return float(next(each["value"] for each in told["metrics"] if each["name"] == "TaskDuration"))
+
+    async def size(self, width: int, height: int = 900) -> None:
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    async def dark(self, is_dark: bool = True) -> None:
+        feature = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    async def open(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+
+    async def js(self, expression: str) -> Any:
+        """Return the value of an expression, which may be a promise."""
+        told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    async def until(self, expression: str) -> Any:
+        """Return the value of an expression as soon as it is true. The page itself waits, frame by frame."""
+        return await self.js(
+            f"new Promise((done, fail) => {{ const began = performance.now(); const look = () => {{ let value; "
+            f"try {{ value = ({expression}); }} catch {{ value = false; }} if (value) done(value); "
+            f"else if (performance.now() - began > {PATIENCE_S * 250:.0f}) "
+            f"fail(new Error('never true: ' + {json.dumps(expression)} + ' in ' + "
+            f"document.body.innerText.slice(0, 2000))); else setTimeout(look, 20); }}; look(); }})"
+        )
+
+    async def key(self, key: str, code: int, *, shift: bool = False) -> None:
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            await self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
+                modifiers=8 if shift else 0, **text,
+            )  # fmt: skip
+
+    async def picture(self, path: Path) -> None:
+        shot = await self.call("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextlib.asynccontextmanager
+async def browser_page(folder: Path) -> AsyncIterator[BrowserPage]:
+    """A page of a browser of its own, whose files are in ``folder``."""
+    assert PROGRAM is not None
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM, *FLAGS, f"--user-data-dir={folder}", "about:blank",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    drain: asyncio.Task[Any] | None = None
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while (found := LISTENING.search((await process.stderr.readline()).decode())) is None:
+                assert not process.stderr.at_eof(), "Chromium does not start"
+        drain = asyncio.create_task(process.stderr.read())
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(found[1], max_msg_size=MESSAGE_BYTES_MAX) as socket,
+        ):
+            page = BrowserPage(socket)
+            reading = asyncio.create_task(page.read())
+            try:
+                await page.attach()
+                yield page
+            finally:
+                with contextlib.suppress(Exception):
+                    await page.call("Browser.close")  # a signal would leave its files
+                await reading
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        await process.wait()
+        if drain is not None:
+            await drain

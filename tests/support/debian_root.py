@@ -1,0 +1,117 @@
+"""Clean Debian systems in a folder, made by ``debootstrap`` once and copied for each test."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.deploy_tools import KEPT, only_one
+from tests.support.waiting import PATIENCE_S
+
+DEBOOTSTRAP_S_MAX = 500
+INSTALLED = ("adduser", "ca-certificates", "tzdata")
+"""What a Debian system has besides its smallest variant, and the package wants: no test waits for a mirror."""
+_MOUNTS = 'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev"'
+
+
+class DebianRoot:
+    """A system in a folder. Commands in it have the processes, devices and network of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *command: str, user: str | None = None, answer: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as root or another user."""
+        as_user = () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
+        return subprocess.run(
+            self._inside((*as_user, *command)),
+            input=answer, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
+        )  # fmt: skip
+
+    def did(self, *command: str, user: str | None = None) -> str:
+        """Run a command that must succeed, and return its output."""
+        done = self.run(*command, user=user)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def service(self, unit: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+        """Start a unit's command as systemd would: user, umask, environment, folders, rights, and a read-only system.
+
+        ``ProtectSystem=strict`` is a mount; filters of system calls are systemd's own and left out.
+        """
+        state = f"/var/lib/{unit['StateDirectory']}"
+        rights = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--init-groups")
+        words = (
+            "setpriv", f"--reuid={unit['User']}", f"--regid={unit['Group']}", *rights,
+            "env", "-i", "PATH=/usr/bin:/bin", unit["Environment"], *unit["ExecStart"].split(),
+        )  # fmt: skip
+        writable = f'mount --rbind "$1" "$1" && mount --bind "$1{state}" "$1{state}" && mount -o remount,bind,ro "$1"'
+        command = self._inside(words, f"{writable} && {_MOUNTS} && umask {unit['UMask']}")
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+    def _inside(self, words: Sequence[str], mounts: str = _MOUNTS) -> list[str]:
+        script = f'{mounts} && folder=$1 && shift && exec chroot "$folder" "$@"'
+        return ["unshare", "--mount", "bash", "-c", script, "-", str(self.folder), *words]
+
+
+def debian_root(folder: Path) -> DebianRoot:
+    """Return a new system of this machine's release.
+
+    Raises:
+        LookupError: it cannot be made here; the sentence says why.
+    """
+    target = folder / "debian"
+    subprocess.run(["cp", "-a", "--reflink=auto", str(_base()), str(target)], check=True)
+    # dpkg syncs thousands of files one by one; on a busy disk that takes minutes, and no test cuts its power.
+    (target / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
+    return DebianRoot(target)
+
+
+@functools.cache
+def _base() -> Path:
+    if os.geteuid() != 0:
+        raise LookupError("a Debian root needs root")
+    if missing := [tool for tool in ("debootstrap", "unshare", "setpriv", "chroot") if shutil.which(tool) is None]:
+        raise LookupError(f"{', '.join(missing)}: not installed")
+    suite = platform.freedesktop_os_release().get("VERSION_CODENAME")
+    mirror = _mirror()
+    if suite is None or mirror is None:
+        raise LookupError("this machine is not Debian, or its sources name no mirror")
+    python = os.path.realpath("/usr/bin/python3").rpartition("/")[2]
+    base = KEPT / f"{suite}-{python}"
+    with only_one(base):
+        if not base.exists():
+            with tempfile.TemporaryDirectory(dir=KEPT) as temporary:
+                made = Path(temporary) / "root"
+                included = f"--include={','.join((python, *INSTALLED))}"
+                command = ["debootstrap", "--variant=minbase", included, suite, str(made), mirror]
+                try:
+                    done = subprocess.run(
+                        command, capture_output=True, text=True, timeout=DEBOOTSTRAP_S_MAX, check=False
+                    )
+                except subprocess.TimeoutExpired:
+                    raise LookupError(f"debootstrap was not done in {DEBOOTSTRAP_S_MAX} s") from None
+                if done.returncode != 0:
+                    raise LookupError(f"debootstrap: {(done.stdout + done.stderr)[-500:]}")
+                for archive in (made / "var/cache/apt/archives").glob("*.deb"):
+                    archive.unlink()
+                made.rename(base)
+    return base
+
+
+def _mirror() -> str | None:
+    """Return the first archive of this machine's apt that is no extra one."""
+    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
+    named = [path for path in places if path.suffix in (".list", ".sources") and path.is_file()]
+    text = "\n".join(path.read_text() for path in named)
+    found = re.findall(r"^(?:URIs: *|deb +(?:\[[^]]*\] *)?)(https?://\S+)", text, re.MULTILINE)
+    return next((each for each in found if "/debian" in each or "/ubuntu" in each), None)

@@ -1,0 +1,257 @@
+"""The client of the API: it follows the document, and reads a real hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import re
+import socket
+import threading
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from tests.cloud_hub.api.test_application import deliver, records
+from tests.cloud_hub.live import EdgeLog, running_hub
+from tests.support.waiting import PATIENCE_S
+from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, pages
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.declared.documents import Quotas
+from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.openapi.edges import WhoAmI
+from weft.cloud_hub.openapi.operation import Operation
+from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS
+from weft.cloud_hub.openapi.streams import StreamsAnswer
+from weft.commands.credentials.token import whoami
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store.memory import MemoryStore
+
+EDGE = LinkIdentity("acme", "press-1", 0xABC, "test")
+OF_BODY = {"edges": ["press-1"], "expires_s": 60.0, "qos": 1, "redirect": True, "bytes_max": 1 << 20}
+"""Arguments that are no text."""
+OF_QUOTAS = dict.fromkeys(Quotas.__struct_fields__, 40)
+ASKED = [each for each in OPERATIONS if each.content_type != EVENTS]
+"""The client keeps no connection open, so it listens to no events."""
+
+
+@pytest.mark.parametrize("operation", ASKED, ids=lambda each: each.name)
+def test_the_client_follows_the_document(operation: Operation) -> None:
+    method = getattr(Client, operation.name, None)
+    assert method is not None, f"give weft.client.Client the method {operation.name}"
+    taken = inspect.signature(method).parameters.keys() - {"self"}
+    described = {each.name.lower().replace("-", "_") for each in operation.parameters}
+    if operation.body is not None:
+        # One argument is both: text, or bytes that travel as base64.
+        described |= {field.name for field in msgspec.structs.fields(operation.body)} - {"payload_base64"}
+    assert taken == described, f"give weft.client.Client.{operation.name} the parameters of the operation"
+    returned = typing.get_type_hints(method)["return"]
+    assert returned == (Rows if operation.answer is None else operation.answer)
+
+
+class Asked(Exception):
+    """The request that a client would send."""
+
+
+class Recorder(Client):
+    """A client that raises what it would ask."""
+
+    def fetch(
+        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *,
+        method: str | None = None,
+    ) -> Fetched:  # fmt: skip
+        raise Asked(method or ("GET" if body is None else "POST"), urlsplit(path), body, dict(headers or {}))
+
+
+@pytest.mark.parametrize("operation", ASKED, ids=lambda each: each.name)
+def test_the_client_asks_what_the_document_says(operation: Operation) -> None:
+    ask = getattr(Recorder("http://hub"), operation.name)
+    numbers = OF_QUOTAS if operation.name == "set_tenant" else OF_BODY
+    given = {name: numbers.get(name, "a/b?c") for name in inspect.signature(ask).parameters}
+    with pytest.raises(Asked) as asked:
+        ask(**given)
+    method, url, body, headers = asked.value.args
+    assert (method, url.path) == (operation.method.upper(), re.sub(r"\{\w+\}", "a%2Fb%3Fc", operation.path))
+    of = {place: {each.name for each in operation.parameters if each.place == place} for place in ("query", "header")}
+    assert parse_qs(url.query).keys() == of["query"]
+    assert headers.keys() == of["header"]
+    if operation.body is None:
+        assert body is None
+    else:  # the type of the hub's own handler, which forbids what it does not know
+        msgspec.json.decode(body, type=operation.body)
+        names = msgspec.structs.fields(operation.body)
+        assert {each.encode_name for each in names} - {"payload_base64"} == msgspec.json.decode(body).keys()
+
+
+def test_the_client_offers_nothing_else() -> None:
+    offered = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
+    assert offered == {each.name for each in ASKED} | {"fetch", "all_records", "opened", "tail"}
+
+
+@pytest.mark.slow
+async def test_the_client_reads_a_hub_and_tells_its_refusals(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokens.yaml")
+    tokens = {name: create_token(path, name, Scope(name), "acme") for name in ("reader", "publish", "pull")}
+    link = create_token(path, "press-1", Scope.EDGE, "acme", "press-1")
+    log = EdgeLog()
+    log.append(*records(0, [b"%d" % n for n in range(1500)]))
+    async with running_hub(MemoryStore(), shards=1, tokens_file=path) as hub:
+        await deliver(hub, log, 1500, EDGE, link)
+        await asyncio.to_thread(read, hub, tokens)
+        await asyncio.to_thread(order, hub, tokens)
+        await asyncio.to_thread(rotate, hub, tokens, tmp_path / "token")
+        await asyncio.to_thread(show, hub, tmp_path)
+
+
+def read(hub: Hub, tokens: dict[str, str]) -> None:
+    reader = Client(hub.url, token=tokens["reader"])
+    (stream,) = reader.streams().streams
+    shard = int(next(iter(stream.next_offset)))
+    assert (stream.stream, stream.records, reader.stream("telemetry").records) == ("telemetry", 1500, 1500)
+    assert [record.payload for record in reader.all_records("telemetry", shard)] == [str(n) for n in range(1500)]
+    assert [edge.edge for page in pages(reader.edges) for edge in page.edges] == ["press-1"]
+    assert [lane.edge for page in pages(reader.lanes, "telemetry", limit=1) for lane in page.lanes] == ["press-1"]
+    assert reader.completeness("telemetry").covers[0].edge == "press-1"
+    assert reader.rows("telemetry", shard=shard, limit=7).next_offset == 7
+    assert (reader.whoami().token, reader.whoami().tenant, reader.whoami().scope) == ("reader", "acme", "reader")
+    assert reader.openapi()["openapi"].startswith("3.1")
+    with pytest.raises(HubUnreachable, match="more than 10 bytes"):
+        Client(hub.url, token=tokens["reader"], bytes_max=10).streams()
+    for ask, status, word in (
+        (lambda: reader.stream("nothing"), 404, "has no stream 'nothing'"),
+        (lambda: reader.stream("../status"), 404, "no stream '../status'"),
+        (lambda: reader.streams(tenant="other"), 403, "is for tenant acme"),
+        (reader.status, 403, "has the scope reader"),
+        (Client(hub.url, token="forged").whoami, 401, "no valid token"),
+    ):
+        assert_refused(ask, status, word)
+
+
+def order(hub: Hub, tokens: dict[str, str]) -> None:
+    publisher, puller = Client(hub.url, token=tokens["publish"]), Client(hub.url, token=tokens["pull"])
+    (published,) = publisher.publish("down/recipe", b"\xff", edge="press-1", idempotency_key="k").messages
+    assert published.number == 0
+    assert [each.number for each in publisher.messages("press-1").waiting or ()] == [0]
+    assert_refused(lambda: publisher.publish("down/#", edge="press-1"), 400, "wildcard")
+    asked = puller.pull("press-1", "vibration", "2026-01-01T10:00:00Z", "2026-01-01T10:15:00Z", bytes_max=1 << 20)
+    assert (asked.tenant, asked.edge, asked.from_[:19]) == ("acme", "press-1", "2026-01-01T10:00:00")
+    assert [each.id for each in puller.pulls(edge="press-1").pulls] == [asked.id]
+    assert puller.cancel_pull(asked.id).state == "cancelled"
+    assert_refused(lambda: puller.cancel_pull("none/such"), 404, "pull")
+
+
+def rotate(hub: Hub, tokens: dict[str, str], file: Path) -> None:
+    client = Client(hub.url, token_file=str(file))
+    with pytest.raises(FileNotFoundError):
+        client.whoami()
+    for name in ("reader", "pull"):
+        file.write_text(tokens[name] + "\n")
+        assert client.whoami().token == name
+
+
+def show(hub: Hub, folder: Path) -> None:
+    """The command shows what the token of ``rotate`` opens, and refuses a forged one in the hub's words."""
+    configuration, token = folder / "hub.yaml", folder / "token"
+    configuration.write_text(f"listen: {hub.url.removeprefix('http://')}\nstore: {folder}/store\n")
+    words = [str(configuration), "--token-file", str(token)]
+    done = CliRunner().invoke(whoami, words)
+    assert (done.exit_code, done.output.split()) == (
+        0, ["token", "pull", "scope", "pull", "tenant", "acme", "edge", "none", "until", "none", "rights", "pull:*"],
+    )  # fmt: skip
+    token.write_text("forged")
+    assert "401 Unauthorized: no valid token" in CliRunner().invoke(whoami, words).output
+
+
+def assert_refused(ask: Callable[[], object], status: int, word: str) -> None:
+    with pytest.raises(HubRefusal, match=word) as refusal:
+        ask()
+    assert (refusal.value.status, bool(refusal.value.advice)) == (status, True)
+
+
+def test_nobody_at_the_address_is_said() -> None:
+    with pytest.raises(HubUnreachable, match=r"http://127\.0\.0\.1:1/v1/whoami does not answer"):
+        Client("http://127.0.0.1:1").whoami()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"url": "hub.example.com"}, "no address of a hub"),
+        ({"url": "http://hub", "token": "a", "token_file": "b"}, "give one of them"),
+        ({"url": "http://hub", "token": "secret\r\nX: y"}, "no token has"),
+        ({"url": "https://hub", "ca_file": "/nonexistent.pem"}, "nonexistent"),
+        ({"url": "https://hub", "ca_file": __file__}, "holds no certificate"),
+    ],
+)
+def test_what_no_client_can_be_made_of_is_said(given: dict[str, str], word: str) -> None:
+    with pytest.raises((OSError, ValueError), match=word) as refused:
+        Client(**given)  # type: ignore[arg-type]  # mypy checks each argument against all types
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{}", "ended 88 bytes before"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", "does not answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "no answer of the API"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff", "no answer of the API"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer"),
+        (b"", "does not answer"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "302 Found"),
+        (b"HTTP/1.1 502 Bad Gateway\r\nRetry-After: soon\r\n\r\n<html>", "502 Bad Gateway$"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "no answer of the API"),
+    ],
+)
+def test_an_answer_that_is_none_is_said(answer: bytes, word: str) -> None:
+    with once(answer) as client, pytest.raises(HubError, match=word):
+        client.whoami()
+
+
+def test_fields_of_a_later_hub_are_ignored() -> None:
+    body = b'{"token": null, "scope": "anonymous", "tenant": "default", "edge": null, "later": [1]}'
+    with once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)) as client:
+        assert client.whoami() == WhoAmI(token=None, scope="anonymous", tenant="default", edge=None)
+
+
+def test_a_refusal_says_when_to_ask_again() -> None:
+    body = b'{"error": "too much", "advice": "wait"}'
+    with once(b"HTTP/1.1 429 Slow\r\nRetry-After: 7\r\n\r\n" + body) as client, pytest.raises(HubRefusal) as got:
+        client.publish("t", edge="press-1")
+    assert (got.value.retry_after_s, str(got.value)) == (7, "429 Slow: too much; wait")
+
+
+def test_a_list_that_stands_still_ends() -> None:
+    page = StreamsAnswer(streams=[], next_after="a")
+    asked = list[str | None]()
+
+    def ask(*, after: str | None = None) -> StreamsAnswer:
+        asked.append(after)
+        return page
+
+    with pytest.raises(HubUnreachable, match="does not go on after 'a'"):
+        list(pages(ask))
+    assert asked == [None, "a"]
+
+
+@contextlib.contextmanager
+def once(answer: bytes) -> Iterator[Client]:
+    """Give a client of a server that says one thing, whatever it is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield Client(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=PATIENCE_S)
+        thread.join()

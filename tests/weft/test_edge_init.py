@@ -1,0 +1,181 @@
+"""`weft edge init`: a first configuration that is right, secrets in files of their own, and nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.support.processes import weft
+from tests.support.waiting import PATIENCE_S
+from weft.commands.common import load_edge
+from weft.commands.set_up.asking import ask
+from weft.edge_node.access import users
+from weft.output import Refused
+
+ANSWERS = {"node": None, "tenant": "default", "streams": (), "listen": None, "user": None, "hub": None}
+EXAMPLE = Path(__file__).parents[2] / "config/examples/edge-package.yaml"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "edge.yaml"
+
+
+def refused(*arguments: object, answer: str | None = None) -> str:
+    result = weft("edge", "init", *arguments, answer=answer)
+    assert isinstance(result.exception, Refused), result.output
+    return str(result.exception)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_name_is_enough_and_the_next_commands_are_said(config: Path) -> None:
+    said = weft("edge", "init", config, "--node", "press-7").output
+    made = load_edge(str(config))
+    assert (made.node, made.data_dir, list(made.streams)) == ("press-7", str(config.parent / "data"), ["telemetry"])
+    assert f"weft edge check {config}" in said
+    assert f"weft edge run {config}" in said
+    assert os.listdir(config.parent) == ["edge.yaml"]
+
+
+def test_secrets_are_in_files_for_the_owner_alone_and_nowhere_else(config: Path) -> None:
+    told = weft(
+        "edge", "init", config, "--node", "press-7", "--listen", "0.0.0.0:1883", "--user", "gateway",
+        "--generate-password", "--hub", "https://hub.example.com", "--token-file", "-", "--json", answer="t0ken\n",
+    )  # fmt: skip
+    made = load_edge(str(config))
+    files = {path.name: path for path in config.parent.iterdir()}
+    assert json.loads(told.output)["written"] == [
+        str(files[name]) for name in ("users", "user.password", "token", "edge.yaml")
+    ]
+    assert {mode(path) for path in files.values()} == {0o600}
+    password = files["user.password"].read_text().strip()
+    assert users.verify(users.read(str(files["users"]))["gateway"], password.encode())
+    assert (made.links["cloud"].token_file, files["token"].read_text()) == (str(files["token"]), "t0ken\n")
+    listener = made.listeners["mqtt"]
+    assert listener is not None
+    assert listener.anonymous == "never"
+    assert not any(secret in told.output + config.read_text() for secret in (password, "t0ken"))
+
+
+def test_a_password_may_come_from_a_file(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from a file\n")
+    given = ("--node", "n", "--user", "a", "--password-file", tmp_path / "secret")
+    assert weft("edge", "init", config, *given).exception is None
+    assert users.verify(users.read(str(tmp_path / "users"))["a"], b"from a file")
+
+
+@pytest.mark.parametrize("name", ["edge.yaml", "token", "users"])
+def test_what_is_there_is_not_overwritten(config: Path, name: str) -> None:
+    (config.parent / name).write_text("mine\n")
+    given = ("--node", "n", "--hub", "https://h", "--token-file", "-", "--user", "u", "--generate-password")
+    assert "is there already, and is not overwritten" in refused(config, *given, answer="t\n")
+    assert {path.name: path.read_text() for path in config.parent.iterdir()} == {name: "mine\n"}
+
+
+def test_the_package_s_example_is_replaced_while_it_is_unchanged(config: Path) -> None:
+    shutil.copy(EXAMPLE, config)
+    assert weft("edge", "init", config, "--node", "press-7").exception is None
+    assert load_edge(str(config)).node == "press-7"
+    config.write_text(EXAMPLE.read_text() + "\n")
+    assert "is there already" in refused(config, "--node", "press-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--node", "Press 7"), "--node: expected"),
+        (("--node", "n", "--listen", "0.0.0.0:1883"), "Name a user with --user, or listen on 127.0.0.1"),
+        (("--node", "n", "--listen", "1883"), "--listen: expected"),
+        (("--node", "n", "--stream", "plant/#"), "--stream: expected NAME=TOPIC"),
+        (("--node", "n", "--stream", "t=a/#/b"), "--stream: "),
+        (("--node", "n", "--hub", "ftp://x"), "--hub: expected a URL"),
+        (("--node", "n", "--disk", "3"), "--disk: expected a size"),
+        (("--node", "n\nstreams: {}"), "--node: expected"),
+        (("--node", "n", "--token-file", "t"), "Name its URL with --hub"),
+        (("--node", "n", "--generate-password"), "Name one with --user"),
+        (("--node", "n", "--user", "a:b", "--generate-password"), "a name has no colon"),
+        ((), "Name the node with --node"),
+    ],
+)
+def test_a_mistake_names_its_option_and_leaves_nothing(config: Path, options: tuple[str, ...], sentence: str) -> None:
+    assert sentence in refused(config, *options)
+    assert os.listdir(config.parent) == []
+
+
+def test_secrets_from_one_standard_input_are_refused(config: Path) -> None:
+    given = ("--node", "n", "--hub", "https://h", "--token-file", "-", "--user", "u", "--password-file", "-")
+    assert "cannot both come from standard input" in refused(config, *given, answer="x\n")
+
+
+def test_a_token_that_is_none_is_refused(config: Path) -> None:
+    given = ("--node", "n", "--hub", "https://h", "--token-file", "-")
+    assert "standard input is empty" in refused(config, *given, answer="\n")
+    assert "expected one token" in refused(config, *given, answer="a b\n")
+
+
+def answered(typed: str, **given: Any) -> tuple[Result, dict[str, Any]]:
+    """What is asked, and the answers in the end."""
+    facts = {**ANSWERS, **given, "data_dir": "data", "disk": None}
+
+    @click.command()
+    def asking() -> None:
+        ask(facts)
+
+    return CliRunner().invoke(asking, input=typed), facts
+
+
+def test_a_wrong_answer_is_asked_for_again() -> None:
+    result, facts = answered("Press 7\npress-7\nplant/#/x\nplant/#\n0.0.0.0:1883\na:b\ngateway\nhub\nhttps://hub\n")
+    assert result.exit_code == 0, result.output
+    assert (facts["node"], facts["streams"]) == ("press-7", ("telemetry=plant/#",))
+    assert (facts["listen"], facts["user"], facts["hub"]) == ("0.0.0.0:1883", "gateway", "https://hub")
+    assert result.output.count("Name of this node") == 2
+
+
+def test_only_what_no_option_says_is_asked_for() -> None:
+    result, facts = answered("\n", node="n", streams=("a=b",), listen="127.0.0.1:1883")
+    assert result.output.strip() == "URL of the hub (Enter: none yet):"
+    assert facts["hub"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_at_a_terminal_secrets_are_typed_and_not_shown(config: Path) -> None:
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "weft", "edge", "init", str(config)]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    said = ""
+    try:
+        for question, answer in (
+            ("Name of this node", "press-7"), ("MQTT topics", "plant/#"), ("Listen", "0.0.0.0:1883"),
+            ("Name with which", "gateway"), ("URL", "https://hub.example.com"), ("Token", "t0ken"),
+            ("Password", "s3cret"), ("Repeat", "s3cret"),
+        ):  # fmt: skip
+            while question not in said.rpartition("\n")[2]:
+                said += os.read(controller, 4096).decode()
+            os.write(controller, answer.encode() + b"\n")
+        assert process.wait(PATIENCE_S) == 0
+        said += os.read(controller, 4096).decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
+    assert "t0ken" not in said
+    assert "s3cret" not in said
+    assert load_edge(str(config)).links["cloud"].token_file is not None
+    assert users.verify(users.read(str(config.parent / "users"))["gateway"], b"s3cret")

@@ -1,0 +1,241 @@
+"""`weft hub schema`: commands on a store, and a hub whose tables follow them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.processes import Start, publish, weft
+from tests.support.waiting import wait_until
+from weft.config.payload_schema.text import yaml_text
+from weft.config.pipelines.schema_text import parse_schema
+from weft.demo.fabric import free_port
+
+FIRST = """\
+format: json
+fields:
+  temperature: {type: float, from: t.value, unit: °C, description: 'Oil: at the valve'}
+  at: timestamp(ms)
+  'on': {type: bool, required: true}
+"""
+
+
+def schema(command: str, config: Path, *given: object) -> str:
+    """What a command prints, or the error that it ends with."""
+    result = weft("hub", "schema", command, config, *given)
+    return result.output if result.exception is None else str(result.exception)
+
+
+def declared(config: Path, text: str, stream: str = "telemetry") -> str:
+    file = config.parent / "schema.yaml"
+    file.write_text(text)
+    return schema("set", config, stream, file)
+
+
+def test_a_schema_is_declared_read_compared_and_withdrawn(config: Path) -> None:
+    assert declared(config, FIRST) == "stream default/telemetry has version 1: 3 fields\n"
+    assert "version 1" in declared(config, FIRST), "nothing changed, so there is no other version"
+    text = schema("get", config, "telemetry")
+    assert text == f"# stream default/telemetry, version 1\n{FIRST}"
+    changed = FIRST.replace("timestamp(ms)", "timestamp(s)").replace("°C", "K").replace("'on'", "off")
+    (config.parent / "next.yaml").write_text(changed)
+    diff = schema("diff", config, "telemetry", config.parent / "next.yaml")
+    assert diff.splitlines() == [
+        "~ temperature: unit °C -> K (another column)",
+        "~ at: type timestamp(ms) -> timestamp(s)",
+        "+ off: bool, required true",
+        "- on: bool, required true",
+    ]
+    assert "version 2" in declared(config, changed)
+    assert schema("diff", config, "telemetry") == diff, "with the version before it"
+    assert "unit: °C" in schema("get", config, "telemetry", "--version", "1")
+    (listed,) = json.loads(schema("list", config, "--json"))
+    assert (listed["stream"], listed["version"], listed["fields"], listed["unusable"]) == ("telemetry", 2, 3, None)
+    assert schema("remove", config, "telemetry") == "withdrew the schema of stream default/telemetry\n"
+    assert json.loads(schema("list", config, "--json")) == []
+    assert "unit: K" in schema("get", config, "telemetry", "--version", "2"), "rows still name it"
+
+
+def test_what_cannot_be_declared_says_why(config: Path) -> None:
+    assert "schema.yaml:1: fields.t: expected a type such as float" in declared(config, "fields: {t: floaty}")
+    assert "names that begin with _" in declared(config, "fields: {_t: float}")
+    assert "there is no tenant 'acme'" in declared(config, FIRST, "acme/telemetry")
+    assert "more than 64 KiB" in declared(
+        config, json.dumps({"fields": {f"f{at}": {"type": "int", "description": "x" * 1000} for at in range(80)}})
+    )
+    for given, words in (
+        (("get", "telemetry"), "has no schema; streams with one: none"),
+        (("get", "telemetry", "--version", "7"), "entry 7 of the cluster log is no schema"),
+        (("remove", "telemetry"), "there is no schema 'default/telemetry'"),
+    ):
+        assert words in schema(given[0], config, *given[1:])
+    declared(config, FIRST)
+    assert "is the first; name a file" in schema("diff", config, "telemetry")
+
+
+def test_the_text_of_a_schema_is_the_schema() -> None:
+    for text in (
+        FIRST,
+        "a decimal(10,2), b array<timestamp(ms)>, no string, c binary",
+        'fields: {n: {type: int, from: "$[\\"a.b\\"]"}}',
+    ):
+        made = parse_schema(text)
+        assert parse_schema(yaml_text(made)) == made
+
+
+def test_a_draft_from_a_file_can_be_declared(config: Path) -> None:
+    sample, made = config.parent / "sample.jsonl", config.parent / "draft.yaml"
+    sample.write_text('{"t": 1.5}\n\n{"t": 2, "s": "x"}\nnonsense\n')
+    made.write_text(schema("infer", config, "telemetry", "--file", sample))
+    assert "1 of them are not json" in made.read_text()
+    assert "2 fields" in schema("set", config, "telemetry", made)
+    assert "the log has no records of stream default/telemetry" in schema("infer", config, "telemetry")
+    sample.write_text("1\n[2]\n")
+    assert "none of 2 records is an object in json" in schema("infer", config, "telemetry", "--file", sample)
+
+
+def test_schemas_of_other_languages_are_declared(config: Path) -> None:
+    file = config.parent / "schema.json"
+    file.write_text('{"properties": {"t": {"type": "number"}, "m": {"type": ["string", "number"]}}}')
+    result = weft("hub", "schema", "set", config, "telemetry", file)
+    assert "version 1: 1 field" in result.output
+    assert "no column for 1 place: m" in result.stderr
+    assert schema("get", config, "telemetry").endswith("format: json\nfields:\n  t: float\n")
+    file.write_text('{"type": "record", "name": "R", "fields": [{"name": "t", "type": "B"}]}')
+    assert "no type 'B' of Avro" in schema("set", config, "telemetry", file)
+    (descriptors := config.parent / "reading.desc").write_bytes(b"x")
+    assert "it is damaged, or none" in schema("set", config, "telemetry", descriptors, "--message", "A")
+
+
+@pytest.mark.slow
+def test_a_million_records_are_looked_at_in_seconds(config: Path) -> None:
+    sample = config.parent / "sample.jsonl"
+    readings = (
+        {"device": f"p{n % 50}", "t": n / 7, "state": "on", "ts": 1_700_000_000 + n, "n": n} for n in range(10_000)
+    )
+    sample.write_text("".join(json.dumps(each) + "\n" for each in readings) * 100)
+    began = time.process_time()
+    found = schema("infer", config, "telemetry", "--file", sample, "--records", 1_000_000)
+    assert time.process_time() - began < 5
+    assert "A draft from 1000000 records" in found
+
+
+HUB = """\
+listen: 127.0.0.1:{port}
+store: store
+shards: 2
+commit_interval: 20ms
+tables: {{interval: 200ms}}
+"""
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:{mqtt}"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry", payload: json}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms}}}}
+"""
+VERSIONS = (
+    "fields: {n: int}",
+    "fields: {n: {type: int, required: true}, t: {type: float, unit: K}}",
+    "fields: {n: string, t: {type: float, unit: K}, line: string}",
+    "fields: {n: int, t: {type: float, unit: C}}",
+)
+
+
+VERSIONS_READ = 20
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_schema_that_changes_under_load_stops_no_table_and_loses_no_row(start: Start, tmp_path: Path) -> None:
+    port, mqtt = free_port(), free_port()
+    hub_yaml, edge_yaml = tmp_path / "hub.yaml", tmp_path / "edge.yaml"
+    hub_yaml.write_text(HUB.format(port=port))
+    edge_yaml.write_text(EDGE.format(port=port, mqtt=mqtt))
+    start("hub", hub_yaml)
+    start("edge", edge_yaml)
+    sent, done = 0, threading.Event()
+
+    def send() -> None:
+        nonlocal sent
+        while not done.is_set():
+            numbers = range(sent, sent + 200)
+            publish(mqtt, "plant/a/m1/telemetry", [json.dumps({"n": n, "t": n / 2, "line": "x"}) for n in numbers])
+            sent += 200
+
+    publisher = threading.Thread(target=send)
+    publisher.start()
+    uri = str(tmp_path / "store" / "tables" / "default" / "telemetry")
+
+    def newest() -> int | None:
+        if not DeltaTable.is_deltatable(uri):
+            return None
+        rows = DeltaTable(uri).to_pyarrow_table()
+        return max(filter(None, rows["_schema"].to_pylist()), default=0) if "_schema" in rows.schema.names else 0
+
+    try:
+        wait_until(lambda: newest() is not None, what="the table")
+        for number, text in enumerate(VERSIONS, 1):
+            assert declared(hub_yaml, text).startswith(f"stream default/telemetry has version {number}:")
+            wait_until(lambda wanted=number: newest() == wanted, what=f"rows of version {number}")  # type: ignore[misc]
+    finally:
+        done.set()
+        publisher.join()
+
+    def rows() -> int:
+        return int(DeltaTable(uri).count())
+
+    wait_until(lambda: rows() == sent, what="all rows")
+    drafted = schema("infer", hub_yaml, "telemetry", "--records", 1000)
+    assert [line.split(" #")[0] for line in drafted.splitlines()[3:]] == ["  n: int ", "  t: float ", "  line: string"]
+    table = DeltaTable(uri)
+    found = table.to_pyarrow_table().sort_by("_offset").to_pylist()
+    assert sorted(json.loads(row["payload"])["n"] for row in found) == [*range(sent)]
+    versions = [row["_schema"] or 0 for row in found]
+    assert versions == sorted(versions)
+    assert {*versions} == {0, 1, 2, 3, 4}
+    for row in found:
+        assert typed(row) == expected(row), row
+    for version in {*range(0, table.version(), max(1, table.version() // VERSIONS_READ)), table.version()}:
+        same_in_engines(DeltaTable(uri, version))
+
+
+def typed(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("n", "n_2", "t", "t_2", "line_2", "_misfit"))
+
+
+def expected(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The same by the payload and the version."""
+    sent = json.loads(row["payload"])
+    n, t = sent["n"], sent["t"]
+    by_version = {
+        None: (None,) * 6,
+        1: (n, None, None, None, None, None),
+        2: (n, None, t, None, None, None),
+        3: (None, None, t, None, "x", [("n", f"expected text, got {n}")]),
+        4: (n, None, None, t, None, None),
+    }
+    return by_version[row["_schema"]]
+
+
+def same_in_engines(table: DeltaTable) -> None:
+    names = [field.name for field in table.schema().fields if field.name not in {"_headers", "_misfit"}]
+    if not table.file_uris():
+        return
+    by_delta = table.to_pyarrow_table(columns=names).sort_by("_offset")
+    assert pl.scan_delta(table).select(names).sort("_offset").collect().to_dicts() == pl.from_arrow(by_delta).to_dicts()
+    database = duckdb.connect()
+    database.register("telemetry", table.to_pyarrow_dataset())
+    numbers = [name for name in names if name in {"n", "t", "t_2", "_schema", "_offset"}]
+    query = f"SELECT {', '.join(numbers)} FROM telemetry ORDER BY _offset"
+    assert database.sql(query).fetchall() == list(zip(*(by_delta[name].to_pylist() for name in numbers), strict=True))

@@ -1,0 +1,6 @@
+"""A client of a hub's API: a typed method for each operation, thin over the document that describes them."""
+
+from weft.client.client import Client, Fetched, Rows, pages
+from weft.client.errors import HubError, HubRefusal, HubUnreachable
+
+__all__ = ["Client", "Fetched", "HubError", "HubRefusal", "HubUnreachable", "Rows", "pages"]

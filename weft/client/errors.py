@@ -1,0 +1,49 @@
+"""Errors of requests to a hub."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+
+import msgspec
+
+from weft.cloud_hub.openapi.common import ErrorAnswer
+
+ERROR_BYTES_MAX = 64 << 10
+RETRY_DIGITS_MAX = 5
+
+
+class HubError(Exception):
+    """Base of the errors of a request."""
+
+
+class HubRefusal(HubError):
+    """An answer of status 400 or above, or one that leads elsewhere.
+
+    Args:
+        error, advice: the hub's words; empty if another program answers at the address.
+        retry_after_s: time after which to ask again, if the hub says one.
+    """
+
+    def __init__(
+        self, status: int, reason: str, error: str, advice: str, retry_after_s: int | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(f"{status} {reason}" + (f": {error}; {advice}" if error else ""))
+        self.status, self.reason, self.error, self.advice = status, reason, error, advice
+        self.retry_after_s = retry_after_s
+
+
+class HubUnreachable(HubError):
+    """No whole answer, or one that is not of the API. What the request did is unknown."""
+
+
+def refusal(error: urllib.error.HTTPError) -> HubRefusal:
+    """Return the refusal in an answer."""
+    wait = error.headers.get("Retry-After", "")
+    retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
+    try:
+        with error:
+            told = msgspec.json.decode(error.read(ERROR_BYTES_MAX), type=ErrorAnswer)
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # msgspec's errors are ValueErrors
+        told = ErrorAnswer(error="", advice="")
+    return HubRefusal(error.code, error.reason, told.error, told.advice, retry_after_s)

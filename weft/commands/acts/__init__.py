@@ -1,0 +1,1 @@
+"""The record of administrative acts: `weft hub acts`, and lines beside files of one machine."""

@@ -1,0 +1,1 @@
+"""Commands on files of tokens and users."""

@@ -1,0 +1,189 @@
+"""``weft token``: manage the tokens of a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.commands.acts.authors import Decided
+from weft.commands.acts.file_acts import acting_on_file, by_option, reason_option
+from weft.commands.common import ExistingPath, certificate_of, config_argument, get_status, json_option, load_hub, using
+from weft.output import Refused, harmless, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.tokens import Scope, TokenIdentity
+
+file_option = click.option(
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(dir_okay=False, readable=False),
+    help="The hub's tokens_file; created if it is missing.",
+)
+
+
+def scope_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what a token opens to a command."""
+    for option in (
+        click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens."),
+        click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
+        click.option(
+            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]",
+            help="Instead of a scope, several times: write, read or pull with STREAM, publish with EDGE (`*` in them "
+            "stands for any characters), edges, status, metrics.",
+        ),
+        click.option(
+            "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "admin"]),
+            help="Access that the token gives.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
+    """Return the scope of some options; refuse those that do not fit each other."""
+    from weft.cloud_hub.api.identity.rights import InvalidGrant, Right, Rights
+    from weft.cloud_hub.api.tokens import Scope
+
+    if (scope is None) != bool(grants):
+        raise Refused("a token has a scope, or grants. Give --scope, or --grant once or more")
+    try:
+        writes = scope == "edge" or Right.WRITE in Rights(grants)
+    except InvalidGrant as error:
+        raise Refused(f"--grant: {error}") from None
+    if writes != (edge is not None):
+        advice = "Name it with --edge" if edge is None else "Leave out --edge"
+        others = (
+            "grants to write need an edge, the others" if grants else "scope 'edge' needs an edge, the other scopes"
+        )
+        raise Refused(f"{others} must not have one. {advice}")
+    return Scope.GRANTED if scope is None else Scope(scope)
+
+
+@click.group("token")
+def command() -> None:
+    """Manage the tokens file of a hub.
+
+    The file holds only hashes. A running hub picks up changes by itself. `weft hub token` manages tokens in the store
+    instead, for the hubs of all hosts, with an end and a second secret for their rotation.
+    """
+
+
+@command.command()
+@click.argument("name")
+@file_option
+@scope_options
+@reason_option
+@by_option
+@json_option
+def create(
+    name: str,
+    path: str,
+    *,
+    scope: str | None,
+    grants: tuple[str, ...],
+    edge: str | None,
+    tenant: str,
+    reason: str,
+    by: str | None,
+    as_json: bool,
+) -> None:
+    """Create token NAME and print it. The token is shown only once and stored nowhere."""
+    from weft.cloud_hub.api.tokens import TokensUnusable, create_token
+
+    access = access_of(scope, grants, edge)
+    rights = " ".join(grants) or access.value
+    target = f"token {name}: {rights}, tenant {tenant}" + (f", edge {edge}" if edge else "")
+    try:
+        with using(path), acting_on_file(path, target, Decided(by, reason)):
+            token = create_token(path, name, access, tenant, edge, grants=grants)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+    if as_json:
+        facts = {"name": name, "scope": str(access), "tenant": tenant, "edge": edge, "grants": grants}
+        print_json({**facts, "token": token})
+    else:
+        click.echo(token)
+
+
+@command.command()
+@click.argument("name")
+@file_option
+@reason_option
+@by_option
+@json_option
+def revoke(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
+    """Revoke token NAME. Running hubs reject it immediately, and its links end within seconds."""
+    from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
+
+    try:
+        with using(path), acting_on_file(path, f"token {name}", Decided(by, reason)):
+            revoked = revoke_token(path, name)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+    if as_json:
+        print_json({"revoked": _facts(revoked)})
+    else:
+        click.echo(f"revoked {name}")
+
+
+@command.command("list")
+@file_option
+@json_option
+def list_tokens(path: str, as_json: bool) -> None:
+    """List the names of the tokens, not the tokens themselves."""
+    facts = [_facts(each) for each in read_file(path)]
+    if as_json:
+        print_json(facts)
+    else:
+        print_table(
+            ("name", "scope", "tenant", "edge"),
+            [(each["name"], shown_access(each), each["tenant"], each["edge"] or "") for each in facts],
+        )
+
+
+def _facts(identity: TokenIdentity) -> dict[str, Any]:
+    return {
+        "name": identity.name, "scope": str(identity.scope), "tenant": identity.tenant, "edge": identity.edge,
+        "grants": list(identity.grants),
+    }  # fmt: skip
+
+
+def shown_access(facts: Mapping[str, Any]) -> str:
+    """Return the scope of a token, or its grants, for a table."""
+    return " ".join(facts["grants"]) or str(facts["scope"])
+
+
+def read_file(path: str) -> list[TokenIdentity]:
+    """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
+    from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
+
+    try:
+        with using(path, makes="weft token create"), open(path, "rb") as file:
+            return read_tokens(file.read(), path)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+
+
+@click.command()
+@config_argument
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
+@json_option
+def whoami(config_file: str, *, token_file: str | None, as_json: bool) -> None:
+    """Show the rights of a token at the running hub of CONFIG, with its name, scope, tenant, edge and end.
+
+    \b
+    weft hub whoami hub.yaml --token-file press-7.token
+    """
+    config = load_hub(config_file)
+    with using(token_file or ""):
+        facts: dict[str, Any] = get_status(config.listen, "/v1/whoami", token_file, certificate_of(config))
+    if as_json:
+        print_json(facts)
+        return
+    without = {"token": "none: the hub has no tokens", "edge": "none", "until": "none", "rights": "all"}
+    told = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
+    print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in told.items()})

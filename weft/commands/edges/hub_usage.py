@@ -1,0 +1,82 @@
+"""``weft hub usage``: what a tenant uses of a running hub."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from weft.commands.common import ExistingPath, config_argument, json_option
+from weft.commands.messages import hub_of, request
+from weft.config.units import approximate_duration, approximate_size
+from weft.output import print_facts, print_json, print_table
+
+PAGES_MAX = 100
+
+
+@click.command()
+@config_argument
+@click.option("--tenant", default="default", show_default=True, help="Tenant whose use is shown.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
+@json_option
+def usage(config_file: str, *, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show what a tenant uses of the running hub of CONFIG, beside its quotas.
+
+    Links, lanes, streams and records are those of the whole hub. What came, and the time of slowed links, is counted by
+    the process that answers, since its start; its metrics have the same figures.
+
+    \b
+    weft hub usage hub.yaml --tenant acme
+    """
+    url, ask = hub_of(config_file, token_file)
+    found: dict[str, Any] | None = None
+    after: str | None = None
+    for _ in range(PAGES_MAX):
+        query = {"tenant": tenant} | ({} if after is None else {"after": after})
+        page = request(f"{url}/v1/usage?{urlencode(query)}", ask)
+        found = page if found is None else {**found, "streams": [*found["streams"], *page["streams"]]}
+        after = page["next_after"]
+        if after is None:
+            break
+    assert found is not None, "there is a first page"
+    if as_json:
+        print_json(found)
+        return
+    _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    quotas, received = found["quotas"], found["received"]
+
+    def of(used: int, quota: str) -> str:
+        return f"{used}" if quotas[quota] is None else f"{used} of {quotas[quota]}"
+
+    facts = {
+        "tenant": found["tenant"],
+        "links": of(found["links"], "links"),
+        "lanes": of(found["lanes"], "lanes"),
+        "streams": of(found["streams_count"], "streams"),
+        "received": f"{approximate_size(received['bytes'])}, {received['records']} records since {found['since']}",
+    }
+    if found["table_bytes"] is not None and quotas["table_bytes"] is not None:
+        sizes = approximate_size(found["table_bytes"]), approximate_size(quotas["table_bytes"])
+        facts["tables"] = f"{sizes[0]} of {sizes[1]}"
+    if quotas["bytes_per_second"] is not None:
+        facts["bytes a second"] = f"at most {approximate_size(quotas['bytes_per_second'])}"
+    if quotas["records_per_second"] is not None:
+        facts["records a second"] = f"at most {quotas['records_per_second']}"
+    if found["share"] < 1:
+        facts["share of this process"] = f"{found['share']:.0%} of the rates"
+    if found["throttled_seconds"]:
+        facts["throttled"] = f"links were asked to wait {approximate_duration(found['throttled_seconds'])} in all"
+    if found["refused"]:
+        facts["refused"] = f"{found['refused']} links and lanes beyond a quota"
+    print_facts(facts)
+    print_table(
+        ("stream", "records in the log", "bytes received", "records received"),
+        [
+            (each["stream"], each["records"], each["received"]["bytes"], each["received"]["records"])
+            for each in found["streams"]
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Commands with which a machine is set up."""
