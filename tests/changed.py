@@ -3,6 +3,8 @@
 A test file is near when few imports lie between it and what was changed: its own change is distance 0, the tests in
 the folder that mirrors the changed module's and those that import the module are distance 1. A change at the bottom of
 the house reaches nearly every test, so the list ends where its known costs pass ``SECONDS``; what is left out is said.
+
+With ``--commits N`` it prints what continuous integration counts as near (tests/rotation.py).
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.architecture.house import PACKAGES
-from tests.costs.known import expected_s
+from tests.durations import expected_s
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (*PACKAGES, "tests", "bench", "docs")
 SECONDS = 150.0
-"""Time of the workers, by what the files are known to cost: a minute or two on two cores."""
+"""Time of the workers, by what the files are thought to take: a minute or two on two cores."""
 PAGES = "tests/architecture"
 """Where the tests of pages and of how the project is written are."""
 
@@ -51,6 +53,26 @@ def changed_files(base: str) -> list[str]:
         if answer.returncode:
             sys.exit(f"run: --changed asks git what has changed, which answers: {answer.stderr.strip()}")
     return sorted({line for answer in answers for line in answer.stdout.splitlines()})
+
+
+def files_of_commits(count: int) -> list[str]:
+    """Return the files that the last ``count`` commits changed, also on merged branches, and that are still there."""
+    log = ["git", "log", f"--max-count={count}", "--name-only", "--format=", "HEAD"]
+    answer = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted({line for line in answer.stdout.splitlines() if line and (ROOT / line).exists()})
+
+
+def near(changed: Iterable[str], graph: Mapping[str, set[str]], files: Iterable[str]) -> list[str]:
+    """Return the tests that changed themselves, or are of a changed module's folder, or import it; and what changed.
+
+    What tests share is near to so many of them that it counts as near to none: the turns of slow tests are for that.
+    """
+    tests = {file for file in files if is_test(file)}
+    found = set(changed)
+    for file in changed:
+        if not file.startswith("tests/") and "/" in file and not file.endswith(".md"):
+            found.update(_mirrored(file, tests), graph.get(file, set()) & tests)
+    return sorted(found)
 
 
 def importers(files: Iterable[str]) -> Mapping[str, set[str]]:
@@ -136,8 +158,13 @@ def main() -> None:
     """Print the test files, one a line; what is left out goes to standard error."""
     parser = argparse.ArgumentParser(prog="./run test --changed")
     parser.add_argument("base", nargs="?", default="HEAD", help="the revision to compare with")
-    changed = changed_files(parser.parse_args().base)
+    parser.add_argument("--commits", type=int, help="print what is near to the changes of so many commits")
+    arguments = parser.parse_args()
     files = python_files()
+    if arguments.commits:
+        print("\n".join(near(files_of_commits(arguments.commits), importers(files), files)))
+        return
+    changed = changed_files(arguments.base)
     chosen = choose(distances(changed, importers(files), files))
     told = f"{len(changed)} changed files: {len(chosen.files)} test files, about {chosen.seconds:.0f} s of two workers"
     if chosen.left_out:

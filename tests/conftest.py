@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests import first_imports
-from tests.costs.known import expected_s
-from tests.costs.meter import Meter
+from tests.durations import Durations, expected_s
+from tests.rotation import Rotation
 from tests.searches import Searches
 from tests.second_run import SecondRun
+from tests.stage import Failures
 from tests.support import forked
 from tests.support.sealed_logs import seal_all_logs
 from tests.support.slices import SLICE
@@ -51,9 +52,8 @@ settings.load_profile("nightly" if SLICE.is_night else "weft")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
-    parser.addoption("--costs-to", metavar="FILE", help="write what the tests cost to FILE")
-    parser.addoption("--costs-before", metavar="FILE", help="costs of an earlier stage, which share the budget")
-    parser.addoption("--budget", metavar="SECONDS", type=float, help="tell when they cost more; with --costs-to, fail")
+    parser.addoption("--failures-to", metavar="FILE", help="write the tests that failed to FILE (tests/stage.py)")
+    parser.addoption("--rotate", metavar="FILE", help="of slow tests, make those near the files in FILE, and a third")
     parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those marked java")
 
 
@@ -66,15 +66,16 @@ def pytest_configure(config: pytest.Config) -> None:
     fabric.Service.popen = forked.Popen
     seal_all_logs()
     config.pluginmanager.register(SecondRun(config))
-    if any(config.getoption(name) is not None for name in ("--costs-to", "--budget")):
-        config.pluginmanager.register(Meter(config))
     config.pluginmanager.register(Searches())
+    config.pluginmanager.register(Rotation(config))
+    config.pluginmanager.register(Failures(config))
     if WORKER is not None:
         number, count = WORKER
         ports = PORTS[number::count]
         fabric._candidates = itertools.cycle(random.sample(ports, len(ports)))
     else:
         config.pluginmanager.register(TemporaryFolder(config))
+        config.pluginmanager.register(Durations())
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -108,7 +109,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """Gives each process whole files, and all files of a folder of ``TOGETHER``: those that take longest first.
 
-    Files are known by what they took when their costs were measured, so that all processes end at about one time.
+    Those are listed in tests/durations.py, so that all processes end at about one time.
     """
 
     _in_order = False

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests import changed
-from tests.costs.known import NEW_S
+from tests.durations import UNLISTED_S
 
 LOG, READ = "storage/log.py", "storage/read.py"
 OF_LOG, OF_READ, OF_CLI = "tests/storage/test_log.py", "tests/storage/test_read.py", "tests/weft/test_cli.py"
 GRAPH = {LOG: {READ}, READ: {OF_READ, OF_CLI}}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.costs.known.known", dict)
-
-
 def test_tests_of_the_same_room_come_before_those_behind_imports() -> None:
     far = changed.distances([LOG], GRAPH, [LOG, READ, OF_LOG, OF_READ, OF_CLI])
     assert far == {LOG: 0, READ: 1, OF_LOG: 1, OF_READ: 1, OF_CLI: 2}
-    chosen = changed.choose(far, seconds=2 * NEW_S)
+    chosen = changed.choose(far, seconds=2 * UNLISTED_S)
     assert (chosen.files, chosen.left_out) == ([OF_LOG, OF_READ], [OF_CLI])
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from tests.costs.speed import slowness
+from tests.support.speed import slowness
 
 STEP_S_MAX = 0.02
 """Longest processor time of a step, on the machine of the budgets."""

@@ -12,7 +12,7 @@ import pytest
 from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.shard.test_steps import STEP_S_MAX
-from tests.costs.speed import slowness
+from tests.support.speed import slowness
 from tests.support.waiting import until
 from weft.cloud_hub.api.edges import EdgeOf, EdgeViews, edges_after
 from weft.cloud_hub.api.tokens import Scope, create_token

@@ -17,8 +17,8 @@ from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.down.test_down import Taker, linked, messages, settled
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.shard.test_steps import STEP_S_MAX
-from tests.costs.speed import slowness
 from tests.support.processes import weft
+from tests.support.speed import slowness
 from weft.cloud_hub.declared import groups
 from weft.cloud_hub.declared.groups import Groups
 from weft.cloud_hub.down import requests

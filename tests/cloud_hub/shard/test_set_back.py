@@ -12,7 +12,7 @@ from tests.cloud_hub.shard.ending import DAY_S, LANE, Hub, play
 from tests.cloud_hub.shard.test_steps import STEP_S_MAX
 from tests.cloud_hub.tables.logs import LANE as WRITTEN
 from tests.cloud_hub.tables.logs import SECOND, START, LogWriter, Run
-from tests.costs.speed import slowness, uncollected
+from tests.support.speed import slowness, uncollected
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector

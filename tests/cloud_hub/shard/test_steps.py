@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from tests.cloud_hub.fabric import make_batch
-from tests.costs.speed import slowness, uncollected
+from tests.support.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.bounds import Room, Told
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder, Draft

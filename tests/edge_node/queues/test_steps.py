@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from tests.costs.speed import slowness, uncollected
 from tests.edge_node.queues.room import OWNER, Room
+from tests.support.speed import slowness, uncollected
 from weft.edge_node.queues.arguments import QueueArguments
 from weft.edge_node.queues.contents.dead_letters import STEP_RECORDS
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind, QueueDefinition

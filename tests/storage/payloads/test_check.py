@@ -8,7 +8,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from tests.costs.speed import slowness
+from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX
 from weft.config.pipelines.schema_text import parse_schema
 from weft.storage.payloads.check import CHECKED_BYTES_MAX, PayloadCheck

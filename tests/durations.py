@@ -1,0 +1,107 @@
+"""How long tests took, by file: for people, and so that the workers of a run begin with the longest files.
+
+No run fails by what it took. The table at its end shows what has grown.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import defaultdict
+
+import pytest
+
+FILES = 25
+"""Files in the table."""
+UNLISTED_S = 1.0
+"""What a file that is not listed below is thought to take."""
+QUICK_S = {
+    "tests/spark_sinks/completeness/test_windows.py": 28,
+    "tests/spark_sinks/audit/test_job.py": 21,
+    "tests/weft/mistakes/test_mistakes.py": 20,
+    "tests/spark_sinks/sinks/delta/test_append.py": 16,
+    "tests/conformance/test_qos.py": 14,
+    "tests/spark_sinks/sinks/stream/test_task.py": 14,
+    "tests/edge_node/functions/python/test_bad_code.py": 13,
+    "tests/interop/test_clients.py": 12,
+    "tests/weft/test_log.py": 11,
+    "tests/spark_sinks/sinks/stream/test_source.py": 11,
+    "tests/protocols/test_batch.py": 9,
+    "tests/hostile/test_lanes_and_topics.py": 9,
+    "tests/spark_sinks/pipelines/test_check.py": 8,
+    "tests/replication/test_runner.py": 8,
+    "tests/storage/object_store/test_conformance.py": 7,
+    "tests/edge_node/servers/mqtt/test_connection.py": 7,
+    "tests/architecture/test_imports.py": 7,
+    "tests/edge_node/sessions/test_shared_crash.py": 7,
+    "tests/durability/test_full_disk.py": 6,
+    "tests/spark_sinks/sinks/stream/test_faults.py": 6,
+    "tests/spark_sinks/test_source.py": 6,
+    "tests/weft/test_look_into_a_node.py": 6,
+    "tests/storage/segment_log/test_power_cuts.py": 6,
+}
+"""Files whose quick tests take longest -> seconds. From the table of a run; a file that moves needs no line here."""
+SLOW_S = {
+    "tests/end_to_end/test_pages.py": 1533,
+    "tests/spark_sinks/cluster/test_pipelines.py": 565,
+    "tests/spark_sinks/cluster/test_storm.py": 245,
+    "tests/spark_sinks/sinks/test_delivery.py": 236,
+    "tests/spark_sinks/pipelines/shipped/test_kills.py": 201,
+    "tests/spark_sinks/sinks/delta/test_kills.py": 186,
+    "tests/spark_sinks/pipelines/test_run.py": 172,
+    "tests/hostile/test_tables_of_others.py": 149,
+    "tests/spark_sinks/cluster/test_connect.py": 141,
+    "tests/conformance/test_abuse_bounds.py": 119,
+    "tests/spark_sinks/cluster/test_reading.py": 110,
+    "tests/spark_sinks/cluster/test_audit.py": 93,
+    "tests/spark_sinks/test_own_session.py": 93,
+    "tests/end_to_end/test_storms.py": 88,
+    "tests/end_to_end/test_demo.py": 79,
+    "tests/spark_sinks/test_waiting.py": 76,
+    "tests/spark_sinks/test_notebook.py": 69,
+    "tests/weft/test_distributions.py": 69,
+    "tests/spark_sinks/test_delta_spark.py": 66,
+    "tests/spark_sinks/completeness/test_window_kills.py": 54,
+    "tests/conformance/test_sessions.py": 48,
+    "tests/conformance/test_restart.py": 47,
+    "tests/spark_sinks/sinks/delta/test_append.py": 44,
+    "tests/conformance/test_wills.py": 43,
+    "tests/interop/test_clients.py": 41,
+}
+"""The same of their slow tests."""
+
+
+def expected_s(file: str, slow: bool) -> float:
+    """Return how long a worker is expected to be busy with a file.
+
+    Args:
+        slow: the run makes slow tests, not quick ones.
+    """
+    return (SLOW_S if slow else QUICK_S).get(file, UNLISTED_S)
+
+
+class Durations:
+    """A pytest plugin for the process that starts the workers."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._tests: defaultdict[str, int] = defaultdict(int)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add set-up, call and end of a test to its file."""
+        file = report.nodeid.partition("::")[0]
+        self._seconds[file] += report.duration
+        self._tests[file] += report.when == "call"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the longest files, and what the whole run took."""
+        if len(self._seconds) > FILES:
+            terminalreporter.section(f"slowest {FILES} files")
+            for file in sorted(self._seconds, key=self._seconds.__getitem__, reverse=True)[:FILES]:
+                terminalreporter.line(f"{self._seconds[file]:7.1f}s {self._tests[file]:5d} tests  {file}")
+        spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        processor_s = sum(each.ru_utime + each.ru_stime for each in spent)
+        clock_s = time.monotonic() - self._began
+        # The Java of a killed driver, for one, is not in it: its parent did not wait for it.
+        terminalreporter.line(f"at least {processor_s:.0f} s of processor time, {clock_s:.0f} s on the clock")
