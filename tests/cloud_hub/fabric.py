@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import NS, now_ns
+from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.owners import Owners, Site
 from weft.cloud_hub.settings import SequencerSettings
@@ -219,6 +220,7 @@ def records_of(
             yield lane, [record.seq for record in records]
 
 
+@outcome()
 def check_log(
     chunks: list[tuple[Chunk, bytes]],
     healed: RangeSet | Mapping[Lane, RangeSet] | None = None,
@@ -262,6 +264,7 @@ def check_log(
     return state, lanes
 
 
+@outcome()
 def check_claims(before: Mapping[Lane, LaneState], after: Mapping[Lane, LaneState]) -> None:
     """Check what the lanes that a chunk changed claim to be complete."""
     for lane, held in after.items():

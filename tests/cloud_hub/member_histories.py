@@ -17,6 +17,7 @@ from tests.cloud_hub.faulty_store import CALM, DEAD, STORM
 from tests.cloud_hub.member_edges import Edge
 from tests.cloud_hub.members import BEAT_S, Member
 from tests.cloud_hub.splitting import Follower, check
+from tests.support.outcomes import outcome
 from weft.cloud_hub.cluster.membership import DRAIN_BEATS, READ_INTERVAL_S
 from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY
 from weft.protocols.shard.splits import SPLIT_LEVEL
@@ -119,7 +120,8 @@ class History:
                 task.cancel()
         await asyncio.sleep(5.0)  # late writes land
         up = [member for member in self.members if member.is_up]
-        self.counts["moved"] = await check(self.inner, self.cluster, up, self.edges, followers, {})
+        with outcome():
+            self.counts["moved"] = await check(self.inner, self.cluster, up, self.edges, followers, {})
         self.counts["splits"] = len((await read_cluster(self.inner)).splits)
         for member in up:
             await member.kill()

@@ -21,6 +21,7 @@ from tests.cloud_hub.routes import Route, name_each_other
 from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.later_fold import LATER
+from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import PRECISION_NS, TOOK_MAX_NS, WRONG_NS
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending, write_ending
@@ -266,6 +267,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     return state
 
 
+@outcome()
 def check_times(state: ShardState) -> None:
     """Check that no time by the hub's clock is later than the shard's: ages count from both."""
     for lane, held in state.lanes.items():
@@ -273,6 +275,7 @@ def check_times(state: ShardState) -> None:
         assert all(time <= state.created for time in times if time), f"{lane} was seen after {state.created}: {times}"
 
 
+@outcome()
 def check_followed(found: ShardState, state: ShardState) -> None:
     """Check what a reader knows of the streams that it follows against the state of the whole log."""
     assert (found.n, found.footer_crc, found.created) == (state.n, state.footer_crc, state.created), "it stopped short"
@@ -293,6 +296,7 @@ def _route(lane: Lane, nodes: list[SequencerNode], rng: random.Random) -> Route:
     return Route(lane, random.Random(rng.random()), walled)
 
 
+@outcome()
 def check_edge(edge: Edge, state: ShardState, records: RangeSet) -> None:
     """Check that acknowledgements to an edge and its relay hold, and that nothing is missing that either of them had.
 

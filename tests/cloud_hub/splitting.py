@@ -18,6 +18,7 @@ from tests.cloud_hub.collection import Collector
 from tests.cloud_hub.fabric import SETTINGS, TRUE_START, Session, check_claims, records_of
 from tests.cloud_hub.faulty_store import CALM, DEAD, STORM, FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
+from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.splits.splitting import Splitter
@@ -271,7 +272,8 @@ async def _simulate(seed: int) -> dict[str, int]:
         for task in reading:
             task.cancel()
     await asyncio.sleep(5.0)  # late writes land
-    crossed = await check(inner, cluster, nodes, edges, followers, collected)
+    with outcome():
+        crossed = await check(inner, cluster, nodes, edges, followers, collected)
     final = await read_cluster(inner)
     for node in nodes:
         await node.kill()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tests.durability.devices import Device, Sent
 from tests.durability.nodes import STREAM
 from tests.storage.segment_log.helpers import open_log
+from tests.support.outcomes import outcome
 from weft.edge_node.streams import UNROUTED_STREAM
 from weft.protocols.batch import records
 from weft.protocols.ranges import RangeSet
@@ -63,6 +64,7 @@ def of_stream(messages: Iterable[Sent]) -> Iterator[bytes]:
     return (message.payload for message in messages if message.topic.startswith(f"{STREAM}/"))
 
 
+@outcome()
 def check_all_there(held: Held, devices: list[Device], acked: dict[str, int], *, copies_max: int = 1) -> None:
     """Every acknowledged message is there, unaltered; nothing that no device sent; nothing was given up.
 
@@ -82,6 +84,7 @@ def check_all_there(held: Held, devices: list[Device], acked: dict[str, int], *,
     assert not found, f"messages that nobody sent: {list(found)[:3]}"
 
 
+@outcome()
 def check_unrouted_there(log: SegmentLog, devices: list[Device], acked: dict[str, int]) -> None:
     """Every acknowledged message that no stream matches is once in the stream for those, and nothing else is."""
     found: Counter[tuple[bytes, bytes]] = Counter()
@@ -103,6 +106,7 @@ def check_unrouted_there(log: SegmentLog, devices: list[Device], acked: dict[str
     assert not found, f"messages that nobody sent: {list(found)[:3]}"
 
 
+@outcome()
 def check_rest_is_noticed(held: Held, device: Device) -> None:
     """Of one device alone: what is not there any more is the oldest, and notices say so, number for number."""
     given_up = held.gaps.get(GapReason.BUDGET, RangeSet())

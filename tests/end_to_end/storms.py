@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
+from tests.support.outcomes import outcome
 from tests.support.s3_servers import S3Server, listens
 from tests.support.store_path import StorePath
 from tests.support.waiting import Patience, wait_until
@@ -187,10 +188,11 @@ class Fabric:
         if not audited:
             return counted
         report = asyncio.run(audit(self.store, "default", STREAM))
-        assert report.agrees, report.problems
-        assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
-        assert not any(lane.gaps for lane in report.lanes)
-        assert counted["rows"] == report.total("table_records") == report.total("records")
+        with outcome():
+            assert report.agrees, report.problems
+            assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
+            assert not any(lane.gaps for lane in report.lanes)
+            assert counted["rows"] == report.total("table_records") == report.total("records")
         return counted
 
     def _wait_until_drained(self) -> None:

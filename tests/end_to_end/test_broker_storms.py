@@ -18,6 +18,7 @@ import pytest
 from tests.end_to_end.broker_load import QUEUE
 from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
 from tests.support import forked
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
@@ -59,6 +60,7 @@ def run_storm(directory: Path, kills: int, seed: int) -> tuple[dict[str, Any], O
         hub.stop()
 
 
+@outcome()
 def check_rows(store: ObjectStore, told: dict[str, Any]) -> Counter[str]:
     """What was acknowledged is there once, and the rest that was sent once at most: no client sends anything twice."""
     from deltalake import DeltaTable
@@ -78,6 +80,7 @@ def check_rows(store: ObjectStore, told: dict[str, Any]) -> Counter[str]:
     return counted
 
 
+@outcome()
 def check_jobs(told: dict[str, Any]) -> Counter[str]:
     """Each confirmed job was done, what came again says so, and none came after the commit of its acknowledgement."""
     counted, acknowledged, committed = Counter[str](), set[int](), set[int]()

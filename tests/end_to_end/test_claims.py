@@ -21,6 +21,7 @@ import pytest
 from tests.end_to_end.stepping_clock import SteppingClock
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
 from tests.support import forked
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, get_json
@@ -223,6 +224,7 @@ def bring_the_disk_back(fleet: Fleet, aside: Path, log_id: str) -> None:
     weft("hub", "retire", fleet.hub.config_path, EDGES[1], "--log", log_id, "--reason", "imported", "--yes")
 
 
+@outcome()
 def check_claims(fleet: Fleet, claims: list[Claim]) -> int:
     """Check that no row came, after a claim was made, with a time that the claim covers. Returns the stepped rows."""
     from deltalake import DeltaTable

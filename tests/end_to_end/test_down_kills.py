@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.storage.segment_log.helpers import open_log
+from tests.support.outcomes import outcome
 from tests.support.processes import Node, publish
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -161,15 +162,16 @@ def test_every_message_is_stored_once_or_expires(tmp_path: Path) -> None:
     finally:
         fabric.close()
     assert min(fabric.kills["hub"], fabric.kills["edge"]) > 0, fabric.kills
-    found, outcome = stored(tmp_path), dict(told["outcomes"])
-    print(f"{MESSAGES} messages, kills {dict(fabric.kills)}, {Counter(outcome.values())}")
-    assert [name for name, times in found.items() if times > 1] == []
-    name_of = dict(told["messages"])
-    published = {name_of[number] for number, said in outcome.items() if said == "published"}
-    assert published == set(found)
-    expired = {name_of[number] for number, said in outcome.items() if said == "expired"}
-    assert published | expired == {f"m{number}" for number in range(MESSAGES)}
-    assert set(outcome.values()) <= {"published", "expired"}
+    found, outcomes = stored(tmp_path), dict(told["outcomes"])
+    print(f"{MESSAGES} messages, kills {dict(fabric.kills)}, {Counter(outcomes.values())}")
+    with outcome():
+        assert [name for name, times in found.items() if times > 1] == []
+        name_of = dict(told["messages"])
+        published = {name_of[number] for number, said in outcomes.items() if said == "published"}
+        assert published == set(found)
+        expired = {name_of[number] for number, said in outcomes.items() if said == "expired"}
+        assert published | expired == {f"m{number}" for number in range(MESSAGES)}
+    assert set(outcomes.values()) <= {"published", "expired"}
 
 
 def _edges(fabric: Fabric) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, Service
@@ -58,6 +59,7 @@ def text(payload: Any) -> str:
     return payload.decode() if isinstance(payload, bytes) else str(payload)
 
 
+@outcome()
 def check_rows(found: list[Row], expected: list[Row]) -> None:
     assert [row[:2] for row in found] == [row[:2] for row in expected]
     assert all(abs(one[2] - other[2]) < TIME_ERROR for one, other in zip(found, expected, strict=True))
@@ -73,6 +75,7 @@ def kept_by_deadband(rows: list[Row]) -> list[Row]:
     return kept
 
 
+@outcome()
 def check_windows(found: list[Row], rows: list[Row]) -> int:
     """Check that the windows of each device have its rows, each once and in order, whatever their bounds. Return how
     many windows there are."""

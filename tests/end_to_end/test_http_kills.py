@@ -20,6 +20,7 @@ import pytest
 
 from tests.storage.segment_log.helpers import open_log
 from tests.support.edge_process import EdgeProcess
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
@@ -135,12 +136,14 @@ async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: 
         task.cancel()
     found = edge.stored()
     copies = Counter(found.values())
-    assert set(copies.values()) == {1}, [payload for payload, count in copies.items() if count > 1][:3]
+    with outcome():
+        assert set(copies.values()) == {1}, [payload for payload, count in copies.items() if count > 1][:3]
     for client in clients:
         for number, first in client.answers.items():
             expected = [f'"{client.name} {number} {each}"'.encode() for each in range(BATCH)]
             assert [found[first + each] for each in range(BATCH)] == expected
-    assert len(found) % BATCH == 0, "a request is there in part"
+    with outcome():
+        assert len(found) % BATCH == 0, "a request is there in part"
 
 
 @pytest.mark.slow
@@ -192,7 +195,8 @@ def test_curl_that_tries_again_while_the_node_is_killed_stores_each_message_once
         answers = [each for storm in storms for each in storm.result()]
     edge.kill()
     found = edge.stored()
-    assert {seq: payload.decode() for seq, payload in found.items()} == {seq: message for message, seq in answers}
+    with outcome():
+        assert {seq: payload.decode() for seq, payload in found.items()} == {seq: message for message, seq in answers}
     assert len(answers) > 10 * kills
 
 

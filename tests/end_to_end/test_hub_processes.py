@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, FabricError
@@ -87,6 +88,7 @@ def under_load(hub: DemoHub, edges: list[Edge]) -> Iterator[list[Load]]:
             service.stop()
 
 
+@outcome()
 def check_once(hub: DemoHub, acked: dict[str, int]) -> None:
     """Every acknowledged message is in log and table once."""
     store = open_store(hub.store)

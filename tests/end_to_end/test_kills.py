@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, Service
@@ -77,6 +78,7 @@ def wait_until_drained(edge: Edge, hub: DemoHub) -> int:
     return int(expected)
 
 
+@outcome()
 def check_every_message(store: ObjectStore, acked: dict[str, int]) -> Counter[str]:
     """Each device's numbers are all there, and every copy but one is flagged as sent again."""
     from deltalake import DeltaTable
@@ -96,6 +98,7 @@ def check_every_message(store: ObjectStore, acked: dict[str, int]) -> Counter[st
     return Counter(messages=sum(acked.values()), rows=rows.num_rows, copies=copies)
 
 
+@outcome()
 def check_every_stray(edge: Edge, acked: dict[str, int]) -> None:
     """The same of what no stream matches, in the edge's log: it goes to no hub."""
     sql = "SELECT key, payload, resent FROM unrouted"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from tests.support.outcomes import outcome
 from tests.support.processes import Node, publish
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
@@ -121,9 +122,11 @@ def test_every_record_of_overlapping_windows_is_a_row_once(tmp_path: Path) -> No
                 break
             time.sleep(0.5)
         assert [states[each]["state"] for each in ids] == ["done"] * 3, states
-        assert all(each["records"] == each["records_received"] for each in states.values())
+        with outcome():
+            assert all(each["records"] == each["records_received"] for each in states.values())
         wait_until(lambda: len(fabric.rows("vibration")) >= RECORDS, seconds=PATIENCE_S)
-        assert sorted(fabric.rows("vibration")) == list(range(RECORDS))
+        with outcome():
+            assert sorted(fabric.rows("vibration")) == list(range(RECORDS))
         audit = [sys.executable, "-m", "weft", "audit", "vibration", "--store", str(tmp_path / "store"), "--payloads"]
         told = subprocess.run(audit, capture_output=True, timeout=PATIENCE_S, check=False, text=True)
         assert told.returncode == 0, told.stdout + told.stderr

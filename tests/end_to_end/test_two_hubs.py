@@ -18,6 +18,7 @@ from tests.end_to_end.test_kills import (
     make_edge,
     wait_until_drained,
 )
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
@@ -57,6 +58,7 @@ class Fabric:
             service.stop()
 
 
+@outcome()
 def check(fabric: Fabric, acked: dict[str, int]) -> int:
     """Every acked message once in log and table; how many there are."""
     report = asyncio.run(audit(open_store(fabric.store), "default", STREAM))

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session, read_chunks
+from tests.support.outcomes import outcome
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import moment
 from weft.protocols import batch
@@ -202,7 +203,8 @@ async def history(actions: list[tuple[str, int]], seed: int) -> tuple[MemoryStor
     await asyncio.sleep(1.0)
     assert node.sequencer is not None
     claim(node.sequencer.state)
-    rows = await check(store, edges, claims)
+    with outcome():
+        rows = await check(store, edges, claims)
     await node.kill()
     return store, rows
 

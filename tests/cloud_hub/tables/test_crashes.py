@@ -15,6 +15,7 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.config.pipelines.quality_text import parse_rules
 from weft.config.pipelines.schema_text import parse_schema
@@ -145,7 +146,8 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool, typed:
         schema=lambda: SECOND if typed else None, quality=lambda: QUALITY if typed else None,
     )  # fmt: skip
     await drain(tierer)
-    assert contents(store) == expected(runs)
+    with outcome():
+        assert contents(store) == expected(runs)
     if typed:
         found = rows(store, columns=["_shard", "_offset", "machine", "_misfit"]).slice(0 if fresh else 3)
         misfits, nowhere = found.num_rows - found["_misfit"].null_count, found["machine"].null_count
@@ -226,7 +228,8 @@ async def die_maintaining(root: Path, fatal: int | None, after: bool) -> list[st
         except Crash:
             crashed = True
         assert crashed == (fatal is not None)
-    assert contents(store) == expected(runs), "at no moment is a row missing or doubled"
+    with outcome():
+        assert contents(store) == expected(runs), "at no moment is a row missing or doubled"
     runs[0].append(Run(LANE, 9, 3))
     await log.append(0, runs[0][-1])
     tierer = await new_tierer(store, log)
@@ -273,7 +276,8 @@ async def die_handing_over(root: Path, fatal: int | None, after: bool) -> list[s
     assert isinstance(ended, Crash) == (fatal is not None and len(boundaries.calls) > fatal), ended
     for number, maker in enumerate((pipeline, hub)):
         found = contents(store)
-        assert len(found) == len(set(found)), "at no moment is a row doubled"
+        with outcome():
+            assert len(found) == len(set(found)), "at no moment is a row doubled"
         runs[1].append(Run(OTHER, 5 + 2 * number, 2))
         await log.append(1, runs[1][-1])
         if maker is hub and fatal is not None:

@@ -12,6 +12,7 @@ import aiomqtt
 
 from tests.support import live_node
 from tests.support.live_node import LiveNode
+from tests.support.outcomes import outcome
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.sources.part import SourcesPart
 from weft.edge_node.sources.status import SourceStatus
@@ -77,6 +78,7 @@ async def publish(port: int, payloads: list[bytes], topic: str = "plant/a", qos:
         await asyncio.gather(*(client.publish(topic, payload, qos, timeout=PATIENCE_S) for payload in payloads))
 
 
+@outcome()
 def assert_whole(found: list[Record], payloads: list[bytes]) -> None:
     """Every message is there, and all of its records but one are flagged as suspected duplicates."""
     copies = Counter(record.payload for record in found)

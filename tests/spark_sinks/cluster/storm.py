@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.killed_jobs import KILL
+from tests.support.outcomes import outcome
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_processes import kill_group, temporary_of_spark
 from weft.storage.chunk_log import table_key
@@ -70,6 +71,7 @@ class Storm:
         """Take from the job what it must do without once."""
         shutil.rmtree(self._folder / "checkpoint")
 
+    @outcome()
     def compare(self) -> None:
         """Compare the tables, row by row, with those of a run that nothing interrupts, and audit the log.
 
@@ -159,6 +161,7 @@ class TablesStorm(Storm):
 
     script, commits = "tables", 2
 
+    @outcome()
     def compare(self) -> None:
         """Compare the table with the log.
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cloud_hub.faulty_store import Faults, FaultyStore
 from tests.storage.table.delta.tables import KEY, reading, stats
+from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.memory import MemoryStore
@@ -88,9 +89,10 @@ async def storm(seed: int) -> int:
     small = SmallFiles(1 << 30)
     await TableLog(inner, KEY).follow(small)
     files = in_order(small)
-    assert (files[0].first_offset, files[-1].end_offset) == (0, END)
-    versions = [item.key for item in await inner.list(f"{KEY}/_delta_log")]
-    assert versions == [f"{KEY}/_delta_log/{version:020d}.json" for version in range(len(versions))]
+    with outcome():
+        assert (files[0].first_offset, files[-1].end_offset) == (0, END)
+        versions = [item.key for item in await inner.list(f"{KEY}/_delta_log")]
+        assert versions == [f"{KEY}/_delta_log/{version:020d}.json" for version in range(len(versions))]
     return len(files)
 
 
