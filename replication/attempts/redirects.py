@@ -71,10 +71,10 @@ class Redirects:
         """Times of the last redirects of nodes that had taken the link."""
 
     def best(self, urls: Sequence[str], now: float) -> str:
-        """Return the first of these URLs whose host did not fall silent a short time ago, while one of them has not
-        failed since; otherwise the first one: a node that was slow may be the only one that is left."""
-        sound = [url for url in urls if self._silent.get(_host(url), now) <= now]
-        return sound[0] if any(url not in self._failed for url in sound) else urls[0]
+        """Return the first of these URLs that has not failed since one took the link, and whose host did not fall
+        silent a short time ago; otherwise the first one: a node that was slow may be the only one that is left."""
+        sound = (url for url in urls if self._silent.get(_host(url), now) <= now)
+        return next((url for url in sound if url not in self._failed), urls[0])
 
     def after(self, target: Target, outcome: ConnectionEnd, *, taken: bool, now: float) -> Target | None:
         """Return the node to try at once after an attempt; None if the link should wait and start again at its own

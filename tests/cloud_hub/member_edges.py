@@ -39,6 +39,9 @@ class Edge:
         self._news = asyncio.Event()
         """Of the link that runs, or the last one."""
         self._redirects = Redirects(rng)
+        self._turn = rng.randrange(100)
+        """Each attempt begins with another one of the URLs, as in ``run_link``: one that is left is found in a round.
+        """
 
     @property
     def made(self) -> int:
@@ -61,8 +64,9 @@ class Edge:
         loop = asyncio.get_running_loop()
         while not (self.is_ending and self.acked.covers(0, self.made)):
             urls = [member.url for member in members]
-            self.rng.shuffle(urls)
-            target: Target | None = Target(self._redirects.best(urls, loop.time()))
+            first = self._turn % len(urls)
+            self._turn += 1
+            target: Target | None = Target(self._redirects.best(urls[first:] + urls[:first], loop.time()))
             while target is not None:
                 outcome, taken = await self._attempt(members, target)
                 target = self._redirects.after(target, outcome, taken=taken, now=loop.time())
@@ -131,6 +135,10 @@ class Edge:
         if link.url:
             return ConnectionEnd(LinkState.WAITING, "sent on", RefuseCode.REDIRECT, link.url)
         return BROKEN
+
+    def first_made(self, since: float) -> float:
+        """When the first record after a moment was made; infinity before there is one."""
+        return next((made for made in self.made_at if made > since), float("inf"))
 
     def is_served(self, since: float) -> bool:
         """Whether a record that was made after a moment is acknowledged."""

@@ -14,6 +14,7 @@ from weft.replication.attempts.redirects import HOPS_MAX, MOVES_S, SILENT_S, UNR
 from weft.replication.status import LinkState
 
 FIRST, OTHER, ELSEWHERE = "http://hub:8090", "http://hub:8091", "http://hub-2:8090"
+NEXT = "http://hub-3:8090"
 BROKEN = ConnectionEnd(LinkState.WAITING, "no connection")
 SILENT = ConnectionEnd(LinkState.WAITING, "no answer within 10 s", is_silent=True)
 TAKEN_OVER = ConnectionEnd(LinkState.CONFLICT, "another one", RefuseCode.IDENTITY_CONFLICT)
@@ -76,6 +77,14 @@ def test_a_host_that_fell_silent_is_tried_again_at_once_when_the_others_are_gone
     assert redirects.after(Target(FIRST), BROKEN, taken=True, now=6) is None
     assert redirects.after(Target(ELSEWHERE), SILENT, taken=True, now=7) is None
     assert redirects.best([ELSEWHERE, FIRST], 8) == FIRST, "and what failed before is forgotten"
+
+
+def test_a_node_that_failed_is_not_tried_again_before_one_that_may_be_left(redirects: Redirects) -> None:
+    """A link asked a dead node twice, since it also had the turn of one that had fallen silent."""
+    assert redirects.after(Target(FIRST), SILENT, taken=True, now=0) is None
+    assert redirects.best([FIRST, NEXT, ELSEWHERE], 1) == NEXT
+    assert redirects.after(Target(NEXT), BROKEN, taken=False, now=1) is None
+    assert redirects.best([NEXT, ELSEWHERE, FIRST], 2) == ELSEWHERE
 
 
 def test_an_edge_without_a_network_leaves_no_node_alone_for_long(redirects: Redirects) -> None:
