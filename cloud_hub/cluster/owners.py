@@ -268,7 +268,7 @@ class Owners:
             if seen.age_s > MISSED_MAX * self._interval_s(entry):
                 self._gone[key] = seen.content, False
                 continue
-            if entry.state == READY and key in self._gone and not self._is_back(key, seen.content):
+            if key in self._gone and not self._is_back(key, seen.content) and entry.state == READY:
                 entry = msgspec.structs.replace(entry, state=JOINING)
             known = found.get(entry.name)
             if known is None or (entry.since, entry.id) > (known.since, known.id):
@@ -281,7 +281,7 @@ class Owners:
 
     def _is_back(self, key: str, content: bytes) -> bool:
         """Return whether one that was gone has written twice since. Its first write may have been under way when it was
-        stopped, and say that it owns shards as before; only the next one knows of the pause."""
+        stopped, and say that it owns shards as before; only the next one knows of the pause, whatever its state is."""
         before, is_changed = self._gone[key]
         if content == before:
             return False

@@ -136,6 +136,28 @@ def test_hosts_share_the_shards_and_take_over_from_one_that_is_gone() -> None:
     virtual_time.run(main())
 
 
+def test_a_host_that_is_back_gets_its_shards_within_one_look_of_the_others() -> None:
+    """They took its first entry that owns shards for one from before its pause, and two served its shards."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        hosts = [await Process(store, name).start() for name in "abc"]
+        await asyncio.sleep(KNOWN_S + 3 * BEAT_S)
+        before, back = agreed(*hosts), hosts[2]
+        back.store.is_cut = True
+        await asyncio.sleep(GONE_S)
+        back.store.is_cut = False
+        assert set(agreed(*hosts[:2])) == {"http://a:8090", "http://b:8090"}
+        await asyncio.sleep(3 * BEAT_S)
+        assert not back.own
+        while not back.own:  # noqa: ASYNC110
+            await asyncio.sleep(ANSWER_S)
+        await asyncio.sleep(BEAT_S + 3 * ANSWER_S)
+        assert agreed(*hosts) == before
+
+    virtual_time.run(main())
+
+
 def test_a_host_whose_shards_nobody_loads_leaves_in_the_end() -> None:
     async def main() -> None:
         store = MemoryStore()
