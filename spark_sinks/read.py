@@ -86,6 +86,7 @@ def read(
     log, snapshot = run(_opened(options))
     wanted = subset(log.schema, options.columns)
     start, end = _range(log, starting, ending)
+    # Spark reads only a directory store itself: its pip package has no file system for object stores.
     native = snapshot if snapshot is not None and not snapshot.is_remote else None
     tail = start
     parts = []

@@ -194,6 +194,7 @@ class ShardState:
             self.conflicts[lane] = None
         self._note_end(lane, held)
         before = self.lanes.get(lane)
+        # By identity, which is quick: a fold that changes neither keeps the same lists.
         if held is None or before is None or held.topics is not before.topics or held.origins is not before.origins:
             self.texts.changed(lane, before, held)
         if held is not None and before is not None:  # nearly always
