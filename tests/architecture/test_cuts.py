@@ -1,13 +1,12 @@
-"""Code is cut where its subjects part: no class in halves, no module for a few lines of its one reader, and a name for
-one thing."""
+"""Code is cut where its subjects part: no class in halves, and a public name for one thing."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from tests.architecture.house import edges, modules, nodes
+from tests.architecture.house import modules, nodes
 from tests.architecture.test_contracts import Class, classes
 
 HALVES = {
@@ -18,12 +17,8 @@ HALVES = {
     "storage.segment_log.room.log_room.LogRoom": "likewise what decides about room",
 }
 """Base that only one class has, and that nothing makes -> why it is no half of that class."""
-SMALL_LINES = 50
-SMALL_MAX = 42
-"""Modules of fewer lines with one importer that there are. A new one is a section of its importer; the number only
-becomes smaller."""
 NAME_MAX = 2
-"""Classes that may have one name."""
+"""Classes of a package that may have one name. A private name is its module's own affair."""
 
 
 def halves(found: Iterable[Class], called: set[str]) -> list[str]:
@@ -62,20 +57,19 @@ def test_a_half_is_found() -> None:
     assert halves([*two, Class("c", "Other", frozenset(), ("a.Base",))], set()) == []
 
 
-def small(lines: Mapping[str, int], importers: Mapping[str, set[str]]) -> list[str]:
-    return sorted(name for name, count in lines.items() if count < SMALL_LINES and len(importers.get(name, ())) == 1)
+def shared_names(found: Iterable[Class]) -> dict[tuple[str, str], int]:
+    """Package and public name -> its classes, where there are more than may be."""
+    counts = Counter((each.module.partition(".")[0], each.name) for each in found if not each.name.startswith("_"))
+    return {named: count for named, count in counts.items() if count > NAME_MAX}
 
 
-def test_a_few_lines_for_one_reader_stand_with_it() -> None:
-    importers: dict[str, set[str]] = defaultdict(set)
-    for edge in edges():
-        importers[edge.imported].add(edge.importer)
-    lines = {name: path.read_text().count("\n") for name, path in modules().items() if path.stem != "__init__"}
-    found = small(lines, importers)
-    assert len(found) <= SMALL_MAX, found
-    assert small({"a": 10, "b": 10, "c": 60}, {"a": {"x"}, "b": {"x", "y"}, "c": {"x"}}) == ["a"]
+def test_a_public_name_stands_for_one_thing_or_two_in_a_package() -> None:
+    assert shared_names(classes()) == {}, "give them names of their own"
 
 
-def test_a_name_stands_for_one_thing_or_two() -> None:
-    counts = Counter(each.name for each in classes())
-    assert {name: count for name, count in counts.items() if count > NAME_MAX} == {}, "give them names of their own"
+def test_a_name_of_too_many_is_found() -> None:
+    def of(name: str, *modules: str) -> list[Class]:
+        return [Class(module, name, frozenset(), ()) for module in modules]
+
+    assert shared_names(of("Held", "a.one", "a.two", "a.three")) == {("a", "Held"): 3}
+    assert shared_names([*of("Held", "a.one", "a.two", "b.one"), *of("_State", "a.one", "a.two", "a.three")]) == {}
