@@ -54,7 +54,7 @@ class Job:
 
     unit: str
     minutes: int
-    """Its part of the night, of the 960 minutes that two processes have in eight hours."""
+    """Its part of the night, of the 960 minutes that two processes have in eight hours. What no row has, all share."""
     run: Callable[[int], Made]
     """Run one seed.
 

@@ -1,4 +1,5 @@
-"""The time-table of a night is whole: eight hours of two processes, with a row for every search of the tests."""
+"""The time-table of a night is whole: at most eight hours of two processes, with a row for every search of the
+tests."""
 
 from __future__ import annotations
 
@@ -55,9 +56,9 @@ def covers(tests: str, search: str) -> bool:
     return search == tests or search.startswith((f"{tests}::", f"{tests}/"))
 
 
-def test_a_night_is_full() -> None:
+def test_the_rows_have_room_in_a_night() -> None:
     minutes = sum(job.minutes for job in JOBS.values())
-    assert minutes == NIGHT_HOURS * 60 * NIGHT_PROCESSES, (
+    assert minutes <= NIGHT_HOURS * 60 * NIGHT_PROCESSES, (
         f"the rows of tests/nightly/timetable.py have {minutes} minutes, and a night has "
         f"{NIGHT_HOURS * 60 * NIGHT_PROCESSES}: a new row takes its minutes from others"
     )

@@ -1,5 +1,5 @@
-"""The time-table of a night: each search of the tests is in a row, and the minutes of all rows are eight hours of two
-processes.
+"""The time-table of a night: each search of the tests is in a row, and the minutes of all rows are at most eight hours
+of two processes. What they leave is room for new rows; a night shares it among all.
 
 How long a slice takes was measured on a machine of two cores that did other work beside it. ``./run nightly`` tells
 what each row reached, and how fast.
@@ -165,16 +165,16 @@ JOBS: Mapping[str, Job] = {
     ),
     "function_cuts": searched(
         "function_cuts", "power cuts of functions", _function_cuts, f"{FUNCTIONS}runtime/test_power_cuts.py",
-        minutes=30, slice_seeds=200, slice_units=1_900, slice_s=50,
+        minutes=25, slice_seeds=200, slice_units=1_900, slice_s=50,
     ),
     "kinds_cuts": pytest_job(
         "lives of functions with power cuts", f"{FUNCTIONS}runtime/test_power_cuts_of_kinds.py",
         f"{FUNCTIONS}runtime/test_reducers.py", f"{FUNCTIONS}windows/test_power_cuts.py",
-        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=31, slice_units=700, slice_s=285,
+        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=26, slice_units=700, slice_s=285,
     ),
     "recorded_cuts": pytest_job(
         "power cuts of real processes", "tests/durability/test_power_cut_of_a_node.py",
-        "tests/durability/test_power_cut_of_a_hub.py", minutes=34, slice_units=620, slice_s=240,
+        "tests/durability/test_power_cut_of_a_hub.py", minutes=29, slice_units=620, slice_s=240,
     ),
     "full_disk": pytest_job(
         "minutes without room", "tests/durability/test_full_disk.py", minutes=10, slice_units=3, slice_s=215,
@@ -204,7 +204,7 @@ JOBS: Mapping[str, Job] = {
     "shard_splits": searched(
         "shard_splits", "histories of shards that split", _splits,
         "tests/cloud_hub/test_splitting.py::test_a_split_loses_and_doubles_nothing_in_many_histories",
-        minutes=70, slice_seeds=1000, slice_units=1000, slice_s=42,
+        minutes=45, slice_seeds=1000, slice_units=1000, slice_s=42,
     ),
     "members": searched(
         "members", "histories of processes that come, go and split", _members,
