@@ -33,10 +33,11 @@ pytestmark = pytest.mark.slow
 def followed(page_name: str, folder: Path) -> tuple[str, list[str]]:
     """Make what a page says, new files and lines that are changed, in a copy of the product's packages. Return the
     page, and the words that run ``weft`` there."""
+    page = (PAGES / page_name).read_text()
+    made = follow(f"docs/change/{page_name}", page, of_the_tree)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    page = (PAGES / page_name).read_text()
-    for name, text in follow(f"docs/change/{page_name}", page, of_the_tree).items():
+    for name, text in made.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
