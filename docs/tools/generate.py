@@ -1,7 +1,8 @@
 """Generator of docs/architecture.svg, of settings.md, metrics.md, alerts.md, cli.md and openapi.json of docs/reference
 and of deploy/monitoring, from the code, and of docs/downsampling.md with its pictures, from the code and real data.
 
-``./run docs`` calls it. A test fails while a page or the picture differs.
+It also fills the columns of the pages on conformance that name tests, and wraps the pages that people write. ``./run
+docs`` and ``./run fix`` call it. A test fails while a page or a picture differs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from docs.tools import downsampling
+from docs.tools import downsampling, prose
 from docs.tools.commands import contexts
 from docs.tools.monitoring.files import alert_rows, monitoring_files
 from docs.tools.picture import picture
+from tests.architecture import amqp_conformance, mqtt_conformance
 from weft.cli import cli
 from weft.cloud_hub.openapi.document import document
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
@@ -126,7 +128,8 @@ def _cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write everything."""
     for file, text in pages().items():
         (REFERENCE / file).write_text(text)
     PICTURE.write_text(picture())
@@ -134,3 +137,10 @@ if __name__ == "__main__":
         (MONITORING / file).write_text(text)
     for file, text in downsampling.pages().items():
         (DOCS / file).write_text(text)
+    for conformance in (amqp_conformance, mqtt_conformance):
+        conformance.PAGE.write_text(conformance.filled(conformance.PAGE.read_text()))
+    prose.wrap_pages()
+
+
+if __name__ == "__main__":
+    main()

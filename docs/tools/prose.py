@@ -1,5 +1,8 @@
 """Check of how the project writes: docstrings, comments, help and messages. ``python -m docs.tools.prose`` prints them.
 
+With ``--fix`` it mends first what needs no author: lines that are too long, code that a line end parts on a page, and
+docstrings of functions that begin with "Whether" or "Returns". ``./run fix`` calls it.
+
 The rules are few and exact, so that there are no exceptions to list:
 
 - A function's docstring begins with an imperative verb; a class's, module's or constant's with a noun phrase.
@@ -29,6 +32,8 @@ FOLDERS = (
 )  # fmt: skip
 WORDS_MAX = 25
 """Longest sentence of a message, which is often read in a hurry."""
+WIDTH = 120
+"""Columns of a line: prose stands beside code. Tables, code and what a program writes may be wider."""
 
 # Clauses. "What a reader needs" leaves open what the thing is.
 _CLAUSE = (
@@ -155,11 +160,203 @@ def _words_on(page: Path) -> Iterator[str]:
         yield f"{page.relative_to(ROOT).as_posix()}: {finding}"
 
 
-def main() -> int:
-    """Print the findings. Return the exit status: 1 when there are any."""
-    found: list[str] = []
+_FENCE = re.compile(r" *```")
+_WORD = re.compile(r"(?:``.*?``|`[^`]*`|\S)+")
+_PART = re.compile(r"\n(?= *(?:[-*]|\d+\.) |\n)")
+_ITEM = re.compile(r" *(?:[-*+]|\d+[.)]) +")
+# Tables, indented code, HTML, quotes, headings, rules, and what a link of the page leads to.
+_NO_PARAGRAPH = re.compile(r" *\||    | *<| *>| *#| *\[[^\]]+\]: | *[-=*_]{3,} *$")
+_NO_BEGINNING = re.compile(r"(?:[-+*=#>|:]+|\d+[.)])$|[#>|]")
+"""Words that would begin a list, a heading, a quote or a table if a line began with them."""
+
+
+def long_lines(page: str) -> Iterator[str]:
+    """Yield the lines of a page's prose that are too long."""
+    is_code = False
+    for line in page.splitlines():
+        is_code ^= _FENCE.match(line) is not None
+        is_code_alone = re.fullmatch(r" *`[^`]*`\S*", line) is not None
+        if len(line) > WIDTH and not (is_code or is_code_alone or re.match(r" *[|\[]|    ", line)):
+            yield line
+
+
+def broken_code(page: str) -> list[str]:
+    """Return the code in a page's prose that goes on in the next line, where a search does not find it."""
+    prose = re.sub(r"^ *```.*?^ *```$|^(?:    |\|).*?$", "", page, flags=re.S | re.M)
+    codes = (code for part in _PART.split(prose) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", part))
+    return [code for code in codes if "\n" in code]
+
+
+def handwritten_pages() -> list[Path]:
+    """Return the pages that no program writes."""
+    pages = [*ROOT.glob("*.md"), *(page for folder in ("docs", "bench") for page in (ROOT / folder).rglob("*.md"))]
+    return sorted(page for page in pages if "<!-- Written by" not in page.read_text())
+
+
+def wrapped(page: str) -> str:
+    """Return a page whose paragraphs with a line that is too long, or with broken code, are filled again."""
+    done, paragraph = list[str](), list[str]()
+
+    def end_paragraph() -> None:
+        text = "\n".join(paragraph)
+        if next(long_lines(text), None) is not None or broken_code(text):
+            item = _ITEM.match(text)
+            first = item[0] if item else " " * (len(text) - len(text.lstrip()))
+            done.extend(filled(text[len(first) :], first, " " * len(first)))
+        else:
+            done.extend(paragraph)
+        paragraph.clear()
+
+    is_code = False
+    for line in page.split("\n"):
+        is_fence = _FENCE.match(line) is not None
+        is_prose = bool(line.strip()) and not is_code and not is_fence and not _NO_PARAGRAPH.match(line)
+        is_code ^= is_fence
+        if not is_prose or _ITEM.match(line):
+            end_paragraph()
+        if is_prose:
+            paragraph.append(line)
+            if line.endswith(("  ", "\\")):  # a line break of the author's
+                end_paragraph()
+        else:
+            done.append(line)
+    end_paragraph()
+    return "\n".join(done)
+
+
+def filled(text: str, first: str, rest: str) -> list[str]:
+    """Return a text in lines of ``WIDTH``, the first of which begins with ``first`` and all others with ``rest``."""
+    words = list[str]()
+    for word in _WORD.findall(" ".join(text.split())):
+        if words and _NO_BEGINNING.match(word):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    lines, line = list[str](), first
+    for number, word in enumerate(words):
+        if number and len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = rest + word
+        else:
+            line += f" {word}" if number else word
+    return [*lines, line]
+
+
+_OLD_VERBS = {"Whether ": "Return whether ", "Returns ": "Return ", "Yields ": "Yield ", "Raises ": "Raise "}
+_SECTION = re.compile(r"(\w+):$")
+
+
+def mended(source: str, *, is_test: bool = False) -> str:
+    """Return a module with what needs no author: verbs of functions' docstrings, and lines of prose that fit.
+
+    Raises:
+        AssertionError: it would no longer be the same module; nothing is to be written.
+    """
+    lines = source.split("\n")
+    if all(len(line) <= WIDTH for line in lines) and not any(f'"""{old}' in source for old in _OLD_VERBS):
+        return source  # without parsing what most modules are
+    for node, statement, string in _bare_strings(ast.parse(source)):
+        of_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[0] is statement
+        for old, new in _OLD_VERBS.items() if of_function and not is_test else ():
+            if string.startswith(old):
+                at = statement.lineno - 1
+                lines[at] = lines[at].replace(f'"""{old}', f'"""{new}', 1)
+    # From the end, so that what comes before keeps its lines.
+    for first, end, base in sorted(_prose_of("\n".join(lines)), reverse=True):
+        lines[first:end] = _filled_prose(lines[first:end], base)
+    made = "\n".join(lines)
+    assert made == source or _meaning(made) == _meaning(source)
+    return made
+
+
+def _prose_of(source: str) -> Iterator[tuple[int, int, int]]:
+    """Yield the docstrings and comments that have a line which is too long: first line, line after it, indent."""
+    lines = source.split("\n")
+    found = [
+        (statement.lineno - 1, statement.end_lineno or statement.lineno, statement.col_offset)
+        for _, statement, _ in _bare_strings(ast.parse(source))
+    ]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
+            line, base = token.start
+            if found[-1:] and found[-1][1:] == (line - 1, base):  # the comment goes on
+                found[-1] = (found[-1][0], line, base)
+            else:
+                found.append((line - 1, line, base))
+    for first, end, base in found:
+        if any(len(line) > WIDTH for line in lines[first:end]):
+            yield first, end, base
+
+
+def _filled_prose(lines: list[str], base: int) -> list[str]:
+    """Return a docstring or a comment, filled again from each line on that is too long."""
+    done, section, at = list[str](), "", 0
+    while at < len(lines):
+        line = lines[at]
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and indent <= base:
+            title = _SECTION.fullmatch(line.strip())
+            section = title[1] if title else ""
+        is_comment = line.lstrip().startswith("#")
+        is_by_hand = indent >= base + 4 and not section
+        if len(line) <= WIDTH or is_by_hand or (is_comment and re.match(r"# ?(?:noqa|type:|fmt:|!)", line.strip())):
+            done.append(line)
+            at += 1
+            continue
+        is_entry = section not in ("", "Returns", "Yields") and indent == base + 4
+        item = _ITEM.match(line)
+        rest = f"{' ' * indent}# " if is_comment else " " * (len(item[0]) if item else indent + 4 * is_entry)
+        end = at + 1
+        while end < len(lines) and _goes_on(lines[end], rest):
+            end += 1
+        first = rest if is_comment else " " * indent
+        text = " ".join([line[len(first) :], *(each[len(rest) :] for each in lines[at + 1 : end])])
+        done += filled(text, first, rest)
+        at = end
+    return done
+
+
+def _goes_on(line: str, rest: str) -> bool:
+    """Return whether a line of a docstring or comment continues a paragraph whose lines begin with this."""
+    text = line[len(rest) :]
+    return line.startswith(rest) and not text.startswith((" ", '"""')) and bool(text) and not _ITEM.match(text)
+
+
+def _meaning(source: str) -> str:
+    """Return what a module is, whatever the line ends and old verbs of its texts."""
+    module = ast.parse(source)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = " ".join(node.value.split())
+            node.value = next((new + text[len(old) :] for old, new in _OLD_VERBS.items() if text.startswith(old)), text)
+    return ast.dump(module)
+
+
+def wrap_pages() -> None:
+    """Write the pages that have lines which are too long."""
+    for page in handwritten_pages():
+        _write(page, wrapped(page.read_text()))
+
+
+def _write(path: Path, text: str) -> None:
+    if text != path.read_text():
+        path.write_text(text)
+        print(f"mended {path.relative_to(ROOT).as_posix()}")  # noqa: T201
+
+
+def _modules() -> list[Path]:
     paths = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    for path in sorted(path for path in paths if path.resolve() == path):  # weft/ has links to its neighbours
+    return sorted(path for path in paths if path.resolve() == path)  # weft/ has links to its neighbours
+
+
+def main(*, fix: bool) -> int:
+    """Print the findings; with ``fix``, those that are left. Return the exit status: 1 when there are any."""
+    found: list[str] = []
+    if fix:
+        wrap_pages()
+        for path in _modules():
+            _write(path, mended(path.read_text(), is_test="tests" in path.relative_to(ROOT).parts))
+    for path in _modules():
         found += _findings_in(path)
     for page in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]):
         if "decisions" not in page.parts:
@@ -170,4 +367,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(fix="--fix" in sys.argv[1:]))

@@ -1,7 +1,7 @@
 """The table of AMQP 0-9-1's methods and fields: read the page, find the tests, write the page.
 
 A test names methods, and with a colon their fields, in its docstring: ``basic.qos: prefetch-count; basic.qos-ok``.
-``python -m tests.architecture.amqp_conformance`` fills the page's last column from what it finds.
+``./run fix`` fills the page's last column from what it finds.
 """
 
 from __future__ import annotations
@@ -103,7 +103,3 @@ def filled(page: str) -> str:
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))

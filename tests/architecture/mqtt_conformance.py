@@ -2,7 +2,7 @@
 
 A test names statements in its docstring, its class's or its comments: ``v5 [MQTT-3.1.2-24], v3 [MQTT-3.1.2-22]``. What
 follows ``v3`` is MQTT 3.1.1's numbering, what follows ``v5`` MQTT 5.0's, and a number with neither before it is both's.
-``python -m tests.architecture.mqtt_conformance`` fills the page's last column from what it finds.
+``./run fix`` fills the page's last column from what it finds.
 """
 
 from __future__ import annotations
@@ -126,7 +126,3 @@ def filled(page: str) -> str:
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,22 +11,22 @@ import pytest
 from docs.tools import downsampling
 from docs.tools.generate import PICTURE, REFERENCE, pages
 from docs.tools.picture import missing, picture
+from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
 
 ROOT = Path(__file__).parents[2]
-PAGE_WIDTH = 120
 
 
 @pytest.mark.parametrize("name", ["settings.md", "metrics.md", "alerts.md", "cli.md", "openapi.json"])
 def test_generated_pages_are_current(name: str) -> None:
-    assert (REFERENCE / name).read_text() == pages()[name], "run: ./run docs"
+    assert (REFERENCE / name).read_text() == pages()[name], "run: ./run fix"
 
 
 def test_the_picture_of_the_architecture_is_current_and_whole() -> None:
     assert missing() == []
-    assert PICTURE.read_text() == picture(), "run: ./run docs"
+    assert PICTURE.read_text() == picture(), "run: ./run fix"
     assert f"]({PICTURE.name})" in (ROOT / "docs/architecture.md").read_text()
 
 
@@ -36,7 +35,7 @@ def test_the_page_of_real_data_is_current_and_every_bound_on_it_holds() -> None:
     pytest.importorskip("matplotlib")
     made = downsampling.pages()
     assert {name for name, text in made.items() if (ROOT / "docs" / name).read_text() != text} == set(), (
-        "run: ./run docs"
+        "run: ./run fix"
     )
     assert made["downsampling.md"].count("| yes |") == 16
     assert "**no**" not in made["downsampling.md"]
@@ -89,37 +88,11 @@ def test_decisions_have_one_layout(page: Path) -> None:
     assert known == sorted(known, key=order.index)
 
 
-def long_lines(page: str) -> Iterator[str]:
-    """Lines of prose that are too long to be read beside code. Tables, code and what is written by a program may be."""
-    is_code = False
-    for line in page.splitlines():
-        is_code ^= line.lstrip().startswith("```")
-        is_code_alone = re.fullmatch(r" *`[^`]*`\S*", line) is not None
-        if len(line) > PAGE_WIDTH and not (is_code or is_code_alone or re.match(r" *[|\[]|    ", line)):
-            yield line
-
-
-def broken_code(page: str) -> list[str]:
-    """Code within a line of prose that goes on in the next line, where a search does not find it."""
-    prose = re.sub(r"^ *```.*?^ *```$|^(?:    |\|).*?$", "", page, flags=re.S | re.M)
-    return [
-        code
-        for part in re.split(r"\n(?= *(?:[-*]|\d+\.) |\n)", prose)
-        for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", part)
-        if "\n" in code
-    ]
-
-
 def test_pages_wrap() -> None:
-    pages = [
-        page
-        for folder in ("docs", "bench", ".")
-        for page in ROOT.glob("*.md" if folder == "." else f"{folder}/**/*.md")
-    ]
-    written = {page for page in pages if "<!-- Written by" in page.read_text()}
-    found = {page.name: lines for page in {*pages} - written if (lines := [*long_lines(page.read_text())])}
-    broken = {page.name: codes for page in {*pages} - written if (codes := broken_code(page.read_text()))}
-    assert (found, broken) == ({}, {})
+    pages = {page: page.read_text() for page in handwritten_pages()}
+    found = {page.name: lines for page, text in pages.items() if (lines := [*long_lines(text)])}
+    broken = {page.name: codes for page, text in pages.items() if (codes := broken_code(text))}
+    assert (found, broken) == ({}, {}), "run: ./run fix"
     assert [*long_lines(f"{'a ' * 70}\n| {'a ' * 70}\n```\n{'a ' * 70}\n```")] == ["a " * 70]
     assert broken_code("It is `./run\ntest`, and\n- `run\n- `a b`\n") == ["./run\ntest"]
 

@@ -39,7 +39,7 @@ def test_every_test_that_the_page_names_exists_and_names_the_statement(row: Row)
     assert named_tests(row), row.covered_by
     for path, name in named_tests(row):
         assert (row.version, row.number) in carried_by(path).get(name, set()), (
-            f"tests/{path}::{name} does not name it; run: python -m tests.architecture.mqtt_conformance"
+            f"tests/{path}::{name} does not name it; run: ./run fix"
         )
 
 

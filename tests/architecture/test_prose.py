@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from docs.tools.prose import findings, texts
+from docs.tools.prose import broken_code, findings, long_lines, mended, texts, wrapped
 
 LONG = "one two three four five six seven eight nine ten " * 3
 
@@ -54,3 +54,76 @@ def test_what_readers_stumble_over_is_found(source: str, rule: str) -> None:
 )
 def test_plain_sentences_pass(source: str) -> None:
     assert found(source) == []
+
+
+WORDS = "word " * 22 + "word"
+
+
+@pytest.mark.parametrize(
+    ("page", "made"),
+    [
+        (f"{WORDS} so that\nit is.\n", f"{WORDS} so\nthat it is.\n"),
+        (f"1. {WORDS} a `b\n   c`.\n- d\n", f"1. {WORDS} a\n   `b c`.\n- d\n"),
+        ("As `./run\nfix` does.\n", "As `./run fix` does.\n"),
+        (f"{WORDS} a - b and on\n", f"{WORDS} a - b\nand on\n"),
+        (f"{WORDS} and 4. is\n", f"{WORDS}\nand 4. is\n"),
+        (f"  {WORDS} the second part  \nof it\n", f"  {WORDS} the\n  second part\nof it\n"),
+        (f"short\nlines\n\n| {WORDS} {WORDS} |\n```sh\n{WORDS} {WORDS}\n```\n# {WORDS} is long\n", ""),
+    ],
+)
+def test_a_page_is_wrapped_where_it_has_to_be(page: str, made: str) -> None:
+    assert wrapped(page) == (made or page)
+    assert wrapped(wrapped(page)) == wrapped(page)
+    if made:
+        assert [*long_lines(made)] == broken_code(made) == []
+
+
+MODULE = f'''"""{WORDS} and further on.
+
+    python -m {WORDS} {WORDS}
+"""
+
+A = "{WORDS} {WORDS}"
+# {WORDS} and so
+# on.
+
+
+def f(a):
+    """Whether it is {WORDS}.
+
+    Args:
+        a: {WORDS}, and further on
+            as this.
+        b: short.
+
+    Raises:
+        Gone: {WORDS}, and further on
+    """
+    # noqa: {WORDS} {WORDS}
+
+
+def g():
+    """{WORDS} Yes it is.
+
+    - {WORDS} and further
+    """
+'''
+MENDED = {
+    f"{WORDS} and further on.\n\n": f"{WORDS}\nand further on.\n\n",
+    f"# {WORDS} and so\n# on.": f"# {WORDS} and\n# so on.",
+    f"Whether it is {WORDS}.": f"Return whether it is {WORDS[:89]}\n    word word word word word.",
+    f"a: {WORDS}, and further on\n            as": f"a: {WORDS[:109]}\n            word, and further on as",
+    f"Gone: {WORDS},": f"Gone: {WORDS[:104]}\n            word word,",
+    f"{WORDS} Yes": f"{WORDS[:109]}\n    word Yes",
+    f"- {WORDS} and": f"- {WORDS}\n      and",
+}
+
+
+def test_a_module_is_mended_in_what_needs_no_author() -> None:
+    made = MODULE
+    for old, new in MENDED.items():
+        assert made.count(old) == 1
+        made = made.replace(old, new)
+    assert mended(MODULE).splitlines() == made.splitlines()
+    assert mended(made) == made
+    assert mended('def test():\n    """Whether it is."""\n', is_test=True).count("Whether") == 1

@@ -50,7 +50,7 @@ def expressions() -> list[tuple[str, str]]:
 def test_the_files_are_those_of_the_code() -> None:
     assert {path.name: path.read_text() for path in FOLDER.iterdir() if path.name in monitoring_files()} == (
         monitoring_files()
-    ), "run: ./run docs"
+    ), "run: ./run fix"
 
 
 def test_every_metric_and_label_of_an_expression_is_in_the_catalogue() -> None:

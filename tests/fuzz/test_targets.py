@@ -32,7 +32,7 @@ thorough = pytest.mark.parametrize(
 def test_the_corpus_has_the_seeds(name: str, target: Target) -> None:
     absent = {seed for seed in target.seeds() if len(seed) <= SEED_BYTES_MAX} - set(corpus(name))
     assert not absent, (
-        f"tests/fuzz/corpus/{name} lacks {len(absent)}: run `python -m tests.fuzz write`, and commit them"
+        f"tests/fuzz/corpus/{name} lacks {len(absent)}: run `./run fix`, which writes them, and commit them"
     )
 
 

@@ -52,7 +52,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
         described = {(method, path) for method, path in served if path.startswith("/v1/") and path not in UNDESCRIBED}
         assert described == BY_PATH.keys(), (
             "give each route an Operation in cloud_hub/openapi/operations.py, with the types of its parameters, body "
-            "and answer; then `python -m docs.tools.generate` writes the document"
+            "and answer; then `./run fix` writes the document"
         )
 
         async def settled() -> bool:
