@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import HELM, KUBECONFORM, go_tool, kubernetes_schemas
+from tests.support.third_party import HELM, KUBECONFORM, KUBERNETES_SCHEMAS, Go
 from weft.cloud_hub.checks.check import check as check_hub
 from weft.config.load import parse
 from weft.config.models import EdgeConfig, HubConfig
@@ -35,9 +35,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 Render = Callable[..., list[dict[str, Any]]]
 
 
-def tool(module: str) -> str:
+def tool(package: Go) -> str:
     try:
-        return go_tool(module)
+        return package.program()
     except LookupError as error:
         pytest.skip(str(error))
 
@@ -74,7 +74,7 @@ def test_kubernetes_takes_what_the_chart_makes(chart: str, values: tuple[str, ..
     text, objects = rendered(chart, *values)
     assert len(objects) == count
     try:
-        schemas = kubernetes_schemas()
+        schemas = KUBERNETES_SCHEMAS.obtain()
     except LookupError as error:
         pytest.skip(str(error))
     location = f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import COMPOSE, go_tool
 from tests.support.processes import Node, publish, weft
 from tests.support.s3_servers import VERSITYGW, built, listens
+from tests.support.third_party import COMPOSE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 def test_the_reference_reader_takes_the_file(tmp_path: Path) -> None:
     try:
-        reader = go_tool(COMPOSE)
+        reader = COMPOSE.program()
     except LookupError as error:
         pytest.skip(str(error))
     text = (FOLDER / "compose.yaml").read_text()
@@ -129,7 +129,7 @@ def fabric(tmp_path: Path) -> Iterator[Fabric]:
         built(VERSITYGW)
     except LookupError as error:
         pytest.skip(str(error))
-    assert f"versitygw:{VERSITYGW.module.rpartition('@')[2]}" in (FOLDER / "compose.yaml").read_text()
+    assert f"versitygw:{VERSITYGW.package.name.rpartition('@')[2]}" in (FOLDER / "compose.yaml").read_text()
     made = Fabric(tmp_path)
     made.start_store()
     yield made

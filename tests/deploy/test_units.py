@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deploy_tools import hadolint
+from tests.support.third_party import HADOLINT
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ def test_an_image_is_made_of_named_releases() -> None:
 @pytest.mark.slow
 def test_a_reader_of_container_files_has_nothing_to_say() -> None:
     try:
-        program = hadolint()
+        program = str(HADOLINT.obtain() / "bin" / "hadolint")
     except LookupError as error:
         pytest.skip(str(error))
     # DL3059 wants fewer layers; these are of stages that no image keeps.

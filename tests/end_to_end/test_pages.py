@@ -17,9 +17,10 @@ from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
 from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
-from tests.support.kafka import CONNECTOR, Kafka, connector_jars
+from tests.support.kafka import Kafka, connector_jars
 from tests.support.postgresql import postgresql, why_not
 from tests.support.processes import Node
+from tests.support.third_party import KAFKA_CONNECTOR
 from tests.support.waiting import PATIENCE_S
 
 DATABASE = "db.example.com:5432"
@@ -83,7 +84,7 @@ def elsewhere(page: Path) -> Iterator[dict[str, str]]:
             pytest.skip(str(error))
         with contextlib.closing(running):
             # The page's reader has a way to Maven Central; a test takes what is there already.
-            packages = f'"spark.jars.packages": "{CONNECTOR}"'
+            packages = f'"spark.jars.packages": "{KAFKA_CONNECTOR.name}"'
             yield texts | {TOPICS: running.address, packages: f'"spark.jars": "{connector}"'}
         return
     if BUCKETS not in page.read_text():

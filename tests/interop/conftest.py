@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +11,8 @@ from tests.conformance.conftest import Broker
 from tests.interop.peer import Message, Options, Peer
 from tests.interop.peer_programs import MqttJs
 from tests.interop.peers import LIBRARIES
+from tests.support.third_party import MQTT_JS
 
-NPM_INSTALL_S_MAX = 120
 _numbers = itertools.count()
 
 Connect = Callable[..., Awaitable[Peer]]
@@ -29,20 +27,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def mqttjs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with MQTT.js in it; skips without npm or network."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("npm and node are not installed")
-    folder = tmp_path_factory.mktemp("mqttjs")
-    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "mqtt@5"]
+def mqttjs() -> Path:
+    """A folder with MQTT.js in it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=NPM_INSTALL_S_MAX, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm could not get MQTT.js in time")
-    if done.returncode != 0:
-        pytest.skip(f"npm could not get MQTT.js: {done.stderr.strip()[-200:]}")
-    MqttJs.folder = folder
-    return folder
+        MqttJs.folder = MQTT_JS.obtain()
+    except LookupError as error:
+        pytest.skip(str(error))
+    return MqttJs.folder
 
 
 def _parameters() -> Iterator[object]:

@@ -4,6 +4,7 @@ while it consumes with acknowledgements."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,52 +17,35 @@ import pika
 import pytest
 
 from tests.interop.test_amqp_clients import AmqpBroker
+from tests.support.third_party import AMQP_OF_JAVA, AMQPLIB
 from tests.support.waiting import PATIENCE_S, Patience
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 HERE = Path(__file__).parent
-INSTALL_S_MAX = 240
 MESSAGES = 120
 KILL_AFTER = 40
-POM = """\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion><groupId>test</groupId><artifactId>test</artifactId><version>1</version>
-  <dependencies><dependency>
-    <groupId>com.rabbitmq</groupId><artifactId>amqp-client</artifactId><version>5.22.0</version>
-  </dependency></dependencies>
-</project>
-"""
 
 Command = Callable[..., list[str]]
 
 
-def installed(what: str, command: list[str], programs: list[str], folder: Path) -> None:
-    """Have a package manager install something; skips without it, or without network."""
-    if missing := [program for program in programs if shutil.which(program) is None]:
-        pytest.skip(f"{', '.join(missing)}: not installed")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False, cwd=folder)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"{command[0]} could not get {what} in time")
-    if done.returncode != 0:
-        pytest.skip(f"{command[0]} could not get {what}: {(done.stdout + done.stderr).strip()[-300:]}")
-
-
 @pytest.fixture(scope="module")
-def amqplib(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    folder = tmp_path_factory.mktemp("amqplib")
-    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "amqplib@2"]
-    installed("amqplib", command, ["npm", "node"], folder)
+def amqplib() -> Command:
+    try:
+        folder = AMQPLIB.obtain()
+    except LookupError as error:
+        pytest.skip(str(error))
     return lambda *arguments: ["node", str(HERE / "amqplib_peer.js"), str(folder), *map(str, arguments)]
 
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    if missing := [program for program in ("javac", "java") if shutil.which(program) is None]:
+        pytest.skip(f"{', '.join(missing)}: not installed")
+    try:
+        jars = os.pathsep.join(AMQP_OF_JAVA.jars())
+    except LookupError as error:
+        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("java")
-    (folder / "pom.xml").write_text(POM)
-    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'jars'}"]
-    installed("the Java client", command, ["mvn", "javac", "java"], folder)
-    jars = f"{folder / 'jars'}/*"
     subprocess.run(["javac", "-cp", jars, "-d", str(folder), str(HERE / "JavaPeer.java")], check=True, cwd=folder)
     return lambda *arguments: ["java", "-cp", f"{folder}:{jars}", "JavaPeer", *map(str, arguments)]
 

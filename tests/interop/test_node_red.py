@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,28 +11,21 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Node, weft
+from tests.support.third_party import NODE_RED
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 PAGE = Path(__file__).parents[2] / "docs/how-to/feed-from-node-red.md"
-INSTALL_S_MAX = 300
 SETTINGS = 'module.exports = {flowFile: "flows.json", uiPort: 0, uiHost: "127.0.0.1", httpAdminRoot: false};\n'
 
 
 @pytest.fixture(scope="module")
-def node_red(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program. ``NODE_RED_FOLDER`` may name a folder in which npm has installed it."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("npm and node are not installed")
-    folder = Path(os.environ.get("NODE_RED_FOLDER") or tmp_path_factory.mktemp("node-red"))
-    program = folder / "node_modules/node-red/red.js"
-    if not program.exists():
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "node-red@4"]
-        try:
-            subprocess.run(command, capture_output=True, timeout=INSTALL_S_MAX, check=True)
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-            pytest.skip("npm could not get Node-RED")
-    return program
+def node_red() -> Path:
+    """The program."""
+    try:
+        return NODE_RED.obtain() / "node_modules/node-red/red.js"
+    except LookupError as error:
+        pytest.skip(str(error))
 
 
 def block(language: str) -> str:

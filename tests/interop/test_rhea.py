@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.edge_node.servers.amqp1.harness import amqp, in_thread
-from tests.interop.conftest import NPM_INSTALL_S_MAX
 from tests.support.processes import Node
+from tests.support.third_party import RHEA
 from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import free_port
 
@@ -29,19 +28,12 @@ streams:
 
 
 @pytest.fixture(scope="module")
-def rhea(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with rhea in it; skips without npm or network."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("npm and node are not installed")
-    folder = tmp_path_factory.mktemp("rhea")
-    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "rhea@3"]
+def rhea() -> Path:
+    """A folder with rhea in it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=NPM_INSTALL_S_MAX, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm could not get rhea in time")
-    if done.returncode != 0:
-        pytest.skip(f"npm could not get rhea: {done.stderr.strip()[-200:]}")
-    return folder
+        return RHEA.obtain()
+    except LookupError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from spark_sinks.runtime.session import cache_directory
 from tests.end_to_end.page_blocks import blocks
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import Hub
+from tests.support.third_party import DELTA_SPARK
 from weft.config.pipelines.schema_text import parse_schema
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.schemas import StreamSchema
@@ -59,16 +58,13 @@ NAMES = ["_shard", "_offset", "_edge", "_seq", "n", "n_2", "t", "t_2", "line_2",
 
 
 @pytest.fixture(scope="module")
-def downloads() -> Iterator[Path]:
-    """A folder with delta-spark, of the version that the page names, and room for 87 MB of jars; gone afterwards."""
-    version = re.findall(r"pip install delta-spark==(\S+)`", PAGE.read_text())[0]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
-        wanted = [f"delta-spark=={version}", "importlib_metadata<=8.7.1", "zipp"]
-        done = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"pip cannot download delta-spark: {done.stderr[-200:]}")
-        yield Path(folder)
+def downloads() -> Path:
+    """A folder with delta-spark, of the version that the page names, and its jars."""
+    assert f"pip install {DELTA_SPARK.name}`" in PAGE.read_text()
+    try:
+        return DELTA_SPARK.obtain()
+    except LookupError as error:
+        pytest.skip(str(error))
 
 
 def ran(session: str, script: str, folder: Path, downloads: Path) -> str:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
-import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.deploy_tools import KEPT, only_one
+from tests.support.third_party import DEBIAN
 from tests.support.waiting import PATIENCE_S
 
-DEBOOTSTRAP_S_MAX = 500
-INSTALLED = ("adduser", "ca-certificates", "tzdata")
-"""What a Debian system has besides its smallest variant, and the package wants: no test waits for a mirror."""
 _MOUNTS = 'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev"'
 
 
@@ -70,48 +61,7 @@ def debian_root(folder: Path) -> DebianRoot:
         LookupError: it cannot be made here; the sentence says why.
     """
     target = folder / "debian"
-    subprocess.run(["cp", "-a", "--reflink=auto", str(_base()), str(target)], check=True)
+    subprocess.run(["cp", "-a", "--reflink=auto", str(DEBIAN.obtain()), str(target)], check=True)
     # dpkg syncs thousands of files one by one; on a busy disk that takes minutes, and no test cuts its power.
     (target / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
     return DebianRoot(target)
-
-
-@functools.cache
-def _base() -> Path:
-    if os.geteuid() != 0:
-        raise LookupError("a Debian root needs root")
-    if missing := [tool for tool in ("debootstrap", "unshare", "setpriv", "chroot") if shutil.which(tool) is None]:
-        raise LookupError(f"{', '.join(missing)}: not installed")
-    suite = platform.freedesktop_os_release().get("VERSION_CODENAME")
-    mirror = _mirror()
-    if suite is None or mirror is None:
-        raise LookupError("this machine is not Debian, or its sources name no mirror")
-    python = os.path.realpath("/usr/bin/python3").rpartition("/")[2]
-    base = KEPT / f"{suite}-{python}"
-    with only_one(base):
-        if not base.exists():
-            with tempfile.TemporaryDirectory(dir=KEPT) as temporary:
-                made = Path(temporary) / "root"
-                included = f"--include={','.join((python, *INSTALLED))}"
-                command = ["debootstrap", "--variant=minbase", included, suite, str(made), mirror]
-                try:
-                    done = subprocess.run(
-                        command, capture_output=True, text=True, timeout=DEBOOTSTRAP_S_MAX, check=False
-                    )
-                except subprocess.TimeoutExpired:
-                    raise LookupError(f"debootstrap was not done in {DEBOOTSTRAP_S_MAX} s") from None
-                if done.returncode != 0:
-                    raise LookupError(f"debootstrap: {(done.stdout + done.stderr)[-500:]}")
-                for archive in (made / "var/cache/apt/archives").glob("*.deb"):
-                    archive.unlink()
-                made.rename(base)
-    return base
-
-
-def _mirror() -> str | None:
-    """Return the first archive of this machine's apt that is no extra one."""
-    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    named = [path for path in places if path.suffix in (".list", ".sources") and path.is_file()]
-    text = "\n".join(path.read_text() for path in named)
-    found = re.findall(r"^(?:URIs: *|deb +(?:\[[^]]*\] *)?)(https?://\S+)", text, re.MULTILINE)
-    return next((each for each in found if "/debian" in each or "/ubuntu" in each), None)

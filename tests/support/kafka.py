@@ -16,16 +16,11 @@ import pyspark
 from spark_sinks.runtime.java import NoJava, find_java_home
 from spark_sinks.runtime.session import cache_directory
 from tests.support.brokers import answers
-from tests.support.maven import jars
+from tests.support.third_party import KAFKA, KAFKA_CONNECTOR
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 
-VERSION = "4.1.2"
-BROKER = f"org.apache.kafka:kafka_2.13:{VERSION}"
-CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-OLDER_PART = "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1"
-"""A small part of the connector, for delegation tokens, that some mirrors of Maven Central have in older versions only.
-It fits the newer connector as long as no delegation token is used."""
+VERSION = KAFKA.name.rpartition(":")[2]
 START_S_MAX = 90.0
 _SETTINGS = """\
 process.roles=broker,controller
@@ -48,12 +43,8 @@ def connector_jars() -> str:
     Raises:
         LookupError: they cannot be had here.
     """
-    try:
-        found = jars(CONNECTOR)
-    except LookupError:
-        found = jars(CONNECTOR, OLDER_PART)
     spark = {path.name.rpartition("-")[0] for path in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
-    return ",".join(path for path in found if Path(path).name.rpartition("-")[0] not in spark)
+    return ",".join(path for path in KAFKA_CONNECTOR.jars() if Path(path).name.rpartition("-")[0] not in spark)
 
 
 @functools.cache
@@ -78,7 +69,7 @@ class Kafka:
     """
 
     def __init__(self) -> None:
-        self._command = [java(), "-Xmx384m", "-XX:+UseSerialGC", "-cp", os.pathsep.join(jars(BROKER))]
+        self._command = [java(), "-Xmx384m", "-XX:+UseSerialGC", "-cp", os.pathsep.join(KAFKA.jars())]
         self.folder = Path(tempfile.mkdtemp(prefix="weft-kafka-"))
         self.port = free_port()
         settings = _SETTINGS.format(port=self.port, controller=free_port(), folder=self.folder)

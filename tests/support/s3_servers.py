@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,13 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import third_party
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.storage.object_store import ObjectStore, open_store
 
-KEPT = Path.home() / ".cache" / "weft-tests" / "bin"
-"""Where servers that the tests build stay for the next run."""
-BUILD_S_MAX = 900
 START_S_MAX = 30
 ACCESS, SECRET = "weft", "weft-secret"
 BUCKET = "weft-test"
@@ -29,26 +24,25 @@ BUCKET = "weft-test"
 class Kind:
     """A server that ``go install`` builds."""
 
-    module: str
-    """With its version."""
+    package: third_party.Go
     command: Callable[[str, str, str], list[str]]
     """Arguments that run it, from its binary, address with port, and folder."""
     environment: Mapping[str, str]
 
     @property
     def name(self) -> str:
-        return self.module.partition("@")[0].rpartition("/")[2]
+        return self.package.binary
 
 
 VERSITYGW = Kind(
-    "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+    third_party.VERSITYGW,
     lambda binary, address, folder: [
         binary, "--port", address, "--access", ACCESS, "--secret", SECRET, "--quiet", "posix", folder,
     ],
     {},
 )  # fmt: skip
 MINIO = Kind(
-    "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
+    third_party.MINIO,
     lambda binary, address, folder: [binary, "server", "--quiet", "--address", address, folder],
     {"MINIO_ROOT_USER": ACCESS, "MINIO_ROOT_PASSWORD": SECRET},
 )
@@ -56,35 +50,16 @@ MINIO = Kind(
 
 def installed(kind: Kind) -> str | None:
     """Return the path of a server that is there: in the PATH, in Go's own folder, or built by an earlier test."""
-    folders = [os.environ.get("PATH", ""), str(Path.home() / "go" / "bin"), str(KEPT)]
-    return shutil.which(kind.name, path=os.pathsep.join(folders))
+    return None if kind.package.present() is None else kind.package.program()
 
 
-@functools.cache
 def built(kind: Kind) -> str:
     """Return the path of a server, built now if need be, which takes minutes once.
 
     Raises:
         LookupError: it is not there and cannot be built here; the sentence says why.
     """
-    KEPT.mkdir(parents=True, exist_ok=True)
-    with (KEPT / f"{kind.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
-        if found := installed(kind):
-            return found
-        if shutil.which("go") is None:
-            raise LookupError(f"{kind.name} is not installed, and there is no Go to build it: go install {kind.module}")
-        environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(KEPT)}
-        try:
-            done = subprocess.run(
-                ["go", "install", kind.module], env=environment, cwd="/", capture_output=True, text=True,
-                timeout=BUILD_S_MAX, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise LookupError(f"go install {kind.module} took longer than {BUILD_S_MAX} s") from None
-    if done.returncode != 0:
-        raise LookupError(f"go install {kind.module}: {done.stderr.strip()[-500:]}")
-    return str(KEPT / kind.name)
+    return kind.package.program()
 
 
 def listens(port: int, address: str = "127.0.0.1") -> bool:

@@ -36,7 +36,7 @@ class Patience:
 
     While other programs want its processors, a second counts as the part of it that was there for one program. So a
     test that waits in vain on a quiet machine says so soon, and one on a machine with thirty times the work has thirty
-    times as long, up to ``PATIENCE_S`` by the clock.
+    times as long, up to ``end_s`` by the clock, or ``seconds`` where that is more.
     """
 
     def __init__(
@@ -44,11 +44,12 @@ class Patience:
         seconds: float = USUAL_S,
         clock: Callable[[], float] = time.monotonic,
         share: Callable[[], float] = share,
+        end_s: float = PATIENCE_S,
     ) -> None:
         self._left = seconds
         self._clock, self._share = clock, share
         self._looked = clock()
-        self._end = self._looked + max(seconds, PATIENCE_S)
+        self._end = self._looked + max(seconds, end_s)
 
     def left(self) -> float:
         """Return how many seconds there still are, for a call that waits so long at most and is made again."""

@@ -128,7 +128,7 @@ RECORDS = """\
 """
 """Stands for ``./run`` and notes each call in a file: the linters run beside the tests."""
 TOOLCHAIN = ("cc", "gcc-12", "java")
-CI_TOOLS = ("bash", "cat", "dirname", "env", "find", "ln", "mkdir", "mktemp", "rm", "sh")
+CI_TOOLS = ("bash", "cat", "dirname", "env", "find", "ln", "mkdir", "mktemp", "nice", "rm", "sh")
 """What ``.ci/run`` needs of a machine; all its programs would take seconds to link."""
 
 
@@ -147,8 +147,10 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
 ) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
-    (tmp_path / "run").write_text(RECORDS)
-    (tmp_path / "run").chmod(0o755)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for program in ("run", ".venv/bin/python"):
+        (tmp_path / program).write_text(RECORDS)
+        (tmp_path / program).chmod(0o755)
     (tmp_path / "programs").mkdir()
     for name in (*TOOLCHAIN, "python3", "dpkg"):  # dpkg: every broker is installed
         (tmp_path / "programs" / name).touch(0o755)
@@ -160,15 +162,18 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     }  # fmt: skip
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
-    assert calls.keys() == {"called setup", "called lint", "called test", "called test --all"}
+    ahead = "called -m tests.support.third_party"
+    assert calls.keys() == {"called setup", "called lint", "called test", ahead, "called test --all"}
     for call in calls.values():
         assert {f"{name}={value}" for name, value in passed.items()} <= call
         assert not [line for line in call if line.startswith(("PYTHON", "JAVA_", "AWS_"))]
     has = {name: {line for line in call if line.startswith("has ")} for name, call in calls.items()}
-    assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= has.pop("called test --all")
+    for name in ("called test --all", ahead):
+        assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= has.pop(name)
     for name, found in has.items():
         assert found == {"has python3", "has sh"}, name
-    assert sorted(os.listdir(tmp_path)) == sorted([*calls, ".ci", "programs", "run"])
+    left = {name for name in os.listdir(tmp_path) if not name.startswith("called ")}
+    assert left == {".ci", ".venv", "programs", "run"}
 
 
 @pytest.mark.parametrize("failing", ["lint", "test", "test --all"])

@@ -6,13 +6,10 @@ Azurite comes from npm. fake-gcs-server is built by Go; ``gcs_front`` gives it t
 from __future__ import annotations
 
 import base64
-import fcntl
-import functools
 import hashlib
 import hmac
 import json
 import os
-import shutil
 import subprocess
 import sys
 import uuid
@@ -27,13 +24,14 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.storage.object_store.buckets import s3_endpoint
-from tests.support.s3_servers import BUILD_S_MAX, KEPT, START_S_MAX, Kind, built, listens
+from tests.support.s3_servers import START_S_MAX, listens
+from tests.support.third_party import AZURITE, FAKE_GCS
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
 ROOT = Path(__file__).parents[3]
-AZURITE = "azurite@3.37.0"
-FAKE_GCS = Kind("github.com/fsouza/fake-gcs-server@v1.56.1", lambda *_: [], {})
+BLOBS = "node_modules/azurite/dist/src/blob/main.js"
+"""Azurite's program for blobs."""
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The key that Azurite's documentation publishes for everyone."""
@@ -96,32 +94,6 @@ class GoogleEndpoint:
             return f"gs://{name}"
 
 
-@functools.cache
-def azurite() -> str:
-    """Return the path of Azurite's program for blobs, installed by npm now if need be.
-
-    Raises:
-        LookupError: it is not there and cannot be installed here; the sentence says why.
-    """
-    folder = KEPT.parent / "azurite"
-    script = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
-        if script.exists():
-            return str(script)
-        if shutil.which("npm") is None or shutil.which("node") is None:
-            raise LookupError("Azurite is not installed, and there is no Node.js with npm to install it")
-        command = ["npm", "install", "--prefix", str(folder), "--no-save", "--ignore-scripts", AZURITE]
-        try:
-            done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=BUILD_S_MAX, check=False)
-        except subprocess.TimeoutExpired:
-            raise LookupError(f"npm install {AZURITE} took longer than {BUILD_S_MAX} s") from None
-    if done.returncode != 0 or not script.exists():
-        raise LookupError(f"npm install {AZURITE}: {done.stderr.strip()[-500:]}")
-    return str(script)
-
-
 class Endpoint(Protocol):
     """A server that keeps buckets."""
 
@@ -152,8 +124,8 @@ def azure_endpoint(folder: Path) -> Iterator[AzureEndpoint]:
     """Run Azurite over a folder."""
     port = free_port()
     command = [
-        "node", azurite(), "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--location", str(folder),
-        "--blobHost", "127.0.0.1", "--blobPort", str(port),
+        "node", str(AZURITE.obtain() / BLOBS), "--silent", "--disableTelemetry", "--skipApiVersionCheck",
+        "--location", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port),
     ]  # fmt: skip
     with _running(command, port, folder):
         yield AzureEndpoint(f"http://127.0.0.1:{port}")
@@ -165,7 +137,7 @@ def google_endpoint(folder: Path) -> Iterator[GoogleEndpoint]:
     port = free_port()
     server = f"127.0.0.1:{port}"
     command = [
-        built(FAKE_GCS), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory",
+        FAKE_GCS.program(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory",
         "-public-host", server, "-log-level", "error",
     ]  # fmt: skip
     front = [sys.executable, "-m", "tests.storage.object_store.gcs_front", f"http://{server}"]
