@@ -86,8 +86,6 @@ def ran(session: str, script: str, folder: Path, downloads: Path) -> str:
         timeout=RUN_SECONDS_MAX,
         check=False,
     )
-    if done.returncode and ("UNRESOLVED DEPENDENCIES" in done.stderr or "FAILED DOWNLOADS" in done.stderr):
-        pytest.skip("delta-spark's jars cannot be had from Maven Central here")
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
