@@ -1,4 +1,4 @@
-"""Hub nodes on one store, with real links: edges move to who joins, and away from who leaves or dies."""
+"""Hub nodes on one store, with real links: edges move to who joins, and away from who leaves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
+from weft.cloud_hub.cluster import owners
 from weft.cloud_hub.declared.changes import drain, undo_drain
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
@@ -21,6 +22,13 @@ from weft.storage.object_store import open_store
 BEAT_S = 0.2
 SLOWLY_S = 30.0
 """Time for an entry to be believed, edges to be looked at, and shards to be loaded."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no host count as gone that a busy machine keeps from writing for three short beats: all of them leave in
+    order here."""
+    monkeypatch.setattr(owners, "MISSED_MAX", int(SLOWLY_S / BEAT_S))
 
 
 def own(hub: Hub) -> set[int]:
@@ -43,8 +51,12 @@ async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_pat
             second = await later.enter_async_context(running_hub(store, shards=4, beat_interval_s=BEAT_S))
             third = await later.enter_async_context(running_hub(store, shards=4, beat_interval_s=BEAT_S))
             hubs = [first, second, third]
-            await until(lambda: sorted(len(own(hub)) for hub in hubs) == [1, 1, 2], SLOWLY_S)
-            await until(lambda: set.union(*map(own, hubs)) == {0, 1, 2, 3}, SLOWLY_S)
+
+            def are_divided() -> bool:
+                shares = list(map(own, hubs))
+                return sorted(map(len, shares)) == [1, 1, 2] and set.union(*shares) == {0, 1, 2, 3}
+
+            await until(are_divided, SLOWLY_S)
             (owner,) = [hub for hub in hubs if 0 in own(hub)]
             await until(lambda: [hub for hub in hubs if linked(hub)] == [owner], SLOWLY_S)
             log.append(*records(1, [b"2"]))
