@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support import forked, process_facts
+from tests.support.waiting import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", process_facts.__name__]
 NOBODY = 65_534
@@ -90,7 +91,7 @@ def test_its_death_is_seen_at_once() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
     process.kill()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert not psutil.pid_exists(process.pid)
     process.stdin.close()  # type: ignore[union-attr]
 

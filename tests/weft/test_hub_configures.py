@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,6 @@ def test_wrong_configurations_of_twenty_edges_are_back_within_three_minutes(
         (tmp_path / "layer.yaml").write_text(text)
         done = weft("hub", "config", "set", config, f"press-{n}", tmp_path / "layer.yaml")
         assert done.exit_code == 0, done.exception
-    began = time.monotonic()
 
     def outcomes() -> dict[str, str]:
         shown: list[dict[str, Any]] = json.loads(weft("hub", "config", "status", config, "--json").output)
@@ -129,8 +127,5 @@ def test_wrong_configurations_of_twenty_edges_are_back_within_three_minutes(
     ends = {"url": "rolled back", "authority": "rolled back", "restart": "rolled back", "refused": "refused",
             "good": "confirmed"}  # fmt: skip
     wanted = {f"press-{n}": ends[kind] for n, kind in enumerate(kinds)}
-    wait_until(lambda: outcomes() == wanted, what="every edge to be back", seconds=240)
-    took_s = time.monotonic() - began
+    wait_until(lambda: outcomes() == wanted, what="every edge to be back", seconds=180)
     assert len(hub.json("v1/status")["links"]) == EDGES
-    print(f"all edges were back {took_s:.0f} s after the last declaration")
-    assert took_s < 180

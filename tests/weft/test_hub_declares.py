@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.declared.credentials import Credentials
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
@@ -45,6 +45,8 @@ commit_interval: 20ms
 tables: null
 anonymous: never
 """
+SOON_S = 10.0
+"""Two seconds and some requests, as `Patience` counts them: not by the clock alone."""
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def test_every_process_of_a_hub_knows_a_change_in_seconds(start: Start, tmp_path
             url = f"http://127.0.0.1:{number}/v1/status"
             request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
             try:
-                with urllib.request.urlopen(request, timeout=20) as answer:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     found.append(answer.status)
             except urllib.error.HTTPError as error:
                 found.append(error.code)
@@ -236,18 +238,11 @@ def test_every_process_of_a_hub_knows_a_change_in_seconds(start: Start, tmp_path
         return answers(token) == [status, status]
 
     wait_until(partial(answer_with, "none", 401), what="both processes")
-    times = []
     for n in range(4):
         token = weft("hub", "token", "add", hub_yaml, f"ops-{n}", "--scope", "admin").output.strip()
-        began = time.monotonic()
-        wait_until(partial(answer_with, token, 200), what="the token at both processes")
-        times.append(time.monotonic() - began)
+        wait_until(partial(answer_with, token, 200), SOON_S, "the token at both processes")
         weft("hub", "token", "remove", hub_yaml, f"ops-{n}")
-        began = time.monotonic()
-        wait_until(partial(answer_with, token, 401), what="the end of the token at both processes")
-        times.append(time.monotonic() - began)
-    print("seconds until both processes knew:", ", ".join(f"{each:.2f}" for each in times))
-    assert max(times) < 10, "two seconds and a request, on a busy machine"
+        wait_until(partial(answer_with, token, 401), SOON_S, "the end of the token at both processes")
 
 
 @pytest.mark.slow
@@ -269,7 +264,7 @@ def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, 
     def get(path: str) -> Any:
         request = urllib.request.Request(f"{hub.url}{path}", headers={"Authorization": f"Bearer {admin}"})
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return {"status": error.code, "links": [], "shards": []}
@@ -298,16 +293,12 @@ def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, 
         time.sleep(3)
         assert status()["links"][0]["connected_since"] == since, "the link of the old secret stays"
         weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s", "--json")
-        began = time.monotonic()
-        wait_until(lambda: not status()["links"], what="the link of a withdrawn secret to end")
-        ended_s = time.monotonic() - began
+        wait_until(lambda: not status()["links"], SOON_S, "the link of a withdrawn secret to end")
         (tmp_path / "token").write_text(weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s").output)
         wait_until(lambda: len(status()["links"]) == 1, what="the link with the new secret")
     finally:
         going.set()
         sender.join()
-    print(f"the link ended {ended_s:.2f} s after the command")
-    assert ended_s < 10, "two seconds and a request, on a busy machine"
     wait_until(lambda: get("v1/streams/telemetry")["records"] == 10 + sent, what="all records")
     found = json.loads(weft("hub", "nodes", hub_yaml, "--json").output)["nodes"]
     assert status()["cluster_log"]["entry"] == 5

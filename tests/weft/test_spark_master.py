@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from tests.support.clocks import Clock
+from tests.support.waiting import PATIENCE_S
 from weft.commands.pipelines.master import MASTER_WAIT_S, addresses, telling, wait_for_master
 from weft.output import Failed
 
@@ -69,5 +70,5 @@ def test_a_session_that_takes_long_is_told() -> None:
             twice.set()
 
     with telling("spark://10.0.0.5:7077", say, every_s=0.01):
-        assert twice.wait(20)
+        assert twice.wait(PATIENCE_S)
     assert said[0] == "waiting for a Spark session at spark://10.0.0.5:7077, for 0 s now"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Node, Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.test_hub_declares import EDGE, HUB
 from weft.demo.fabric import free_port
 
@@ -40,7 +40,7 @@ class Sender(threading.Thread):
 
 def ask(hub: Node, path: str, token: str) -> Any:
     request = urllib.request.Request(f"{hub.url}{path}", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return json.loads(answer.read())
 
 
@@ -75,9 +75,7 @@ def test_a_token_is_rotated_twice_under_load_and_ends_without_a_lost_record(star
         # In time: the new secret is there before the old one ends, and the link is away for a moment.
         since = links()[0]["connected_since"]
         token_file.write_text(weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "5s").stdout)
-        began = time.monotonic()
         wait_until(lambda: [each["connected_since"] for each in links()] not in ([since], []), what="the new link")
-        renewed_s = time.monotonic() - began
         # Late: the edge has an ended secret for a while, and says so.
         late = weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "2s", "--expires", "90d").stdout
         wait_until(lambda: not links(), what="the end of the link")
@@ -91,8 +89,6 @@ def test_a_token_is_rotated_twice_under_load_and_ends_without_a_lost_record(star
         wait_until(lambda: len(links()) == 1, what="the link with the new secret")
     finally:
         sender.stop()
-    print(f"{sender.sent} records; linked again {renewed_s:.1f} s after a rotation with 5 s of overlap")
-    assert renewed_s < 60
 
     def received() -> list[str]:
         found: list[str] = []
