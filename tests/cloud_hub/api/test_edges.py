@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 
 from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from tests.cloud_hub.shard.test_steps import STEP_S_MAX
 from tests.support.speed import slowness
+from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import until
 from weft.cloud_hub.api.edges import EdgeOf, EdgeViews, edges_after
 from weft.cloud_hub.api.tokens import Scope, create_token
@@ -93,16 +91,14 @@ async def test_pages_have_every_edge_once_and_no_step_holds_the_loop() -> None:
     states = [state(10_000), state(0, 1)]
     states[1].set_lane(Lane("default", "edge-00000x", 1, "s"), LaneState())
     states[0].set_lane(Lane("default", "edge-00007", 1, "s"), None)  # dropped: it is no edge of the hub any more
-    longest = []
-    for _ in range(3):  # the quickest counts: a machine's other work is not ours
-        walk = asyncio.ensure_future(pages(states))
-        longest.append(0.0)
-        while not walk.done():
-            began = time.process_time()
-            await asyncio.sleep(0)
-            longest[-1] = max(longest[-1], time.process_time() - began)
-    assert walk.result() == sorted({*(f"edge-{n:05d}" for n in range(10_000) if n != 7), "edge-00000x"})
-    assert min(longest) < STEP_S_MAX * slowness()
+    expected = sorted({*(f"edge-{n:05d}" for n in range(10_000) if n != 7), "edge-00000x"})
+    quickest = float("inf")
+    for _ in range(TRIES):
+        found, longest = await stepped(pages(states))
+        assert found == expected
+        if (quickest := min(quickest, longest)) < STEP_S_MAX:
+            return
+    assert quickest < STEP_S_MAX * slowness()
 
 
 async def pages(states: list[ShardState]) -> list[str]:

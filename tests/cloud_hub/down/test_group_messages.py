@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from tests.cloud_hub.declared.test_groups import cluster
 from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.down.test_down import Taker, linked, messages, settled
 from tests.cloud_hub.live import get, running_hub
-from tests.cloud_hub.shard.test_steps import STEP_S_MAX
-from tests.support.processes import weft
 from tests.support.speed import slowness
+from tests.support.processes import weft
+from tests.support.steps import STEP_S_MAX, TRIES, stepped
+from tests.support.waiting import Patience
 from weft.cloud_hub.declared import groups
 from weft.cloud_hub.declared.groups import Groups
 from weft.cloud_hub.down import requests
@@ -59,16 +59,13 @@ async def test_pages_have_each_edge_of_a_group_once_and_no_step_holds_the_loop()
     states[1].set_lane(Lane("default", "edge-gone", 0, DOWN_STREAM), LaneState())
     known = Groups.of(cluster(presses=("edge-*", "never-linked", "edge-00001", "edge-*1")).state)
     expected = sorted({*(f"edge-{n:05d}" for n in range(3_000)), "edge-00000x", "never-linked"})
-    longest = []
-    for _ in range(3):  # the quickest counts: a machine's other work is not ours
-        walk = asyncio.ensure_future(pages(known, states, 500))
-        longest.append(0.0)
-        while not walk.done():
-            began = time.process_time()
-            await asyncio.sleep(0)
-            longest[-1] = max(longest[-1], time.process_time() - began)
-        assert walk.result() == expected
-    assert min(longest) < STEP_S_MAX * slowness()
+    quickest = float("inf")
+    for _ in range(TRIES):
+        found, longest = await stepped(pages(known, states, 500))
+        assert found == expected
+        if (quickest := min(quickest, longest)) < STEP_S_MAX:
+            break
+    assert quickest < STEP_S_MAX * slowness()
     with pytest.raises(UnknownGroup, match="no group ovens"):
         await members(known, ("default", "ovens"), states, "", limit=5)
 
@@ -190,22 +187,14 @@ async def test_a_message_to_ten_thousand_edges_is_durable_within_a_minute(
     async with running_hub(store, shards=16, **SOON) as hub:
         await enrol(hub, [NodeName("default", f"press-{at:05d}") for at in range(edges)])
         await declare(hub, store, groups.set_group(KEY, ("press-*",)))
-        chunks, began, worked = sum(each.state.n for each in hub.sequencers), time.perf_counter(), time.process_time()
-        stored, after, longest = 0, "", 0.0
+        stored, after, patience = 0, "", Patience(60.0)
         while after is not None:
-            started = time.perf_counter()
             status, answer = await post(hub, group="presses", payload="x" * 200, after=after)
-            longest = max(longest, time.perf_counter() - started)
+            assert not patience.is_over()
             assert status == 200, answer
             stored += sum("number" in each for each in answer["messages"])
             after = answer["next_after"]
-        took = {
-            "seconds": time.perf_counter() - began, "processor": time.process_time() - worked, "longest": longest,
-            "chunks": sum(each.state.n for each in hub.sequencers) - chunks,
-        }  # fmt: skip
-        print(took)
         assert stored == edges
-        assert took["seconds"] < 60 * slowness()
 
 
 async def enrol(hub: Hub, names: list[NodeName]) -> None:

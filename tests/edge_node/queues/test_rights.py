@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.speed import slowness, uncollected
 from tests.edge_node.queues.room import Room
 from tests.edge_node.queues.test_declarations import refusal
-from tests.support.speed import slowness, uncollected
+from tests.support.steps import STEP_S_MAX, TRIES
 from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
 from weft.edge_node.queues.errors import QueueError, Reason
@@ -24,7 +25,6 @@ topic readwrite secret/#
 user mallory
 topic readwrite public/#
 """
-STEP_S_MAX = 0.02
 
 
 class Users:
@@ -311,6 +311,17 @@ async def test_a_consumer_without_the_right_does_not_end_the_queue(leaves: bool)
 
 async def test_a_change_of_rules_is_worked_off_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop is not held however many consumers a user has, and however many rules."""
+    longest: list[float] = []
+    for _ in range(TRIES):
+        steps = await steps_of_a_change(monkeypatch)
+        assert len(steps) > 3
+        longest.append(max(steps))
+        if min(longest) < STEP_S_MAX * slowness():
+            return
+    raise AssertionError(f"steps of {longest} s")
+
+
+async def steps_of_a_change(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     rules = RULES + "".join(f"queue read secret.{number}\n" for number in range(200))
     users = Users(rules)
     for number in range(200):
@@ -329,6 +340,5 @@ async def test_a_change_of_rules_is_worked_off_in_short_steps(monkeypatch: pytes
         users.rules(rules.replace("secret.", "public."))
         while any(taker.consumption.active for taker in takers):
             await users.room.settle_down()
-    assert max(steps) < STEP_S_MAX * slowness()
-    assert len(steps) > 3
     assert users.room.queues.bounds.consumers.used == 0
+    return steps

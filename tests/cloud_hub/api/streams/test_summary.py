@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
+from tests.costs.speed import slowness
+from tests.support.steps import TRIES, stepped
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.pages import encoded, lanes_after, position
 from weft.cloud_hub.api.streams.completeness import StreamCompleteness
@@ -160,7 +161,6 @@ async def test_what_holds_back_the_most_is_named_however_the_lanes_come() -> Non
 @pytest.mark.slow
 async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
     held = states({lane(f"edge-{n}", f"s{s}"): at(1) for s in range(20) for n in range(10_000)}, 4)
-    longest, last = 0.0, time.thread_time()  # the wall clock depends on what else the machine does
 
     async def list_streams() -> int:
         moments = StreamCompleteness([], {("default", "s0"): ("edge-1*", "elsewhere")}, HubClock(lambda: 0, lambda: 0))
@@ -171,10 +171,10 @@ async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
         assert len((await encoded(lanes, lambda each: lane_view(each[1], each[2], each[0]), 1 << 20)).views) == 1000
         return sum([(await summarise(held, "default", name)).lanes for name in views.stream_keys(held, "default")])
 
-    walk = asyncio.create_task(list_streams())
-    while not walk.done():
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        longest, last = max(longest, now - last), now
-    assert await walk == 200_000
-    assert longest < 0.05
+    quickest = float("inf")
+    for _ in range(TRIES):
+        found, longest = await stepped(list_streams())
+        assert found == 200_000
+        if (quickest := min(quickest, longest)) < 0.05:
+            return
+    assert quickest < 0.05 * slowness()

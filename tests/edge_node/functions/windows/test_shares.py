@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from tests.costs.speed import slowness
 from tests.edge_node.functions.restart import SECOND, cuts, row, run, same_after_restarts, stateful
 from tests.edge_node.functions.windows.test_sql import sql
 from tests.support.examples import given
+from tests.support.steps import STEP_S_MAX, TRIES, worked_s
 from weft.edge_node.functions.chain import Chain, Outputs
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.formats.json_format import JsonFormat
@@ -172,15 +174,16 @@ def test_the_topic_of_a_kept_row_is_read_alone(time: int, topic: bytes) -> None:
 
 def test_a_full_window_takes_no_step_long() -> None:
     """10,000 topics fill it; then each row of one more makes another give way."""
-    function = sql(ALL, by=("none",))()
     rows = [row(1 + at, {"v": 1}, b"t%d" % (at % 5_000), at) for at in range(10_000)]
     more = [row(20_000 + at, {"v": 1}, b"u%d" % at, 20_000 + at) for at in range(1_024)]
     slices: list[list[Row]] = [rows[at : at + 256] for at in range(0, 10_000, 256)]
     slices += [more[at : at + 256] for at in range(0, 1_024, 256)]
-    out, took = Outputs(), []
-    for each in slices:
-        began = time.thread_time()
-        function.process(each, out)
-        took.append(time.thread_time() - began)
-    assert len(out.rejected) == 1_024
-    assert sorted(took)[-2] < 0.02
+    quickest = [float("inf")] * len(slices)
+    for _ in range(TRIES):
+        function, out = sql(ALL, by=("none",))(), Outputs()
+        took = [worked_s(partial(function.process, each, out)) for each in slices]
+        assert len(out.rejected) == 1_024
+        quickest = list(map(min, quickest, took))
+        if max(quickest) < STEP_S_MAX:
+            return
+    assert max(quickest) < STEP_S_MAX * slowness()

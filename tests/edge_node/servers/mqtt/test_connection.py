@@ -10,6 +10,7 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.mqtt_client import PahoClient
+from tests.support.steps import TRIES
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, until
 from weft.protocols.batch import Flag
@@ -479,6 +480,8 @@ async def test_paho_resumes_its_session(tmp_path: Path) -> None:
 
 
 FILTERS, PROPERTIES = 200_000, 120_000
+PACKET_S_MAX = 0.2
+"""Processor time of the loop's thread, in the quickest of some tries: decoded whole, a packet takes over a second."""
 
 
 @pytest.mark.parametrize(
@@ -495,17 +498,20 @@ FILTERS, PROPERTIES = 200_000, 120_000
 async def test_one_large_packet_does_not_keep_others_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, packet: Packet
 ) -> None:
+    data = encode(packet, version)
+    assert len(data) > 600_000
+    took: list[float] = []
     async with running(tmp_path, packet_bytes_max=1 << 20) as node:
-        client = await RawClient.connect(node.port, version=version)
-        data = encode(packet, version)
-        assert len(data) > 600_000
-        client.writer.write(data[:-1])
-        seen = node.counters.bytes_received
-        await until(lambda: node.counters.bytes_received >= seen + len(data) - 1)
-        before = time.process_time()
-        client.writer.write(data[-1:])
-        answer = await client.receive()
-        assert time.process_time() - before < 0.2, "decoded whole it takes more than a second"
-        assert (answer and answer.code) == (ReasonCode.QUOTA_EXCEEDED if version == 5 else None)
-        assert await client.receive() is None
+        while not took or (min(took) > PACKET_S_MAX and len(took) < TRIES):
+            client = await RawClient.connect(node.port, version=version)
+            seen = node.counters.bytes_received
+            client.writer.write(data[:-1])
+            await until(lambda: node.counters.bytes_received >= seen + len(data) - 1)
+            before = time.thread_time()
+            client.writer.write(data[-1:])
+            answer = await client.receive()
+            took.append(time.thread_time() - before)
+            assert (answer and answer.code) == (ReasonCode.QUOTA_EXCEEDED if version == 5 else None)
+            assert await client.receive() is None
+    assert min(took) <= PACKET_S_MAX, took
     assert "more than" in caplog.text
