@@ -13,6 +13,7 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
+from tests.hostile.waits import at_most
 from tests.support.waiting import Patience
 
 pytestmark = pytest.mark.processes
@@ -73,10 +74,10 @@ def test_functions_without_bounds_harm_their_own_streams_only(node: Fixture) -> 
         node.wait(lambda figures: bool(figures["owned"]["refused"]))
         attacked = good.take()
         node.wait(lambda figures: figures["beside"]["rows_in"] >= attacked.acknowledged)
+        node.wait(lambda figures: figures["beside"]["lag_records"] < 100)
         figures = node.edge.function_figures()
-    assert attacked.p99 <= FACTOR * LEAST_S, attacked
+    at_most(FACTOR * LEAST_S, attacked.p99, attacked)
     assert most - before < MEMORY_BYTES
-    assert figures["beside"]["lag_records"] < 100, "other streams are not behind"
     assert figures["owned"]["rows_out"] > 0
     assert figures["owned"]["trouble"] == "", "the rows that were read before are in force"
     assert "machines.csv" in figures["owned"]["refused"]

@@ -11,20 +11,19 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.queue_attacks import ATTACKS
-from tests.hostile.waits import Waits, at_most
+from tests.hostile.waits import at_most
 from tests.support import forked
 from tests.support.slices import SLICE
 
 pytestmark = [pytest.mark.processes, pytest.mark.search]
-UNDISTURBED_S, ATTACK_S = 0.4, 1.5
+ATTACK_S = 1.5
 SETTLE_S = 0.8
 LONGEST_S = 0.4
 """Wait that is allowed on a slow, busy machine."""
-FACTOR = 10
 
 
-def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
-    """Return the waits of the well-behaved client during an attack."""
+def attack(edge: GuardedEdge, good: GoodClient, name: str) -> None:
+    """Make an attack, and look at the waits of the well-behaved client meanwhile."""
     with forked.Popen(
         [sys.executable, "-m", "tests.hostile.queue_attacks", name, str(edge.amqp_port), str(ATTACK_S)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -35,17 +34,12 @@ def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
         good.take()
         process.communicate("go\n")
     assert process.returncode == 0
-    time.sleep(SETTLE_S)  # a wait that is not over counts, too
-    waits = good.take()
-    least = int((ATTACK_S + SETTLE_S) / LONGEST_S)
-    at_most(LONGEST_S, waits.longest if waits.acknowledged >= least else float("inf"), waits)
-    return waits
+    time.sleep(SETTLE_S)  # what the attack left to do
+    during, last = good.take(), good.take()  # a wait that is not over counts, too
+    at_most(LONGEST_S, max(during.longest, last.longest), during, last)
 
 
 @pytest.mark.parametrize("name", SLICE.some(list(ATTACKS), ci=4))
 def test_others_do_not_wait_for_what_one_client_has_queues_do(edge_with_amqp: GuardedEdge, name: str) -> None:
-    edge = edge_with_amqp
-    with GoodClient(edge, "device") as good:
-        time.sleep(UNDISTURBED_S)  # what is measured
-        undisturbed = good.take()
-        assert attacked(edge, good, name).p99 <= max(FACTOR * undisturbed.p99, LONGEST_S)
+    with GoodClient(edge_with_amqp, "device") as good:
+        attack(edge_with_amqp, good, name)

@@ -78,7 +78,7 @@ async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHu
                 time.sleep(0.1)
         assert hub.metrics()[REFUSED] > 0
         assert most - before < 400 * MiB
-        assert sorted(waits)[len(waits) // 2] < 0.5
+        at_most(0.5, sorted(waits)[len(waits) // 2])
         at_most(2, good.take().p99)
         wait_until(
             lambda: hub.get("/v1/streams/telemetry/records?limit=1", hub.token("evil"))[0] == 200, what="an answer"
