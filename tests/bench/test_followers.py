@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.hub.followers import SHARDS, TENANT, FleetLog, driver_bytes, name_of
-from weft.protocols.chunk_index.footer import LEVEL_MAX
+from bench.hub.followers import SHARDS, TENANT, FleetLog, Followed, driver_bytes, name_of
+from weft.protocols.chunk_index.footer import LEVEL_MAX, StreamKey
 
 EDGES, STREAMS = 100, 20
 """Edges in the shard, and streams of each."""
 
 
+async def followed(log: FleetLog, only: frozenset[StreamKey] | None) -> tuple[Followed, float]:
+    """Follow three times, and return what was found and the least processor time of a chunk: what a busy machine adds
+    is not there every time."""
+    found = [await log.follow(only) for _ in range(3)]
+    return found[0], min(each.read_s + each.fold_s for each in found)
+
+
 def test_a_follower_of_one_stream_reads_and_keeps_one_stream() -> None:
     async def main() -> None:
         log = await FleetLog.make(LEVEL_MAX, EDGES * SHARDS, STREAMS, chunks=6)
-        everything = await log.follow(None)
-        one = await log.follow(frozenset({(TENANT, name_of(3))}))
+        everything, all_s = await followed(log, None)
+        one, one_s = await followed(log, frozenset({(TENANT, name_of(3))}))
         assert len(everything.state.lanes) == EDGES * STREAMS
         assert {lane.stream for lane in one.state.lanes} == {name_of(3)}
         assert len(one.state.lanes) == EDGES
@@ -25,7 +32,7 @@ def test_a_follower_of_one_stream_reads_and_keeps_one_stream() -> None:
             lane: (held.ranges, held.mark) for lane, held in mine.items()
         }
         assert one.bytes < everything.bytes / 3, "the first look at a log is a guess"
-        assert one.read_s + one.fold_s < (everything.read_s + everything.fold_s) / 4
+        assert one_s < all_s / 4
         assert driver_bytes(log, one, name_of(3)) * SHARDS < 200 << 20
 
     asyncio.run(main())

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from tests.costs.speed import slowness
 from tests.storage.table.delta.tables import KEY, SCHEMA, checkpointed, create, new_file, reading, table
 from weft.storage.object_store import NotFound, ObjectStore, open_store
 from weft.storage.table.delta.log import TableLog
@@ -254,40 +255,47 @@ def memory():
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
-async def main():
-    store = open_store(sys.argv[1])
+async def measure(folder):
+    store = open_store(folder)
     await store.list("")
-    before, began = memory(), time.process_time()
+    before, opened, commits = memory(), [], []
     log = TableLog(store, "tables/default/telemetry")
-    state = await log.read()
-    opened = time.process_time() - began
-    times = []
+    for _ in range(5):
+        began = time.process_time()
+        state = await log.read()
+        opened.append(time.process_time() - began)
     for number in range(20):
         file = DataFile(f"new-{number}.parquet", 10, 1, 0, number, number + 1, 0, '{"numRecords": 1}')
-        began = time.perf_counter()
+        began = time.process_time()
         assert await log.is_current(state)
         state = await log.append(state, [file], {"weft/00/telemetry/0": 2_000_000 + number}, 1)
-        times.append(time.perf_counter() - began)
-    print(json.dumps({"opened": opened, "median": sorted(times)[10], "mib": memory() - before}))
+        commits.append(time.process_time() - began)
+    return {"opened": min(opened), "commit": min(commits), "mib": memory() - before}
+
+async def main():
+    print(json.dumps([await measure(folder) for folder in sys.argv[1:]]))
 
 asyncio.run(main())
 """
 
 
-def measured(tmp_path: Path, files: int) -> dict[str, float]:
-    checkpointed(tmp_path / KEY, files, 7, APP, 1_000_000)
+def measured(tmp_path: Path, *files: int) -> list[dict[str, float]]:
+    """Return, for a table of each number of files, the least processor time of an opening and of a commit in seconds,
+    and the memory that both took in MiB, all in one process."""
+    for number in files:
+        checkpointed(tmp_path / str(number) / KEY, number, 7, APP, 1_000_000)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[4],
+        [sys.executable, "-c", MEASURE, *(str(tmp_path / str(number)) for number in files)],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[4],
     )  # fmt: skip
-    return dict(json.loads(done.stdout))
+    return list(json.loads(done.stdout))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("files", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_a_commit_does_not_depend_on_the_number_of_files(tmp_path: Path, files: int) -> None:
     """Proof q4: 0.24 s and 320 MB with 80,000 files."""
-    found = measured(tmp_path, files)
-    assert found["median"] < 0.05
-    assert found["mib"] < 100
-    assert found["opened"] < 2.0
+    few, many = measured(tmp_path, 20, files)
+    assert many["commit"] < 5 * few["commit"] + 0.005
+    assert many["mib"] < 100
+    assert many["opened"] < 2.0 * slowness()
