@@ -294,7 +294,8 @@ async def test_handshakes_that_never_end_are_few_and_keep_nobody_out(authority: 
         async with linked(hub, authority) as (link, log):
             await log.until_released(1)
             await until(lambda: counters.connections_half_open == 0)
-            assert counters.connect_timeouts + counters.handshakes_failed == 3  # the link's handshake evicted one more
+            # Each ended in one of these ways: on a busy machine more of them in time, before the link's handshake.
+            assert counters.half_open_evicted + counters.connect_timeouts + counters.handshakes_failed >= 20
             assert link.connections == 1
         for _, writer in slow:
             writer.close()

@@ -83,13 +83,11 @@ async def test_another_policy_counts_on_the_open_connection(hub: Hub) -> None:
     async with link(log, hub.url, control) as status:
         await until(lambda: status.state is LinkState.CONNECTED)
         control.adopt(PolicyRules(every=SECOND // 2, order=Order.FRESH_FIRST))
-        began, times = time.monotonic(), []
+        began = time.monotonic()
         for _ in range(3):
             log.append(1, 1)
             await until(lambda: sum(hub.stored.values()) == log.ends[1])
-            times.append(time.monotonic() - began)
-        assert times[1] - times[0] > 0.3
-        assert times[2] - times[1] > 0.3
+        assert time.monotonic() - began > 0.9, "two intervals; from one to the next, a late look would make it less"
         control.adopt(PolicyRules())
         assert status.connections == 1
 

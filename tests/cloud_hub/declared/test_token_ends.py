@@ -84,7 +84,7 @@ async def test_a_link_ends_with_its_token_and_says_why(monkeypatch: pytest.Monke
     store = MemoryStore()
     async with running_hub(store, tokens_required=True, **SOON) as hub:
         await declare(hub, store, token("ops", "admin"))
-        end = time.time_ns() + 400_000_000
+        end = time.time_ns() + 3_600_000_000_000
         press = TokenIdentity("press", hash_token("edge"), Scope.EDGE, edge="press-1")
         await declare(hub, store, changes.add_token(press, end))
         assert (await get(hub, "/v1/whoami", "edge"))[1]["until"].startswith("20")
@@ -94,6 +94,7 @@ async def test_a_link_ends_with_its_token_and_says_why(monkeypatch: pytest.Monke
         epochs = MemoryEpochs()
         async with running_link(hub, log, EDGE, "edge", epochs) as link:
             await log.until_released(1)
+            monkeypatch.setattr(hub._declared.credentials, "_now", lambda: end)
             await until(lambda: link.state is not LinkState.CONNECTED)
             assert "the token 'press' ended at 20" in link.last_error
             log.append(*records(1, [b"b"]))

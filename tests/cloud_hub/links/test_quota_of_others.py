@@ -14,35 +14,37 @@ import pytest
 
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, running_link
+from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.processes import Node, weft
+from tests.support.stopwatch import Stopwatch
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.replication.runner import LinkIdentity
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, MEASURED_AGAIN]
 SAMPLES, PAUSE_S = 150, 0.03
 FLOOR_S = 0.15
 """Noise of a busy machine, and of one commit more or less: a commit is due every 250 ms."""
 FLOODING, BACKLOG, SIZE = 6, 400, 20_000
 
 
-async def p99(hub: Hub) -> float:
+async def p99(hub: Hub, stopwatch: Stopwatch) -> float:
     """The 99th percentile of the time from a record's append to its acknowledgement, for one link of a tenant."""
     log, took = EdgeLog(), []
     identity = LinkIdentity("quiet", "press-1", time.monotonic_ns(), "test")
     async with running_link(hub, log, identity):
         for at in range(SAMPLES):
-            began = time.monotonic()
+            stopwatch.start()
             log.append(*records(at, [b"x" * 100]))
             await log.until_released(at + 1)
-            took.append(time.monotonic() - began)
+            took.append(stopwatch.seconds())
             await asyncio.sleep(PAUSE_S)
     return sorted(took)[-max(1, SAMPLES // 100)]
 
 
-async def measure(hub: Hub) -> tuple[float, float, float]:
+async def measure(hub: Hub, stopwatch: Stopwatch) -> tuple[float, float, float]:
     """The quiet tenant's p99 alone and beside the flood, and the share of the flood that the hub took, bytes."""
-    alone = await p99(hub)
+    alone = await p99(hub, stopwatch)
     async with contextlib.AsyncExitStack() as links:
         logs = []
         for number in range(FLOODING):
@@ -53,7 +55,7 @@ async def measure(hub: Hub) -> tuple[float, float, float]:
             await links.enter_async_context(running_link(hub, log, LinkIdentity("loud", f"e-{number}", 1, "test")))
         await asyncio.sleep(1)  # the burst of a second that a quota allows
         began, before = time.monotonic(), sum(log.released_ranges.count() for log in logs)
-        beside = await p99(hub)
+        beside = await p99(hub, stopwatch)
         taken = sum(log.released_ranges.count() for log in logs) - before
         return alone, beside, taken * SIZE / (time.monotonic() - began)
 
@@ -66,9 +68,10 @@ def test_a_tenant_at_its_quota_does_not_delay_another(tmp_path: Path) -> None:
         done = weft("hub", "tenant", "add", str(config), "loud", "--bytes-per-second", "1000KiB")
         assert done.exit_code == 0, done.output
         time.sleep(3)  # a change counts two seconds later
-        alone, beside, rate = asyncio.run(measure(cast(Hub, SimpleNamespace(url=node.url.rstrip("/")))))
+        hub = cast(Hub, SimpleNamespace(url=node.url.rstrip("/")))
+        alone, beside, rate = asyncio.run(measure(hub, Stopwatch(node.process.pid)))
     finally:
         node.stop()
     print(f"p99 alone {alone * 1000:.0f} ms, beside a flood at its quota {beside * 1000:.0f} ms; {rate:,.0f} B/s")
-    assert beside <= 1.5 * alone + FLOOR_S
+    at_most(1.5 * alone + FLOOR_S, beside)
     assert rate <= 1.2 * quota

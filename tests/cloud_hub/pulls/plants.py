@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tests.support.waiting import until
+from tests.support.waiting import Patience, until
 from weft.cloud_hub.hub import Hub
 from weft.config.links import Link, Pull
 from weft.config.models import EdgeConfig
@@ -117,9 +116,9 @@ async def pull_of(hub: Hub, id_: str) -> Any:
 
 async def over(hub: Hub, id_: str) -> Any:
     """Return a pull that is over."""
-    deadline = time.monotonic() + 20
+    patience = Patience()
     while (found := await pull_of(hub, id_))["state"] not in OVER:
-        assert time.monotonic() < deadline, found
+        assert not patience.is_over(), found
         await asyncio.sleep(0.02)
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.cloud_hub.fabric import make_batch
 from tests.cloud_hub.live import running_hub
-from tests.cloud_hub.pulls.plants import BEGIN, OVER, SECOND, ask, pull_of
+from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, over, pull_of
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
@@ -141,20 +140,12 @@ async def asked(hub: Hub, liar: Liar, since_s: float = 0, until_s: float = 50, *
     return str(answer["id"])
 
 
-async def end_of(hub: Hub, id_: str) -> Any:
-    until_s = time.monotonic() + 20
-    while (found := await pull_of(hub, id_))["state"] not in OVER:
-        assert time.monotonic() < until_s, found
-        await asyncio.sleep(0.02)
-    return found
-
-
 async def test_records_that_were_not_announced_are_not_taken() -> None:
     async with lied_to() as (hub, liar, _):
         id_ = await asked(hub, liar)
         liar.says([(0, 10)])
         liar.sends(10, 20)
-        found = await end_of(hub, id_)
+        found = await over(hub, id_)
         assert (found["state"], held(hub)) == ("failed", [])
         assert "records 10 to 19 of stream vibration are in none of the windows" in found["reason"]
 
@@ -164,7 +155,7 @@ async def test_records_of_another_time_are_not_taken() -> None:
         id_ = await asked(hub, liar)
         liar.says([(0, 10)])
         liar.sends(0, 10, at_s=60)
-        assert ((await end_of(hub, id_))["state"], held(hub)) == ("failed", [])
+        assert ((await over(hub, id_))["state"], held(hub)) == ("failed", [])
 
 
 async def test_a_lane_that_was_not_asked_for_is_not_opened() -> None:
@@ -190,7 +181,7 @@ async def test_gap_notices_claim_nothing_in_place_of_records() -> None:
         liar.says([(0, 10)])
         liar.gaps = [GapRange(0, 10, 1)]
         liar.opens()
-        assert ((await end_of(hub, id_))["state"], held(hub)) == ("failed", [])
+        assert ((await over(hub, id_))["state"], held(hub)) == ("failed", [])
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from tests.end_to_end.hosts.network import BRIDGE_ADDRESS, Host, make_bridge
 from tests.end_to_end.storms import HubNode
 from tests.support.s3_servers import VERSITYGW, S3Server, built
 from tests.support.store_path import StorePath, Way
+from tests.support.waiting import Patience
 from weft.demo.fabric import FabricError
 from weft.proofs.audit.audit import audit
 from weft.storage.chunk_log import table_key
@@ -117,12 +118,12 @@ class Hosts:
 
     async def until_divided(self) -> None:
         """Wait until each shard has one owner, and each host that runs owns some."""
-        deadline = time.monotonic() + 3 * OWNERS_S
+        patience = Patience(3 * OWNERS_S)
         while True:
             shares = await asyncio.to_thread(self.shares)
             if sum(shares) == SHARDS and min(shares[: self.started]) > 0:
                 return
-            assert time.monotonic() < deadline, f"the hosts own {shares} of {SHARDS} shards"
+            assert not patience.is_over(), f"the hosts own {shares} of {SHARDS} shards"
             await asyncio.sleep(0.5)
 
 

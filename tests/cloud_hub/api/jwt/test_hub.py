@@ -17,6 +17,7 @@ import pytest
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.issuer import Key, KeySetServer, claims, key_of, key_set, settings, signed
+from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import until
 from weft.cloud_hub.api.identity.jwt import issuer
 from weft.cloud_hub.links import open_links
@@ -146,10 +147,10 @@ async def test_an_issuer_that_hangs_harms_no_one(monkeypatch: pytest.MonkeyPatch
         ]
         took = []
         for _ in range(20):
-            began = time.monotonic()
+            stopwatch = Stopwatch()
             assert (await get(hub, "/v1/whoami", token()))[0] == 200, "its key is known"
             assert (await get(hub, "/healthz"))[0] == 200
-            took.append(time.monotonic() - began)
+            took.append(stopwatch.seconds())
         answers = await asyncio.gather(*strangers)
         assert {status for status, _ in answers} == {503}
         assert "could not be read again" in answers[0][1]["error"]

@@ -15,7 +15,7 @@ import pytest
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
 from weft.cloud_hub.api.access import ApiError
@@ -66,7 +66,7 @@ async def tailed(hub: Hub, form: str, query: str = "", token: str | None = None)
 async def taken(events: Events, count: int) -> tuple[list[int], str]:
     """Numbers of the next records, and the position behind them."""
     found: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             event = await anext(events)
             found += [each["seq"] for each in event["records"]]
@@ -93,12 +93,12 @@ async def test_each_record_comes_once_though_reader_and_hub_end_between(form: st
             seen, position = await taken(events, 305)
             assert seen == list(range(15, 320))
             await hub.close()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 assert [event async for event in events if event["records"]] == []
     async with running_hub(store) as hub, tailed(hub, form, "position=0:0,1:0&key=plant/%23&edge=press-1") as events:
         assert (await taken(events, 320))[0] == list(range(320))
     async with running_hub(store) as hub, tailed(hub, form, "position=0:0,1:0&key=office/%23") as events:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await anext(events) == {"records": [], "position": "0:0,1:0"}
 
 
@@ -119,7 +119,7 @@ async def test_the_client_goes_on_after_the_hub_has_ended_and_each_record_comes_
         port = int(hub.url.rpartition(":")[2])
     numbered(log, 10, 20)
     async with running_hub(store, port=port) as hub, running_link(hub, log, EDGE, epochs=epochs):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await following
     assert seen == list(range(30))
 
@@ -150,7 +150,7 @@ async def test_a_tail_ends_with_the_token_and_says_why(form: str, tmp_path: Path
             await anext(events)
             revoke_token(tokens, "reader")
             hub.reload()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 last = [event async for event in events][-1]
             assert (set(last), last["position"]) == ({"error", "advice", "position"}, "0:3,1:0") or last["error"]
 
@@ -166,7 +166,7 @@ async def test_a_page_of_strangers_opens_no_socket_and_a_client_has_nothing_to_s
             assert refused.value.status == 403
             async with session.ws_connect(PATH, headers={"Origin": hub.url}) as socket:
                 await socket.send_str("hello")
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     assert [event async for event in messages(socket) if event["records"]] == []
                 assert socket.close_code == aiohttp.WSCloseCode.UNSUPPORTED_DATA
         for query in ("position=x", "position=0:1,0:2", "position=0:99999999999999999999", "position=", "key=%23/a"):

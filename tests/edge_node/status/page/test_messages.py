@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.live_node import running
 from tests.support.mqtt_client import PahoClient
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.status.page import live, messages, newest
@@ -138,7 +138,7 @@ async def test_users_see_what_access_rules_let_them_read(session: aiohttp.Client
             (tmp_path / "users").write_text((tmp_path / "users").read_text().replace("reader:", "former:"))
             await node.reload()
             await client.publish("plant/a/open", "3")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 assert b"open" not in b"".join([line async for line in answer.content if b"data" in line][1:])
         async with session.get(url(node, "topics"), headers={"Authorization": READER}) as answer:
             assert answer.status == 401
@@ -146,7 +146,7 @@ async def test_users_see_what_access_rules_let_them_read(session: aiohttp.Client
 
 
 async def event(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         async for line in answer.content:
             if line.startswith(b"data: "):
                 found: dict[str, Any] = json.loads(line[6:])
@@ -207,7 +207,7 @@ async def test_what_is_asked_wrongly_or_too_often_is_refused_with_advice(
             assert answer.status == 429
         for each in held:
             each.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (again := await session.get(url(node, "live"))).status != 200:
                 again.close()
                 await asyncio.sleep(0.05)
@@ -218,6 +218,7 @@ async def test_a_node_ends_though_a_page_is_open(session: aiohttp.ClientSession,
     async with running(tmp_path, OPEN) as node:
         answer = await session.get(url(node, "live"))
         await topics(session, node)
-        async with asyncio.timeout(10):
-            await node.close()
-            assert b"data" not in await answer.content.read()
+        closing = asyncio.create_task(node.close())
+        await until(closing.done, 10)
+        await closing
+        assert b"data" not in await answer.content.read()
