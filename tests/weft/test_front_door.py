@@ -102,7 +102,7 @@ def test_the_engine_of_amqp_1_0_is_compiled_where_that_can_be(machine: Path) -> 
     def calls() -> list[str]:
         found = (machine / "calls").read_text().splitlines()
         (machine / "calls").unlink()
-        return [line.split()[1] for line in found if "amqp1" in line or "pytest" in line]
+        return [line.split()[1] for line in found if "amqp1" in line or "tests.stage" in line]
 
     (machine / ".venv/bin").mkdir(parents=True)
     programs = {".venv/bin/python": NOTES_CALLS, "bin/compiler": "#!/bin/sh\nread -r _\n"}
@@ -110,16 +110,16 @@ def test_the_engine_of_amqp_1_0_is_compiled_where_that_can_be(machine: Path) -> 
         program.write_text(text)
         program.chmod(0o755)
     done = run(machine, "test", CC="no-compiler")
-    assert (done.returncode, done.stderr, calls()) == (0, "", ["pytest"])
+    assert (done.returncode, done.stderr, calls()) == (0, "", ["tests.stage"])
     assert "AMQP 1.0 is not tested here" in done.stdout
     assert "apt install gcc python3-dev" in done.stdout
     done = run(machine, "test", CC="compiler", FAILS="pip")
-    assert (done.returncode, done.stderr, calls()) == (0, "", ["pip", "pytest"])
+    assert (done.returncode, done.stderr, calls()) == (0, "", ["pip", "tests.stage"])
     assert "its engine could not be compiled" in done.stdout
     assert run(machine, "test", CC="compiler -O2").returncode == 0
-    assert calls() == ["pip", "pytest"]
+    assert calls() == ["pip", "tests.stage"]
     assert run(machine, "test", CC="compiler").returncode == 0
-    assert calls() == ["pytest"]
+    assert calls() == ["tests.stage"]
 
 
 RECORDS = """\
@@ -162,13 +162,13 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     }  # fmt: skip
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
-    ahead = "called -m tests.support.third_party"
-    assert calls.keys() == {"called setup", "called lint", "called test", ahead, "called test --all"}
+    ahead, near = "called -m tests.support.third_party", "called -m tests.changed --commits 50"
+    assert calls.keys() == {"called setup", "called lint", "called test", ahead, near, "called test --all"}
     for call in calls.values():
         assert {f"{name}={value}" for name, value in passed.items()} <= call
         assert not [line for line in call if line.startswith(("PYTHON", "JAVA_", "AWS_"))]
     has = {name: {line for line in call if line.startswith("has ")} for name, call in calls.items()}
-    for name in ("called test --all", ahead):
+    for name in ("called test --all", ahead, near):
         assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= has.pop(name)
     for name, found in has.items():
         assert found == {"has python3", "has sh"}, name

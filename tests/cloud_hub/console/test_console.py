@@ -11,8 +11,8 @@ import pytest
 
 from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, readings
 from tests.cloud_hub.live import EdgeLog, running_link
-from tests.support.speed import slowness
 from tests.support.browser import BrowserPage, browser_page, needs_browser
+from tests.support.speed import slowness
 from tests.support.steps import TRIES
 from weft.cloud_hub.api import records_answer
 from weft.cloud_hub.api.search import Search

@@ -15,8 +15,8 @@ from tests.cloud_hub.declared.test_groups import cluster
 from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.down.test_down import Taker, linked, messages, settled
 from tests.cloud_hub.live import get, running_hub
-from tests.support.speed import slowness
 from tests.support.processes import weft
+from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import Patience
 from weft.cloud_hub.declared import groups

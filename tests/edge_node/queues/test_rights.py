@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.speed import slowness, uncollected
 from tests.edge_node.queues.room import Room
 from tests.edge_node.queues.test_declarations import refusal
+from tests.support.speed import slowness, uncollected
 from tests.support.steps import STEP_S_MAX, TRIES
 from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import AccountIdentity, Accounts

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.costs.speed import slowness
+from tests.support.speed import slowness
 from tests.support.steps import TRIES, stepped
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.pages import encoded, lanes_after, position

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.costs.speed import uncollected
 from tests.edge_node.functions.python.conftest import Subject
+from tests.support.speed import uncollected
 from tests.support.steps import TRIES
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.functions.contract import NotReady
@@ -245,7 +245,7 @@ async def test_the_process_ends_with_the_node(tmp_path: Path) -> None:
 NODE = """
 import asyncio, sys
 from pathlib import Path
-from tests.costs.speed import uncollected
+from tests.support.speed import uncollected
 from tests.edge_node.functions.python.conftest import Subject
 from tests.support.steps import TRIES
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from tests.costs.speed import slowness
 from tests.edge_node.functions.restart import SECOND, cuts, row, run, same_after_restarts, stateful
 from tests.edge_node.functions.windows.test_sql import sql
 from tests.support.examples import given
+from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, worked_s
 from weft.edge_node.functions.chain import Chain, Outputs
 from weft.edge_node.functions.contract import Row

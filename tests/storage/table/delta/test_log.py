@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from tests.costs.speed import slowness
 from tests.storage.table.delta.tables import KEY, SCHEMA, checkpointed, create, new_file, reading, table
+from tests.support.speed import slowness
 from weft.storage.object_store import NotFound, ObjectStore, open_store
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.small_files import SmallFiles
