@@ -15,6 +15,8 @@ import ssl
 from contextvars import ContextVar
 from typing import Any
 
+from weft.network.tls.records import BoundedRecords
+
 LINGER_S = 1.0
 """Longest time that a client may take to read its alert. A good network needs one round trip."""
 READ_BYTES = 64 << 10
@@ -69,7 +71,7 @@ class TlsAlert:
                         break
 
 
-class _Handshake(ssl.SSLObject):
+class _Handshake(BoundedRecords):
     """A TLS connection whose alert is kept when its handshake fails."""
 
     kept: tuple[TlsAlert, ssl.MemoryBIO] | None = None
@@ -90,7 +92,8 @@ class _Handshake(ssl.SSLObject):
 
 
 class AlertingContext(ssl.SSLContext):
-    """A context whose failed handshakes store their alert in the ``Alert`` of the current task."""
+    """A context whose failed handshakes store their alert in the ``TlsAlert`` of the current task, and whose connections
+    have a bound on records without data."""
 
     sslobject_class = _Handshake
 
@@ -98,8 +101,11 @@ class AlertingContext(ssl.SSLContext):
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *arguments: Any, **options: Any
     ) -> ssl.SSLObject:
         """Begin a TLS connection."""
-        made = super().wrap_bio(incoming, outgoing, *arguments, **options)
+        taken = ssl.MemoryBIO()
+        made = super().wrap_bio(taken, outgoing, *arguments, **options)
+        assert isinstance(made, _Handshake)
+        made.incoming, made.taken = incoming, taken
         alert = _alert.get()
-        if alert is not None and isinstance(made, _Handshake):
+        if alert is not None:
             made.kept = alert, outgoing
         return made
