@@ -41,6 +41,7 @@ from weft.cloud_hub.down.requests import read_body
 from weft.cloud_hub.health import Health
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.cloud_hub.links.frame_budget import FrameBudget
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
@@ -103,6 +104,7 @@ class Hub:
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
         self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
+        self._frames = FrameBudget(self._refusals, time.monotonic)
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
         self._declared = Declarations(
@@ -336,7 +338,7 @@ class Hub:
         link = EdgeLink(
             self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
             elsewhere=self._owners.elsewhere(request.host), down=to_edges.down, configs=to_edges.fleet.links,
-            quota=LinkQuota(self._tenants),
+            quota=LinkQuota(self._tenants), frames=self._frames,
         )  # fmt: skip
         with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(

@@ -125,6 +125,7 @@ class Receiver:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
+        self._cost = 0
 
     @property
     def closed(self) -> bool:
@@ -261,9 +262,7 @@ class Receiver:
         spent, admit = 0, self._in_flight.admit
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
         for frame in self._decoder.unpacked():
-            if isinstance(frame, Data):
-                if not self._known(frame.lane):
-                    continue
+            if isinstance(frame, Data) and self._known(frame.lane):
                 cost = window_cost(batches := split_batches(frame.batches))
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
                 admit(frame.lane, batches, cost, self._settings, not is_long)
@@ -272,13 +271,17 @@ class Receiver:
                     yield
                     self.unchecked = []
                 self._events.append(BatchesReceived(frame.lane, batches))
-                spent += cost
             else:
-                self._receive(frame)
-                if self.closed:
-                    return
-                cost = bounds.ORIGINS_COST if isinstance(frame, LaneOrigins) else bounds.CONTROL_COST
-                spent += cost + bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
+                if isinstance(frame, Data):  # of a lane that was closed
+                    cost = bounds.CONTROL_COST + len(frame.batches) // bounds.BYTES_DROPPED
+                else:
+                    self._receive(frame)
+                    if self.closed:
+                        return
+                    cost = bounds.ORIGINS_COST if isinstance(frame, LaneOrigins) else bounds.CONTROL_COST
+                    cost += bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
+                self._cost += cost
+            spent += cost
             if spent >= bounds.TURN_COST and self._in_turns:
                 spent = 0
                 yield
@@ -353,9 +356,15 @@ class Receiver:
     # -- output
 
     def events(self) -> list[ReceiverEvent]:
-        """Return the events since the last call, in order."""
+        """Return the events since the last call, in order. Of each lane only the newest mark is left."""
         events, self._events = self._events, []
-        return events
+        return _with_newest_marks(events) if len(events) > 1 else events
+
+    def control_cost(self) -> int:
+        """Return the cost of the frames since the last call that the window does not count: those other than DATA, and
+        DATA of closed lanes."""
+        cost, self._cost = self._cost, 0
+        return cost
 
     @property
     def has_to_answer(self) -> bool:
@@ -394,3 +403,17 @@ class Receiver:
             self._state = _State.CLOSED
             self._acks.clear()
             self._events.append(lost)
+
+
+def _with_newest_marks(events: list[ReceiverEvent]) -> list[ReceiverEvent]:
+    """Leave out marks that a later one of their lane follows. What came between them is below the later one, too."""
+    kept: list[ReceiverEvent] = []
+    marked: set[int] = set()
+    for event in reversed(events):
+        if not isinstance(event, MarksReceived):
+            kept.append(event)
+        elif lanes := [pair for pair in event.lanes if pair[0] not in marked] if marked else event.lanes:
+            marked.update(number for number, _ in lanes)
+            kept.append(event._replace(lanes=lanes))
+    kept.reverse()
+    return kept

@@ -16,6 +16,8 @@ TURN_COST = 128 << 10
 """Cost after which the owner gives others their turn: some 5 ms of work. The cost of DATA is its size in the window."""
 CONTROL_COST, CONTROL_BYTE_COST = 1 << 10, 8
 """Cost of a frame other than DATA, and of each of its bytes, which become objects."""
+BYTES_DROPPED = 16
+"""Bytes of DATA of a closed lane, dropped unread, that cost 1."""
 ORIGINS_COST = 16 << 10
 """Cost of a LANE_ORIGINS frame: each one is compared with all other origins of its lane."""
 DATA_FRAME_BYTES = 1 << 20

@@ -37,7 +37,7 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
-from weft.replication.runner.socket_messages import SocketReader
+from weft.replication.runner.socket_messages import SocketReader, has_left
 from weft.replication.settings import ReceiverSettings
 
 MESSAGE_SLACK_BYTES = 2 << 20
@@ -171,6 +171,15 @@ class LinkSession:
         self._acks_from = 0.0
         """Time from which the next acknowledgement may go, by the loop's clock."""
         self._later: asyncio.TimerHandle | None = None
+
+    def control_cost(self) -> int:
+        """Return the cost of the frames since the last call that the window does not count."""
+        return self._receiver.control_cost()
+
+    @property
+    def edge_has_left(self) -> bool:
+        """Return whether the edge has closed the connection, though not all that it sent was read."""
+        return has_left(self._socket)
 
     @property
     def window_is_half_used(self) -> bool:
