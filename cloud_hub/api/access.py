@@ -80,6 +80,15 @@ def _plain(reason: str) -> str:
     return shown[:CHALLENGE_CHARACTERS_MAX]
 
 
+class Charged(NamedTuple):
+    """Owners that are charged for a reader's request."""
+
+    owner: Owner
+    """Its token; without tokens its address (for IPv6 its /64)."""
+    tenant: Owner
+    """The token's tenant, with all its tokens; for an admin and without tokens the owner itself."""
+
+
 class Access:
     """Checks of requests by token, or without tokens by the peer's address.
 
@@ -228,17 +237,17 @@ class Access:
             raise ApiError(403, f"{identity.shown} is for tenant {identity.tenant}", "leave out ?tenant=")
         return wanted or identity.tenant, identity
 
-    def owner(self, request: web.Request) -> Owner:
-        """Return the owner that is charged for a reader's request: its token, or without tokens its address (for IPv6
-        its /64).
+    def charged(self, request: web.Request) -> Charged:
+        """Return who is charged for a reader's request.
 
         Raises:
             ApiError: 401, 403, 421.
         """
         identity = self.reader(request)
-        if identity is None:
-            return address_owner(request.remote or "")
-        return Owner(OwnerKind.TOKEN, identity.name)
+        owner = address_owner(request.remote or "") if identity is None else Owner(OwnerKind.TOKEN, identity.name)
+        if identity is None or identity.scope is Scope.ADMIN:
+            return Charged(owner, owner)
+        return Charged(owner, Owner(OwnerKind.TENANT, identity.tenant))
 
     def note_refusal(self, request: web.Request, error: ApiError) -> None:
         """Note a request that was refused since its login does not open it, or is none. Others are passed over."""

@@ -178,9 +178,9 @@ class Api:
         """Return the handler with a bound on the answers in progress for its readers."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
-            owner = self._access.owner(request)
-            async with self._answers.room(owner):
-                return await self._answers.send(request, await handler(request), owner)
+            reader = self._access.charged(request)
+            async with self._answers.room(reader) as place:
+                return await self._answers.send(request, await handler(request), reader, place)
 
         return bounded
 
