@@ -75,6 +75,12 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
                 "is missing: every program that reaches the port may link and read. `weft token create` creates one"
             )
             found.doubtful.append(Finding(("tokens_file",), message))
+            if config.anonymous == "allowed_beyond_loopback" and config.hosts is None:
+                message = (
+                    "is missing: a web page in a browser of that network may read all under a name of its own (DNS "
+                    "rebinding). List the names under which readers call the hub, or none: `hosts: []`"
+                )
+                found.doubtful.append(Finding(("hosts",), message))
     elif config.tokens_file is not None:
         _look_at_tokens(config.tokens_file, found)
     if config.tokens_file is not None or config.jwt is not None or config.anonymous == "never":
