@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from weft.proofs.backup.copying import Copied, Copier, CopyTurns
+from weft.proofs.backup.copying import Copied, Copier, CopyTurns, Unlike
 from weft.proofs.backup.places import LAST_CHECKPOINT, listed
 from weft.proofs.backup.record import BackupUnusable
 from weft.proofs.backup.view import BackupView
@@ -53,8 +53,10 @@ async def restore(
             if table.last_checkpoint is not None:
                 await _put(target, f"{key}/{LAST_CHECKPOINT}", table.last_checkpoint)
             note(f"table {table.tenant}/{table.stream}: version {table.version}")
-        for key, size in view.others:
-            await copier.copy(key, size, key)
+        for key, (content, size) in view.others.items():
+            await copier.copy_kept(key, size, content)
+    except Unlike as error:
+        raise BackupUnusable(f"{error}: restore an earlier backup, or ask who may write to its place") from error
     except NotFound as gone:
         raise BackupUnusable(f"the backup lacks {gone}: `weft hub verify` on it names all that is missing") from gone
     await _put(target, hub_keys.CLUSTER, restored(view.record.cluster, view.record.started, clock()))

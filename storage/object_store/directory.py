@@ -55,6 +55,7 @@ _ADVICE = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
     errno.EROFS: _READ_ONLY,
     errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
+    errno.ELOOP: "An object is a regular file, and no symbolic link",
     errno.EIO: "The disk reports errors: see the system's log",
 }  # fmt: skip
 

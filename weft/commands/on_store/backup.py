@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from weft.commands.common import config_argument, json_option, load_hub, open_hub_store, store_trouble
+from weft.config.units import is_bucket
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.text.record import timestamp
 
@@ -41,6 +43,16 @@ def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
         raise Failed(f"{uris}: {error}") from None
     except StoreError as error:
         raise Failed(f"{uris}: {store_trouble(uris, error)}. Run the command again: it goes on") from None
+
+
+def _refuse_links(uri: str) -> None:
+    """Refuse a folder with links to other folders, whose files a restore would copy with the rights of its user."""
+    if is_bucket(uri):
+        return
+    for folder, folders, _ in os.walk(uri):
+        for name in folders:
+            if os.path.islink(path := os.path.join(folder, name)):
+                raise Failed(f"{uri}: {path} is a symbolic link, and a backup has none. Ask who may write there")
 
 
 def _note(as_json: bool) -> Callable[[str], None]:
@@ -114,6 +126,7 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
         from weft.proofs.backup.restoring import restore as restore_backup
         from weft.proofs.backup.view import open_backup
 
+        _refuse_links(source)
         view = await open_backup(open_hub_store(source))
         if view is None:
             raise BackupUnusable("there is no complete backup")
