@@ -54,16 +54,15 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
 from weft.cloud_hub.splits.busy import Clocks
 from weft.cloud_hub.splits.making import ShardMaker
+from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.cloud_hub.to_edges import ToEdges
 from weft.config.log_lines.throttle import Throttle
-from weft.config.units import is_bucket
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
-from weft.storage.cluster import NEW_SHARDS, Cluster, open_cluster
-from weft.storage.object_store import ObjectStore, open_store, probe
-from weft.storage.store_formats import check_store
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +127,7 @@ class Hub:
         self._tails: StreamTails | None = None
         self._acts_stream: ActsStream | None = None
         self.cluster: Cluster
+        self._store: HubStore
 
     @property
     def sequencers(self) -> list[Sequencer]:
@@ -153,23 +153,19 @@ class Hub:
             credentials, settings.open_to_network, settings.hosts, self._listener.certificates, self._refusals.events
         )
         self._links.start(credentials)
-        store = self._given_store or open_store(settings.store, settings.store_options)
-        raced = self._given_store is None and is_bucket(settings.store)
-        await check_store(store, self._rules.level)  # before the probe, which writes
-        await probe(store, open_store(settings.store, settings.store_options) if raced else None)
-        level = self._rules.level
-        self.cluster = await open_cluster(store, settings.shards, release_level=level, new_shards=NEW_SHARDS)
-        await self._clock.measure(store)
+        self._store = HubStore(settings, self._given_store, self._clock, self._rules.level)
+        store, self.cluster = await self._store.open()
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(
             lambda: self.cluster.tree.count, self._site(node_id), node_id, changed=self._owners_changed,
+            cluster=(self.cluster.cluster_id.hex(), self.cluster.restored),
             is_drained=self._declared.drained.covers, wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
         self._membership = membership = Membership(
             store, node_id, software=software(), level=self.cluster.level, release_level=self._rules.level,
             clock=self._clock, owners=owners, work=self._work, grown=self._grow,
         )  # fmt: skip
-        await membership.look()
+        await self._store.answered(membership.look)
         self._maker = ShardMaker(
             store, lambda: self.cluster, settings.sequencer, clock=self._clock, random_bits=self._random_bits,
             level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
@@ -290,6 +286,10 @@ class Hub:
         self._listener.reload()
         self._declared.reload()
 
+    async def failed(self) -> str:
+        """Wait until the node cannot go on, and return why: another process has to begin anew."""
+        return await self._store.failed()
+
     async def close(self) -> None:
         """Close the links and stop. Edges still have all unacknowledged records."""
         link_log.logger.removeFilter(self._throttle)
@@ -330,6 +330,8 @@ class Hub:
                 raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
             if (wrong := self._clock.wrong()) is not None:
                 raise ApiError(503, wrong, ADVICE)
+            if (away := self._store.fence.trouble) is not None:
+                raise ApiError(503, away, "the edge tries again by itself, here and at other nodes")
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
@@ -361,7 +363,7 @@ class Hub:
 
     def health(self) -> Health:
         """Return what the health of the node depends on."""
-        return Health(self._own(), self._tables.service, self._membership, self._clock)
+        return Health(self._own(), self._tables.service, self._membership, self._clock, self._store.fence)
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this node does not know it."""
@@ -372,6 +374,7 @@ class Hub:
         return {
             "software": software(),
             "cluster_id": self.cluster.cluster_id.hex(),
+            "store": {"trouble": self._store.fence.trouble},
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
             "release_level": self._rules.level,

@@ -192,7 +192,7 @@ class Api:
         return web.Response(**health_answer("healthy", self._node.health().unhealthy(), request.headers))
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("ready", self._node.health().unready(), request.headers))
+        return web.Response(**health_answer("ready", await self._node.health().unready(), request.headers))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request, Right.STATUS)

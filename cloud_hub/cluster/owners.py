@@ -69,6 +69,7 @@ class Owners:
         shards: returns their number in the store, which grows by splits.
         changed: called when shards have other owners.
         beat_s: interval at which processes write their entries.
+        cluster: id of the cluster, and moment of its last restore: entries of others do not count.
         is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
         monotonic: seconds.
         wall_clock: nanoseconds since 1970.
@@ -81,6 +82,7 @@ class Owners:
         node_id: str,
         *,
         changed: Callable[[], Awaitable[None]],
+        cluster: tuple[str, int] = ("", 0),
         is_drained: Callable[[str, str], bool] = lambda host, name: False,  # noqa: ARG005
         monotonic: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
@@ -88,6 +90,7 @@ class Owners:
     ) -> None:
         self.beat_s = beat_s
         self._shards, self._site, self._id = shards, site, node_id
+        self._cluster = cluster
         self._changed, self._monotonic, self._wall = changed, monotonic, wall_clock
         self.own = site.name(site.process)
         """Name of this process."""
@@ -180,7 +183,7 @@ class Owners:
         return msgspec.structs.replace(
             entry, name=self.own, since=self.since, host=site.host, port=self.port, process=site.process,
             advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
-            interval_s=interval_s,
+            interval_s=interval_s, cluster=self._cluster[0], restored=self._cluster[1],
         )  # fmt: skip
 
     def _note_write(self, interval_s: float) -> None:
@@ -264,6 +267,8 @@ class Owners:
         for key, seen in others.items():
             entry = decode_entry(seen.content)
             if entry is None or not entry.name or entry.id == self._id or abs(now - entry.seen) > SEEN_NS:
+                continue
+            if self._cluster[0] and not entry.is_of(*self._cluster):
                 continue
             if seen.age_s > MISSED_MAX * self._interval_s(entry):
                 self._gone[key] = seen.content, False

@@ -18,6 +18,13 @@ class ClockOfNode(msgspec.Struct, frozen=True):
     trouble: str | None
 
 
+class StoreOfNode(msgspec.Struct, frozen=True):
+    """The store, as the process sees it."""
+
+    trouble: str | None
+    """Why it may not be used, if it is not in its place."""
+
+
 class CertificateInForce(msgspec.Struct, frozen=True):
     """The hub's certificate."""
 
@@ -287,6 +294,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     software: str
     cluster_id: str
+    store: StoreOfNode | UnsetType = UNSET
     clock: ClockOfNode
     level: int
     """Fold level of the cluster."""

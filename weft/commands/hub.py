@@ -105,7 +105,7 @@ processes_option = click.option(
     metavar="URL",
     help="URL at which edges reach this machine, one for each process; instead of the setting `advertise`.",
 )
-@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR, from the supervisor to its processes.")
+@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR/FIRST, from the supervisor to its processes.")
 @log_level_option
 def run(config_file: str, processes: int | None, advertise: tuple[str, ...], part: str | None, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT.
@@ -116,11 +116,11 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
     loaded = _advertised(located_hub(config_file), advertise)
     log_to_stderr(log_level)
     if part is not None:
-        number, count, alive = map(int, part.split("/"))
+        number, count, alive, first = map(int, part.split("/"))
         from weft.service.supervisor import end_with_supervisor
 
         end_with_supervisor(alive)
-        _serve(config_file, loaded, number, count, advertise)
+        _serve(config_file, loaded, number, count, advertise, begins=bool(first))
         return
     from weft.cloud_hub.checks import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
@@ -155,9 +155,10 @@ def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[st
     from weft.service.serving import Signals, run_until_stopped
     from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
 
-    def arguments(number: int, alive: int) -> list[str]:
+    def arguments(number: int, alive: int, is_first: bool) -> list[str]:
         urls = [f"--advertise={each}" for each in advertise]
-        return ["hub", "run", config_file, "--log-level", log_level, *urls, "--part", f"{number}/{count}/{alive}"]
+        part = f"{number}/{count}/{alive}/{is_first:d}"
+        return ["hub", "run", config_file, "--log-level", log_level, *urls, "--part", part]
 
     async def serve(signals: Signals) -> None:
         await Supervisor(arguments, count).run(signals)
@@ -170,7 +171,10 @@ def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[st
         raise Failed(f"{failure}. Mend that, or run the hub as one process: --processes 1") from None
 
 
-def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...]) -> None:
+def _serve(
+    config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...], *,
+    begins: bool = True,
+) -> None:  # fmt: skip
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
     from weft.service.reload import RunningSettings
@@ -182,7 +186,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int,
     settings = RunningSettings(config_file, config, lambda path: _advertised(located_hub(path), advertise).config)
 
     async def serve(signals: Signals) -> None:
-        hub = Hub(settings_of(config, number, count))
+        hub = Hub(replace(settings_of(config, number, count), begins=begins))
         collect_garbage_rarely()  # or a start would look at what it has loaded again and again: three times the time
         await hub.start()
         try:
@@ -190,7 +194,8 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int,
             let_threads_in_soon()
             click.echo(f"the hub is ready at {hub.url}")
             async with signals.reloading(lambda: _reload(hub, settings, number)):
-                await signals.stop.wait()
+                if (failure := await signals.stopped(hub.failed())) is not None:
+                    raise Failed(failure)
         finally:
             await hub.close()
 
@@ -297,6 +302,8 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
     show_cluster_log(facts.get("cluster_log"), time.time())
     show_issuer(facts.get("jwt"))
+    if trouble := facts.get("store", {}).get("trouble"):
+        click.echo(f"STORE: {trouble}")
     if trouble := facts.get("clock", {}).get("trouble"):
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:
