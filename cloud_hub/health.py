@@ -18,7 +18,7 @@ STORE_SILENCE_S = 15.0
 """Time for which the store owes a shard an answer before the shard makes the node not ready. One slow response or one
 retry does not count, and a load balancer detects an outage before edges fill their windows."""
 LOOK_AGE_S, LOOK_S_MAX = 1.0, 2.0
-"""Age of a look at the store with which a probe is content, so that probes cost at most one request a second; and the
+"""Age of a look at a bucket with which a probe is content, so that probes cost at most one request a second; and the
 longest time that a probe waits for one."""
 
 

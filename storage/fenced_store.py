@@ -82,12 +82,12 @@ class FencedStore:
         """Bring ``trouble`` and ``silent_s`` up to date.
 
         Args:
-            age_s: age of an answer that is still good enough.
+            age_s: age of an answer that is still good enough, where each look is a request.
             within_s: longest time to wait for one.
         """
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(within_s):
-                await self._confirm(age_s)
+                await self._confirm(0.0 if self._is_held else age_s)
 
     async def _confirm(self, age_s: float) -> None:
         asked = self._boot()
