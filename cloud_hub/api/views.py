@@ -364,6 +364,7 @@ def stream_view(
         "fields": list(fields),
         "payload": payload.label,
         "complete_up_to": moment(summary.complete_up_to),
+        "held_back_by": [held_back_view(each) for each in summary.held_back_by],
         "skipped": sum(skip.end - skip.first for state in states for skip in state.skips.get((tenant, stream), ())),
         "table": table,
     }

@@ -244,7 +244,7 @@ class ShardSessions:
         if not missing:
             del self.lost[lane]
             return None
-        return LostRecords(sum(end - first for first, end in missing), missing[0][0])
+        return LostRecords(sum(end - first for first, end in missing), missing[0][0], missing[-1][1])
 
     def leave(self, session: LaneSession) -> None:
         """Note the end of the link. Its items are still committed, unless a new session opens first."""
