@@ -71,9 +71,7 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
     if config.tokens_file is None and config.jwt is None:
         has_certificates = config.tls is not None and config.tls.client_ca is not None
         if config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:
-            message = (
-                "is missing: every program that reaches the port may link and read. `weft token create` creates one"
-            )
+            message = "is missing: every program that reaches the port may link and read. `weft token add` creates one"
             found.doubtful.append(Finding(("tokens_file",), message))
             if config.anonymous == "allowed_beyond_loopback" and config.hosts is None:
                 message = (
@@ -141,14 +139,14 @@ def _look_at_tokens(path: str, found: HubFindings) -> None:
             tokens = read_tokens(file.read(), path)
     except OSError as error:
         advice = (
-            f". `weft token create NAME --file {path} ...` creates one" if isinstance(error, FileNotFoundError) else ""
+            f". `weft token add NAME --file {path} ...` creates one" if isinstance(error, FileNotFoundError) else ""
         )
         found.needed.append(Finding(("tokens_file",), f"{path}: {why_unreadable(error)}{advice}"))
     except TokensUnusable as error:
         found.needed.append(Finding(("tokens_file",), str(error)))
     else:
         if not tokens:
-            message = f"{path} holds no token, so the hub refuses every request. `weft token create` adds one"
+            message = f"{path} holds no token, so the hub refuses every request. `weft token add` adds one"
             found.doubtful.append(Finding(("tokens_file",), message))
         if problem := too_readable(path):
             found.doubtful.append(Finding(("tokens_file",), problem))

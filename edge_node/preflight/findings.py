@@ -226,9 +226,7 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
     distant = [url for url in map(urlsplit, link.to) if not Address(url.hostname or "", 0).is_loopback]
     if file is None:
         if distant:
-            message = (
-                "is missing: hubs that other machines reach require a token. `weft token create` creates one there"
-            )
+            message = "is missing: hubs that other machines reach require a token. `weft token add` creates one there"
             found.doubtful.append(Finding(at, message))
         return
     for url in distant:
@@ -242,7 +240,7 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
             message = f"{file} exists only while systemd runs the unit, so it was not checked"
             found.doubtful.append(Finding(at, message))
         else:
-            advice = "Write the token into it that `weft token create` printed on the hub"
+            advice = "Write the token into it that `weft token add` printed on the hub"
             found.unfit.append(Finding(at, _told(file, error, advice)))
     except OSError as error:
         found.unfit.append(Finding(at, _told(file, error)))

@@ -80,7 +80,7 @@ def open_hub_elsewhere(reader: PageReader) -> None:
 def edge_elsewhere(reader: PageReader) -> None:
     """An edge node that has the token which the page's first command printed, and a message."""
     (reader.folder / "edge.yaml").write_text(reader.replaced(EDGE))
-    printed = re.findall(r"^\$ weft token create press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
+    printed = re.findall(r"^\$ weft token add press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
     (reader.folder / "token").write_text(printed[0])
     (reader.folder / "token").chmod(0o600)
     reader.run("weft edge run edge.yaml")

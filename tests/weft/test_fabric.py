@@ -128,7 +128,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     folder = edge_yaml.parent
     tokens = folder / "tokens"
     hub_yaml.write_text(hub_yaml.read_text() + "tokens_file: tokens\n")
-    arguments = ["token", "create", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
+    arguments = ["token", "add", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
     (folder / "token").write_text(weft(*arguments).output)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     assert [probe(hub, path) for path in ("healthz", "readyz")] == [(200, "healthy\n"), (200, "ready\n")]

@@ -52,11 +52,11 @@ from weft.commands.on_store import (
     stream,
     tables,
     tenants,
-    tokens,
 )
+from weft.commands.on_store.tokens import first, group
 from weft.config.errors import format_path
 from weft.config.units import Address, kind_of, parse_bind
-from weft.output import Failed, Refused, print_facts, print_json, print_table
+from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges, show_issuer, show_quality
 from weft.text.table_makers import print_stopped, table_makers
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 """Difference of an edge's clock that is shown, and the number of such edges that are named."""
-OWN_EDGES = "/v1/edges?shards=own"
 Access = tuple[str | None, str | None]
 """Files of the token and of the hub's certificate."""
 
@@ -83,9 +82,9 @@ def command() -> None:
 for each in (
     messages.publish, messages.messages, hub_pulls.pull, hub_pulls.pulls, whoami, nodes.nodes, drain.drain, split.split,
     cluster.finalize, cluster.retire, cluster.adopt, skip.skip, clock.clock, deletion.declare_deletion, stream.command,
-    tables.command, tokens.command, tenants.command, groups.command, configs.command, schemas.command, quality.command,
-    declaring.declarations, acts, approvals.second_person, approvals.requests, approvals.approve,
-    backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
+    tables.command, group.command, first.open_hubs, tenants.command, groups.command, configs.command,
+    schemas.command, quality.command, declaring.declarations, acts, approvals.second_person, approvals.requests,
+    approvals.approve, backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
 ):  # fmt: skip
     command.add_command(each)
 
@@ -271,18 +270,18 @@ def _listening(config: HubConfig, count: int) -> str:
 )
 @json_option
 def status(config_file: str, token_file: str | None, edges: int, as_json: bool) -> None:
-    """Show the state of the running node of CONFIG: every edge that the hub knows, and the shards of all processes.
+    """Show every edge that the hub of CONFIG knows, whichever machine it is linked to, and this machine's shards.
 
-    A disconnected edge is shown until all its lanes have left the hub (`dropped_after`). Its version is known if it was
-    linked since the start of its process. Only links of this machine's processes are shown.
+    Edges with an alarm come first, then those without a link. Links to other machines are known some 15 s late. A
+    disconnected edge is shown until all its lanes have left the hub (`dropped_after`).
     """
     config = load_hub(config_file)
     bind, access = config.listen, (token_file, certificate_of(config))
     with using(token_file or ""):
         facts = get_status(bind, "/v1/status", *access)
-        facts |= _edges(bind, access)
-        for peer in facts["peers"]:
-            _join(facts, parse_bind(bind)._replace(port=peer["port"]), access)
+        facts |= get_pages(bind, "/v1/edges", "edges", *access)
+        peers = [parse_bind(bind)._replace(port=peer["port"]) for peer in facts["peers"]]
+        here = {facts["name"]}.union(*(_join(facts, peer, access) for peer in peers))
     _add_strays(facts)
     if as_json:
         print_json(facts)
@@ -341,7 +340,7 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     show_quality(facts.get("quality", []))
     for missing in facts.get("missing_shards", []):
         click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
-    show_edges(facts["edges"], time.time(), edges or None)
+    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
 
 
 def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
@@ -351,41 +350,33 @@ def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
         "software": facts["software"],
         "level": f"{facts['level']} (this release knows {facts['release_level']})",
         "cluster log": cluster_log_position(facts.get("cluster_log")),
+        "last backup": _backup(facts.get("backup")),
         **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
     }
 
 
-def _edges(address: str, access: Access) -> dict[str, Any]:
-    """Return a process's report on its edges; warn and return none if it fails, as on an earlier release."""
-    try:
-        return get_pages(address, OWN_EDGES, "edges", *access)
-    except Failed as failure:
-        click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
-        return {"edges": []}
+def _backup(last: dict[str, str] | None) -> str:
+    return "none is known" if last is None else f"up to {last['up_to'][:19]}Z, at {harmless(last['place'])}"
 
 
-def _join(facts: dict[str, Any], address: Address, access: Access) -> None:
-    """Add another process's links and own shards to the facts of the first."""
+def _join(facts: dict[str, Any], address: Address, access: Access) -> set[str]:
+    """Add another process's links and own shards to the facts of the first. Return its name."""
     try:
         others = get_status(str(address), "/v1/status", *access)
     except Failed as failure:
-        click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
-        return
-    edges = _edges(str(address), access)
+        click.echo(f"warning: {failure}. That process's shards and links are missing here", err=True)
+        return set()
     owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
-    facts["links"] += others["links"]
-    facts["conflicts"] += others["conflicts"]
-    facts["lost"] = facts.get("lost", []) + others.get("lost", [])
-    facts["open_gaps"] = facts.get("open_gaps", []) + others.get("open_gaps", [])
+    for name in ("links", "conflicts", "lost", "open_gaps"):
+        facts[name] = [*facts.get(name, []), *others.get(name, [])]
     facts["open_gaps_more"] = facts.get("open_gaps_more", 0) + others.get("open_gaps_more", 0)
-    facts["edges"] += edges["edges"]
-    facts["missing_shards"] = [*facts.get("missing_shards", []), *edges.get("missing_shards", [])]
+    return {others["name"]}
 
 
 def _add_strays(facts: dict[str, Any]) -> None:
-    """Report edges as connected whose link is at another process than their shard: they could not reach that one."""
+    """Report edges as connected whose link to a process of this machine the first process does not know yet."""
     links = {(link["tenant"], link["edge"]): link for link in facts["links"] if link["edge"]}
     for edge in facts["edges"]:
         link = links.get((edge["tenant"], edge["edge"]))

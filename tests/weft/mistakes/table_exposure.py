@@ -8,7 +8,7 @@ USERS = "alice:$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0c2FsdA$cGFzc3dvcmR
 TOKENS = "tokens: []\n"
 NO_TOKEN = (
     "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so the hub refuses every request. `weft token "
-    "create` adds one"
+    "add` adds one"
 )
 EXPOSURE = [
     Mistake(
@@ -80,7 +80,7 @@ EXPOSURE = [
         "a hub for everyone in the network",
         "hub check hub.yaml --offline",
         "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
-        "token create` creates one",
+        "token add` creates one",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\nhosts: []\n"),
         in_process=True,
