@@ -9,13 +9,14 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
+from weft.cloud_hub.api.edge_figures import EdgeFigures
 from weft.cloud_hub.api.edges import EdgeViews
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.streams.completeness import StreamCompleteness
@@ -36,6 +37,7 @@ from weft.cloud_hub.declared.tenants.counts import TenantCounts
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
 from weft.cloud_hub.declared.tenants.requests import TenantRequests
 from weft.cloud_hub.declared.tenants.use import Tenants
+from weft.cloud_hub.declared.token_use import TokenUse
 from weft.cloud_hub.down.acts_stream import ActsStream
 from weft.cloud_hub.down.requests import read_body
 from weft.cloud_hub.health import Health
@@ -43,6 +45,7 @@ from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.frame_budget import FrameBudget
 from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.links.linked_edges import LinkedEdges
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
@@ -63,6 +66,7 @@ from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
+from weft.storage.object_store.placed import requests_of
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +129,7 @@ class Hub:
         self._acts: ActsRequests
         self._changes: ChangeStreams | None = None
         self._tails: StreamTails | None = None
+        self._for_people: tuple[LinkedEdges, TokenUse] | None = None
         self._acts_stream: ActsStream | None = None
         self.cluster: Cluster
         self._store: HubStore
@@ -179,6 +184,10 @@ class Hub:
             store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
             links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
         )  # fmt: skip
+        self._for_people = (
+            LinkedEdges(store, node_id, self._links.by_edge, owners.others, time.monotonic),
+            TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic),
+        )
         self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
         self._changes = ChangeStreams(
             lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.by_edge,
@@ -192,9 +201,11 @@ class Hub:
             self._tenants.start()
             self._acts_stream.start()
             self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count)
-            await self._listen(self._shards)
+            await self._listen(self._shards, requests_of(store))
             owners.port = self._listener.port
             await self._membership.start(self.url)
+            for each in self._for_people:
+                each.start()
         except BaseException:
             await self.close()
             raise
@@ -225,10 +236,11 @@ class Hub:
         if self._owners is not None:
             await self._owners.grow()
 
-    async def _listen(self, shards: Shards) -> None:
+    async def _listen(self, shards: Shards, requests: Mapping[str, int]) -> None:
         # Thousands of edges connect at once after a restart.
         link_log.logger.addFilter(self._throttle)
-        peers, links = self._settings.peers, self._links
+        peers, links, owners = self._settings.peers, self._links, self._owners
+        assert owners and self._for_people and self._to_edges and self._changes, "they are made before"  # noqa: PT018
         known = KnownShards(shards, self.cluster.cluster_id, self._tables.service)
         moments = StreamCompleteness(
             shards,
@@ -246,27 +258,26 @@ class Hub:
         figures = self._figures if self._settings.process == 0 else None
         metrics = Metrics(
             shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
+            edges=EdgeFigures(self._own, self._clock.now, time.monotonic, peers=peers),
             tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
-            declared=self._declared.samples, of_listener=self._listener.samples,
+            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests,
             of_tables=self._tables.samples, tenants=self._tenants.samples,
         )  # fmt: skip
         bytes_max = self._settings.response_bytes_max
         api = Api(
             self, ShardViews(shards, self._maker.log, bytes_max, time.monotonic), self._access, metrics, bytes_max,
             moments=moments, rates=self._rates,
-            edges=lambda states: EdgeViews(
-                states, links.by_edge(), links.last_release, self._clock.now(), peers=peers, behind=moments.behind,
-                lost=moments.lost, groups=self._declared.groups.of_edge,
+            edges=lambda states, elsewhere: EdgeViews(
+                states, {**elsewhere.edges, **links.by_edge(owners.own)}, links.last_release, self._clock.now(),
+                peers=peers, behind=moments.behind, lost=moments.lost, groups=self._declared.groups.of_edge,
             ),
-            refusals=self._refusals, monotonic=time.monotonic,
+            elsewhere=self._for_people[0].elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip
         checks = [self._access.middleware, Asked(self._access).middleware]
         application = api.application(self._listener.middleware, inner=checks)
-        assert self._to_edges is not None, "it is made with the shards"
         self._to_edges.add_to(application, self._access)
         self._acts.add_to(application, self._access)
         self._tenant_requests(shards).add_to(application)
-        assert self._changes is not None, "it is made before"
         self._changes.add_to(application)
         self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
@@ -277,8 +288,7 @@ class Hub:
     def _tenant_requests(self, shards: Shards) -> TenantRequests:
         return TenantRequests(
             self._acts.log, self._tenants, shards, self._access, quotas=self._declared.quotas.of,
-            table_bytes=self._tables.bytes_of,
-            now=self._clock.now, read_body=read_body,
+            table_bytes=self._tables.bytes_of, now=self._clock.now, read_body=read_body,
         )  # fmt: skip
 
     def reload(self) -> None:
@@ -296,6 +306,8 @@ class Hub:
         if self._membership is not None:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         await self._links.close()
+        for each in self._for_people or ():
+            await each.close()
         await self._tenants.close()
         if self._to_edges is not None:
             await self._to_edges.close()
@@ -307,12 +319,9 @@ class Hub:
             await self._changes.close()
         if self._tails is not None:
             self._tails.close()
-        if self._figures is not None:
-            await self._figures.close()
-        if self._rates is not None:
-            await self._rates.close()
-        if self._membership is not None:
-            await self._membership.close()
+        for part in (self._figures, self._rates, self._membership):
+            if part is not None:
+                await part.close()
         await self._tables.close()
         if self._to_edges is not None:
             self._to_edges.down.close()
@@ -385,6 +394,7 @@ class Hub:
             "processes": self._settings.processes,
             "cluster_log": self._declared.view(),
             "jwt": self._declared.jwt_view(),
+            "backup": self._declared.backup_view(),
             "peers": self._owners.peers() if self._owners is not None else [],
             "shards": shard_views(self.sequencers, self._owners) if self._owners is not None else [],
             **self._tables.views(),

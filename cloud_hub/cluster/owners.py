@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -327,6 +327,32 @@ class Owners:
             own = sum(name == self.own for name in owners)
             logger.info("%d processes share %d shards, %d here; moved: %d", len(among), count, own, moved)
             await self._changed()
+
+
+def owned_by(entries: Iterable[NodeEntry], shards: int, now: int) -> dict[str, list[int]]:
+    """Return the shards that processes own by their entries: id -> shards. For people: a process that has just come or
+    gone may see it otherwise for some beats.
+
+    Args:
+        shards: their number in the store.
+        now: nanoseconds since 1970.
+    """
+    there: dict[str, NodeEntry] = {}
+    for entry in entries:
+        if not entry.name or now - entry.seen > MISSED_MAX * entry.interval_s * 1e9:
+            continue
+        known = there.get(entry.name)
+        if known is None or (entry.since, entry.id) > (known.since, known.id):
+            there[entry.name] = entry
+    of_state = {
+        state: {name: entry.weight for name, entry in there.items() if entry.state == state}
+        for state in (READY, JOINING)
+    }
+    among = of_state[READY] or of_state[JOINING]
+    owned: dict[str, list[int]] = {}
+    for shard, name in enumerate(divide(shards, among) if among else []):
+        owned.setdefault(there[name].id, []).append(shard)
+    return owned
 
 
 def redirect(hello: Hello, shard: int, elsewhere: Callable[[int], str | None]) -> LinkRefused | None:

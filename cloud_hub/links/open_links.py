@@ -82,10 +82,10 @@ class OpenLinks:
         """Return the links for status pages."""
         return [_view(link, since) for link, since in self._since.items()]
 
-    def by_edge(self) -> dict[NodeName, Linked]:
-        """Return the linked edges."""
+    def by_edge(self, at: str = "") -> dict[NodeName, Linked]:
+        """Return the linked edges of this process, whose name is ``at``."""
         return {
-            NodeName(hello.tenant, hello.edge): Linked(since, hello.software, link.clock_off)
+            NodeName(hello.tenant, hello.edge): Linked(since, hello.software, link.clock_off, at)
             for link, since in self._since.items()
             if (hello := link.hello) is not None
         }

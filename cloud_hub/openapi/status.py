@@ -90,6 +90,14 @@ class KeysOfIssuer(msgspec.Struct, frozen=True):
     """Reason for which the last attempt failed."""
 
 
+class LastBackupOfStore(msgspec.Struct, frozen=True):
+    """The last complete backup that the cluster log knows."""
+
+    place: str
+    up_to: Moment
+    """Moment up to which it has everything."""
+
+
 class PeerProcess(msgspec.Struct, frozen=True):
     """Another process of the node."""
 
@@ -308,6 +316,8 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cluster_log: ClusterLogPosition
     jwt: KeysOfIssuer | UnsetType | None = UNSET
     """Null if no tokens of an issuer are taken."""
+    backup: LastBackupOfStore | UnsetType | None = UNSET
+    """Null if none is known. Absent in releases without."""
     peers: list[PeerProcess]
     shards: list[ShardOfProcess]
     tables: list[TableOfNode]

@@ -88,7 +88,7 @@ class StreamOf(msgspec.Struct, frozen=True, kw_only=True):
     complete_up_to: Moment | None
     """Moment up to which every edge's records are here or under a gap notice; null while unknown."""
     held_back_by: list[HeldBackReason] | UnsetType = UNSET
-    """Who the moment waits for, at most three; the completeness names all. Absent in releases without."""
+    """Edges that the moment waits for, at most three; the completeness names all. Absent in releases without."""
     skipped: Count
     """Offsets that an operator took out of the table."""
     table: TableOfStream | None

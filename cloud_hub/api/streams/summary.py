@@ -43,8 +43,8 @@ class StreamSummary(NamedTuple):
     """Nanoseconds since 1970; None while the hub has heard nothing from a lane that counts, or from an expected
     edge."""
     held_back_by: list[HeldBack] = []
-    """Who the moment waits for: expected edges that never came, and the lane with the earliest moment, or without one;
-    at most ``REASONS_MAX``."""
+    """The edges that the moment waits for: expected ones that never came, and that of the lane with the earliest
+    moment, or without one; at most ``REASONS_MAX``."""
 
 
 def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, peers: bool) -> set[Lane]:

@@ -32,6 +32,7 @@ def nodes(config_file: str, *, as_json: bool) -> None:
     `gone`, as is one that was started again since; after five minutes it is not shown. One that serves the store that
     stood in the same place before is `of another cluster`: end it.
     """
+    from weft.cloud_hub.cluster.owners import owned_by
     from weft.storage.cluster import read_cluster
     from weft.storage.presence.nodes import running
 
@@ -47,8 +48,9 @@ def nodes(config_file: str, *, as_json: bool) -> None:
         msgspec.structs.replace(entry, state=_state(entry, cluster, now, newest[entry.name]))
         for entry in sorted(nodes, key=lambda entry: (entry.host, entry.process, entry.name, entry.since))
     ]
+    owned = owned_by(found, cluster.tree.count if cluster is not None else 0, now)
     if as_json:
-        print_json({"nodes": [_view(entry, now) for entry in found]})
+        print_json({"nodes": [{**_view(entry, now), "owns": owned.get(entry.id, [])} for entry in found]})
         return
     if not found:
         click.echo("no hub process runs on this store")
@@ -58,6 +60,7 @@ def nodes(config_file: str, *, as_json: bool) -> None:
             entry.name or entry.url,
             entry.host,
             entry.state,
+            ",".join(map(str, owned.get(entry.id, []))),
             ",".join(map(str, entry.shards)),
             entry.links,
             entry.cluster_log,
@@ -67,7 +70,10 @@ def nodes(config_file: str, *, as_json: bool) -> None:
         )
         for entry in found
     ]
-    print_table(("node", "host", "state", "shards loaded", "links", "cluster log", "release", "level", "seen"), rows)
+    print_table(
+        ("node", "host", "state", "owns shards", "shards loaded", "links", "cluster log", "release", "level", "seen"),
+        rows,
+    )
     there = [entry for entry in found if entry.state not in (GONE, FOREIGN)]
     unreachable = [entry.name for entry in there if entry.name and not entry.advertise]
     if len({entry.host for entry in there}) > 1 and unreachable:
