@@ -128,7 +128,7 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
     count = process_count(loaded.config, processes, cores(), preflight.shards_of(loaded.config, found))
     if needed := [*found.needed, *check_processes(loaded.config, count)]:
         raise cannot_be_done(loaded, needed)
-    for finding in found.doubtful:
+    for finding in (*found.unfit, *found.doubtful):
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     if count == 1:
         _serve(config_file, loaded, 0, 1, advertise)
@@ -233,7 +233,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     taken, untried = preflight.ports(config, addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
-        errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
+        errors=[*found.needed, *found.unfit, *wrong, *map(loaded.with_default, taken)],
         warnings=[*found.doubtful, *untried],
         facts={
             "listen": config.listen,

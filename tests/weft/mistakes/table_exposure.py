@@ -131,8 +131,8 @@ EXPOSURE = [
     Mistake(
         "a hub's tokens file that everyone may read",
         "hub check hub.yaml --offline",
-        f"{NO_TOKEN}\nwarning: hub.yaml:3: tokens_file: every user of this machine may read <dir>/tokens (mode 644). "
-        "Run `chmod o-rwx <dir>/tokens`",
+        "warning: hub.yaml:3: tokens_file: every user of this machine may read <dir>/tokens (mode 644). "
+        f"Run `chmod o-rwx <dir>/tokens`\n{NO_TOKEN}",
         exit_status=0,
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", **{"tokens@0644": TOKENS}),
         in_process=True,
