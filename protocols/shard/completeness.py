@@ -21,6 +21,8 @@ SILENT_NS = 240 * 10**9
 idle shard stores it a minute later, so this is twice the usual age."""
 LATE_NS = 10**9
 """Age of a stream's moment from which on the edge that it waits for is named, whatever else is known of that edge."""
+CLOCK_BEHIND_MIN_NS = 10**6
+"""Shortest time behind the moment that is told: time services correct running clocks by microseconds."""
 HELD_BACK_MAX = 100
 """Maximum number of reasons in one answer; the ones with the earliest moments come first."""
 OPEN_GAPS_MAX = 100
@@ -354,7 +356,7 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             f"{newest.seq}", "they are on their way; if not, see `weft edge status` on that edge",
         )  # fmt: skip
     steps = behind(lane)
-    if steps is not None:
+    if steps is not None and steps >= CLOCK_BEHIND_MIN_NS:
         return told(
             Reason.CLOCK, held.last_seen or None,
             f"the edge's clock was set back: it is {steps / _SECOND:.3g} s before the moment that the lane had reached",

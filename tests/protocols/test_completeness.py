@@ -110,6 +110,16 @@ def test_a_clock_that_was_set_back_is_named_with_how_far() -> None:
     assert "90 s before" in told.why
 
 
+def test_what_a_time_service_takes_back_within_a_millisecond_is_no_clock_that_was_set() -> None:
+    lanes = {lane("press-1"): held(3, Mark(T, 3))}
+    assert completeness(lanes, (), NOW, behind=lambda _: 10**6 - 1).held_back_by == []
+    [told] = completeness(lanes, (), NOW, behind=lambda _: 10**6).held_back_by
+    assert told.reason is Reason.CLOCK
+    lanes = {lane("press-1"): held(3, Mark(NOW - SILENT_NS, 3))}
+    [told] = completeness(lanes, (), NOW, behind=lambda _: 800).held_back_by
+    assert told.reason is Reason.SILENT, "another reason counts"
+
+
 def test_records_that_another_hub_may_have_hold_back_where_there_are_other_hubs() -> None:
     lanes = {lane("a"): held(5, Mark(T, 5), gaps=(GapRange(5, 8, GapReason.ABSENT),))}
     lanes[lane("a")].add_mark(Mark(T + US, 8))

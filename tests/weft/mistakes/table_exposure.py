@@ -89,7 +89,7 @@ EXPOSURE = [
         "a hub that web pages of strangers may read",
         "hub check hub.yaml --offline",
         "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
-        "token create` creates one\n"
+        "token add` creates one\n"
         "warning: hub.yaml: hosts: is missing: a web page in a browser of that network may read all under a name of its "
         "own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`",
         exit_status=0,
