@@ -39,7 +39,7 @@ def certificate_name(certificate: bytes) -> CertificateName:
 
 
 class CertificateFacts(NamedTuple):
-    """What a certificate says of itself."""
+    """Facts that a certificate states."""
 
     issuer: bytes
     """In DER, as ``subject``."""
@@ -50,7 +50,7 @@ class CertificateFacts(NamedTuple):
     hosts: tuple[str, ...]
     """Names and addresses of the host that it is for: those of subjectAltName."""
     is_authority: bool
-    """Whether it may sign others."""
+    """True if it may sign others."""
 
     @property
     def is_self_issued(self) -> bool:

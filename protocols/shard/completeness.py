@@ -22,7 +22,7 @@ idle shard stores it a minute later, so this is twice the usual age."""
 LATE_NS = 10**9
 """Age of a stream's moment from which on the edge that it waits for is named, whatever else is known of that edge."""
 CLOCK_BEHIND_MIN_NS = 10**6
-"""Shortest time behind the moment that is told: time services correct running clocks by microseconds."""
+"""Shortest time behind the moment that is a reason: time services correct running clocks by microseconds."""
 HELD_BACK_MAX = 100
 """Maximum number of reasons in one answer; the ones with the earliest moments come first."""
 OPEN_GAPS_MAX = 100
