@@ -17,10 +17,11 @@ from weft.config.schema import schema
 CHARTS = Path(__file__).parents[2] / "deploy" / "helm"
 _DEFINITIONS = ',\n "$defs": {'
 _OF_THE_CHART = {
-    "weft-hub": (HubConfig, ("listen", "tokens_file", "tls", "processes", "advertise", "plain_http")),
-    "weft-edge": (EdgeConfig, ("data_dir",)),
+    "weft-hub": (HubConfig, ("listen", "tokens_file", "tls", "processes", "advertise", "plain_http"), "^[a-z0-9]+://"),
+    "weft-edge": (EdgeConfig, ("data_dir",), None),
 }
-"""Chart -> the model of the node's file, and the settings that the chart writes: its templates name another way."""
+"""Chart -> the model of the node's file, and the settings that the chart writes: its templates name another way. Last,
+the pattern of a store: pods share no folder."""
 _SAID_ELSEWHERE = ("description", "default", "title", "examples")
 
 
@@ -29,11 +30,13 @@ def chart_schemas() -> dict[str, str]:
     return {f"{chart}/values.schema.json": _schema(chart, *about) for chart, about in _OF_THE_CHART.items()}
 
 
-def _schema(chart: str, model: type[msgspec.Struct], written: tuple[str, ...]) -> str:
+def _schema(chart: str, model: type[msgspec.Struct], written: tuple[str, ...], store: str | None) -> str:
     by_hand = (CHARTS / chart / "values.schema.json").read_text().partition(_DEFINITIONS)[0]
     definitions = {name: _bare(each) for name, each in schema(model)["$defs"].items()}
     node = definitions[model.__name__]
     node["properties"] |= dict.fromkeys(written, True)
+    if store is not None:
+        node["properties"]["store"] = {"type": "string", "pattern": store}
     node["required"] = [name for name in node["required"] if name not in written]
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in definitions.items())
     return f"{by_hand}{_DEFINITIONS}\n{lines}\n }}\n}}\n"
