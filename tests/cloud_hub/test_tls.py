@@ -123,8 +123,8 @@ async def test_commands_on_the_hubs_machine_know_its_certificate(authority: Auth
         other = authority.sign("hub", "other")
         with pytest.raises(Failed, match="does not answer"):
             await asyncio.to_thread(get_status, bind, "/v1/status", None, other.certificate)
-        tls = HubTls(certificate=certificate, key=str(tmp_path / "hub.key"))
-        config = HubConfig(store="x", listen=bind, tls=tls)
+        renewed = HubTls(certificate=other.certificate, key=other.key)
+        config = HubConfig(store="x", listen=bind, tls=renewed)
         taken, untried = await asyncio.to_thread(preflight.ports, config, [parse_bind(bind)])
         assert (taken, [each.message for each in untried]) == (
             [], [f"a hub answers at {bind} already, so the port was not tried"]

@@ -137,9 +137,14 @@ RULES = {
         says=(
             "declared tenant acme",
             r"press-7\s+edge\s+acme\s+press-shop-7\s+1",
+            r"cluster log +entry",
+            "edge.yaml is good",
             "declared the edges of acme/telemetry",
             r"guest-7\s+write:telemetry\s+acme\s+guest-7\s+1",
         )
+    ),
+    "tls-at-the-hub.md": Rule(
+        programs=("openssl",), says=(r"(?s)hub.yaml is good.*certificate +\S+hub.pem, valid until.*hub.yaml is good",)
     ),
     "keep-a-tenant-apart.md": Rule(
         meanwhile={"weft hub tenant add": open_hub_elsewhere},

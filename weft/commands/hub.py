@@ -217,9 +217,9 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     """Check CONFIG and what it names: tokens, the store, the ports.
 
     The command starts nothing. It probes the store as a hub does when it starts: it writes, races and deletes objects
-    below `probe/`, and leaves nothing behind. An error stops a hub from running: exit status 2. Warnings go to standard
-    error and leave exit status 0. Run it as the hub's user, whose access rights may differ from yours. While the hub
-    runs, its ports are not checked.
+    below `probe/`, and leaves none behind. An error stops a hub from running, or others from using it: exit status 2.
+    Warnings go to standard error and leave exit status 0. Run it as the hub's user, whose access rights may differ from
+    yours. While the hub runs, its ports are not checked.
     """
     from weft.cloud_hub.checks import preflight
 
