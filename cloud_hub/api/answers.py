@@ -134,9 +134,7 @@ class Answers:
         if self._waiting.take(reader.tenant, reader.owner):
             try:
                 async with asyncio.timeout(WAIT_S), self._freed:
-                    await self._freed.wait_for(
-                        lambda: self._shares.take(reader.tenant, reader.owner, self._bytes_max)
-                    )
+                    await self._freed.wait_for(lambda: self._shares.take(reader.tenant, reader.owner, self._bytes_max))
                 return
             except TimeoutError:
                 pass

@@ -52,7 +52,8 @@ EXPOSURE = [
         "hubs and topics. Bind to 127.0.0.1, unless you trust that network",
         exit_status=0,
         files=edge(
-            STREAM + "http: {bind: '0.0.0.0:0', anonymous: allowed_beyond_loopback, hosts: []}\nlisteners: {mqtt: null}\n"
+            STREAM
+            + "http: {bind: '0.0.0.0:0', anonymous: allowed_beyond_loopback, hosts: []}\nlisteners: {mqtt: null}\n"
         ),
         in_process=True,
     ),
