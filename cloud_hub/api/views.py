@@ -55,7 +55,7 @@ def parse_moment(text: str) -> int:
     Raises:
         ValueError: it is neither.
     """
-    if text.lstrip("-").isdigit():
+    if text.isascii() and text.lstrip("-").isdigit():
         return int(text)
     time = datetime.fromisoformat(text)
     whole = time.replace(tzinfo=time.tzinfo or UTC, microsecond=0)
