@@ -311,7 +311,7 @@ class ShardSessions:
         lane = session.lane
         message, advice = taken_before(
             f"edge {lane.edge}, log {format_log_id(lane.log_id)}", lane.stream,
-            held=(held.epoch, held.records.end), claimed=(session.epoch, session.claim.offered_end),
+            held=(held.epoch, held.records.end), claimed=(session.epoch, session.claim.compared_end),
         )  # fmt: skip
         self.refuse(session, RefuseCode.IDENTITY_CONFLICT, message, advice)
 
