@@ -206,6 +206,7 @@ class Hub:
             await self._membership.start(self.url)
             for each in self._for_people:
                 each.start()
+            self._store.listens()
         except BaseException:
             await self.close()
             raise
@@ -314,6 +315,7 @@ class Hub:
         if self._acts_stream is not None:
             await self._acts_stream.close()
         await self._declared.close()
+        await self._store.close()
         await self._listener.stop_listening()
         if self._changes is not None:
             await self._changes.close()
