@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from tests.costs.speed import slowness, uncollected
 from tests.network.echo import EchoListener, echoing
 from tests.support.certificates import Authority
 from tests.support.tls_records import RecordClient
@@ -36,10 +40,10 @@ def tls(authority: Authority) -> ssl.SSLContext:
 class Pair:
     """A client and a server's end that has shaken hands with it, without a socket."""
 
-    def __init__(self, tls: ssl.SSLContext, authority: Authority, tmp_path: Path) -> None:
+    def __init__(self, tls: ssl.SSLContext, authority: Authority, tmp_path: Path, name: str = "keys") -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.server = tls.wrap_bio(self.incoming, self.outgoing, server_side=True)
-        self.client = RecordClient(authority.path, tmp_path / "keys")
+        self.client = RecordClient(authority.path, tmp_path / name)
         done = False
         while not done:
             done = self.client.shake_hands()
@@ -105,6 +109,38 @@ def test_a_handshake_in_crumbs_ends(tls: ssl.SSLContext) -> None:
     incoming.write(crumbs)
     with pytest.raises(ssl.SSLError, match="its handshake has more than"):
         tls.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
+
+
+WIRE_S_MAX = 0.000_25
+"""Longest processor time for each KiB of ciphertext, on the machine of the budgets. Records of one byte take a quarter."""
+FLOODS: dict[str, Callable[[RecordClient], bytes]] = {
+    "key updates": lambda client: client.key_updates(FLOOD),
+    "key updates that ask for an answer": lambda client: client.key_updates(FLOOD, answered=True),
+    "key updates among data": lambda client: b"".join(
+        client.key_updates(9) + client.data(b"x") for _ in range(FLOOD // 10)
+    ),
+    "data of one byte": lambda client: b"".join(client.data(b"x") for _ in range(FLOOD)),
+    "data of no byte": lambda client: b"".join(client.data(b"") for _ in range(FLOOD)),
+    "long data": lambda client: b"".join(client.data(bytes(1 << 14)) for _ in range(16)),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_records_of_every_kind_cost_little_for_their_bytes(
+    tls: ssl.SSLContext, authority: Authority, tmp_path: Path, flood: Callable[[RecordClient], bytes]
+) -> None:
+    best = float("inf")
+    with uncollected():
+        for number in range(5):
+            pair = Pair(tls, authority, tmp_path, str(number))
+            pair.incoming.write(sent := flood(pair.client))
+            began = time.thread_time()
+            with contextlib.suppress(ssl.SSLError):
+                pair.read()
+            best = min(best, (time.thread_time() - began) / slowness() / (len(sent) / 1024))
+            if best < WIRE_S_MAX:
+                return
+    raise AssertionError(f"{best * 1e3:.2f} ms for each KiB on the wire")
 
 
 async def test_a_listener_ends_such_a_connection_and_serves_others(
