@@ -94,9 +94,13 @@ class NestedShares(Generic[OwnerT]):
         """Return the units that all have together."""
         return self._of_tenants.used
 
+    def fits(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> bool:
+        """Return whether an owner of a tenant may take this many more units."""
+        return self._of_tenants.fits(tenant, units) and self._of_owners.fits((tenant, owner), units)
+
     def take(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> bool:
         """Take units for an owner of a tenant if all bounds allow it; return whether they did."""
-        if not (self._of_tenants.fits(tenant, units) and self._of_owners.fits((tenant, owner), units)):
+        if not self.fits(tenant, owner, units):
             return False
         self.hold(tenant, owner, units)
         return True
