@@ -216,6 +216,8 @@ class Tenants:
         for use in self._of.values():
             for stream, came in use.streams.items():
                 key = use.name, stream
+                if stream != OTHERS and not self.counts.has_stream(*key):  # it was deleted, or its shards moved
+                    continue
                 if key not in self._named_streams and len(self._named_streams) < STREAMS_NAMED_MAX:
                     self._named_streams[key] = None
                 if key in self._named_streams:

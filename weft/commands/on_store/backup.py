@@ -62,6 +62,18 @@ def _refuse_links(uri: str) -> None:
                 raise Failed(f"{uri}: {path} is a symbolic link, and a backup has none. Ask who may write there")
 
 
+async def _no_backup(store: ObjectStore) -> str:
+    """Return why a place has no complete backup."""
+    from weft.storage.hub_keys import CLUSTER
+
+    listed = await store.list("", limit=1)
+    if not listed:
+        return "there is nothing at this place: is its name right?"
+    if any(each.key == CLUSTER for each in await store.list("", after=CLUSTER[:-1], limit=1)):
+        return "this is the store of a hub, and no backup: `weft hub backup` makes one of it"
+    return "there is no complete backup: `weft hub backup` goes on with one that was interrupted"
+
+
 async def _is_open(store: ObjectStore) -> bool:
     """Return whether the cluster log of a store, or of a backup, demands no token. One that cannot be read does."""
     from weft.cloud_hub.declared.credentials import demands_tokens
@@ -166,7 +178,7 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
         _refuse_links(source)
         view = await open_backup(open_hub_store(source))
         if view is None:
-            raise BackupUnusable("there is no complete backup")
+            raise BackupUnusable(await _no_backup(open_hub_store(source)))
         copied = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=_note(as_json))
         return copied, view.record.started, await _is_open(view)
 

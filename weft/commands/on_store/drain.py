@@ -46,7 +46,7 @@ def drain(config_file: str, node: str, *, undo: bool, wait: str, reason: str, by
         click.echo(f"{node} takes shards again within some seconds")
         return
     found = _entries(config_file)
-    own = _of(found, node)
+    own = _of(found, node) or _of(found, node := node.rstrip("/"))
     if not own:
         names = sorted({each.host for each in found} | {each.name for each in found})
         raise Failed(f"no hub process {node} runs on this store; there are: {', '.join(names) or 'none'}")
