@@ -35,7 +35,7 @@ LINE_MAX = 300
 """Longest such line."""
 
 REFUSALS = frozenset({400, 401, 403, 404, 405, MISDIRECTED_REQUEST})
-"""Statuses behind which a connection ends: a flood of requests that nobody may send pays for a connection each time."""
+"""Statuses behind which a connection ends: a flood of requests that are refused pays for a connection each time."""
 AT_ONCE = 16
 """Requests that begin in one turn of the event loop, some 2 ms of work; those that wait take turns by address."""
 

@@ -125,7 +125,10 @@ class Receiver:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
+        self._spent = 0
+        """Cost of the present turn, which short messages share: the next one may be here already."""
         self._cost = 0
+        """Cost since the last call of ``control_cost``."""
 
     @property
     def closed(self) -> bool:
@@ -259,7 +262,7 @@ class Receiver:
 
     def _take_message(self, data: bytes) -> Iterator[None]:
         """Process a message, with a stop at each place where the owner has something to do."""
-        spent, admit = 0, self._in_flight.admit
+        admit = self._in_flight.admit
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
         for frame in self._decoder.unpacked():
             if isinstance(frame, Data) and self._known(frame.lane):
@@ -281,9 +284,9 @@ class Receiver:
                     cost = bounds.ORIGINS_COST if isinstance(frame, LaneOrigins) else bounds.CONTROL_COST
                     cost += bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
                 self._cost += cost
-            spent += cost
-            if spent >= bounds.TURN_COST and self._in_turns:
-                spent = 0
+            self._spent += cost
+            if self._spent >= bounds.TURN_COST and self._in_turns:
+                self._spent = 0
                 yield
         if self._decoder.holds_part:
             raise Corrupt("a message ends inside a frame")

@@ -194,7 +194,7 @@ writer."""
 
 
 def _check_regular(mode: int, path: str) -> None:
-    """Refuse what the system would open for reading, although it is no file of anybody's data."""
+    """Refuse what the system would open for reading, although it holds no data."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):

@@ -70,7 +70,7 @@ def pieces(parts: list[Part]) -> Iterator[bytes]:
 
 
 class _Place:
-    """What one answer in progress takes: at first as much as the longest, then what is left of it to send.
+    """Units of one answer in progress: at first those of the longest, then those of what is left of it to send.
 
     Args:
         units: taken already.

@@ -47,15 +47,15 @@ FILES_HELD_MAX = 1_000_000
 FILES_MAX = 1_000_000
 """Maximum number of files of a table that is read for the API: while they are listed, each takes 1.4 kB."""
 READERS_MAX = 2
-"""Maximum number of requests that read tables at one time; others wait, and tenants take turns. Each may hold a row group
-in memory."""
+"""Maximum number of requests that read tables at one time; others wait, and tenants take turns. Each may hold a row
+group in memory."""
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features of tables whose files have exactly the table's rows."""
 _BOUNDS = ("min._shard", "max._shard", "min._offset", "max._offset")
 
 
 class _Readers:
-    """Places of requests that read tables. Tenants take turns, whoever has asked first."""
+    """Places of requests that read tables. Tenants take turns."""
 
     def __init__(self) -> None:
         self._free = READERS_MAX

@@ -1,4 +1,4 @@
-"""What the frames of links may cost the hub beside their records: marks, gaps, questions, openings of lanes.
+"""A budget of the hub's work for frames of links that carry no records: marks, gaps, questions, openings of lanes.
 
 The window of a link does not count them, and compressed they are next to nothing: 100 bytes on the wire can be 8,000
 marks of lanes. An honest link stays far below; one that is beyond its share is read later, and what it sent goes with

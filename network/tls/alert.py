@@ -92,8 +92,10 @@ class _Handshake(BoundedRecords):
 
 
 class AlertingContext(ssl.SSLContext):
-    """A context whose failed handshakes store their alert in the ``TlsAlert`` of the current task, and whose connections
-    have a bound on records without data."""
+    """A context whose failed handshakes store their alert in the ``TlsAlert`` of the current task.
+
+    Its connections have a bound on records without data.
+    """
 
     sslobject_class = _Handshake
 

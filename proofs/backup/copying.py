@@ -54,7 +54,7 @@ class Copier:
             NotFound: the object is gone.
             Unlike: it has another length.
         """
-        await self._copy(key, size, to, self._pieces(key, size))
+        await self._copy(size, to, self._pieces(key, size))
 
     async def copy_kept(self, key: str, size: int, content: str) -> None:
         """Copy an object out of a backup, whose content has to be that of its key there.
@@ -63,9 +63,9 @@ class Copier:
             NotFound: the object is gone.
             Unlike: it has another length or content.
         """
-        await self._copy(key, size, key, checked(key, content, self._pieces(key, size)))
+        await self._copy(size, key, checked(key, content, self._pieces(key, size)))
 
-    async def _copy(self, key: str, size: int, to: str, pieces: AsyncIterator[bytes]) -> None:
+    async def _copy(self, size: int, to: str, pieces: AsyncIterator[bytes]) -> None:
         if size <= WHOLE_BYTES_MAX:
             await self.put(to, b"".join([piece async for piece in pieces]))
             return

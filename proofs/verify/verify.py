@@ -59,9 +59,9 @@ async def verify(store: ObjectStore) -> VerifyReport:
     for tenant, stream, state in read:
         found = await check_table(view or store, report, tenant, stream, state)
         check_positions(report, found, state, cluster.cluster_id, logs)
-    for shard, checked in logs.items():
-        if checked.state is not None:
-            lanes = sorted(checked.state.lanes.items())
+    for shard, found_log in logs.items():
+        if found_log.state is not None:
+            lanes = sorted(found_log.state.lanes.items())
             report.lanes += [lane_end(shard, lane, held, cluster.restored) for lane, held in lanes]
     return report
 

@@ -7,7 +7,6 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-
 from tests.cloud_hub.live import running_hub
 from weft.bounds import NestedShares, Owner, OwnerKind, Shares
 from weft.cloud_hub.api.access import ApiError
@@ -38,7 +37,7 @@ def bounds() -> Iterator[tuple[str, Bound]]:
     """Yield what has a total in the hubs of this process, with class and attribute that hold it."""
     for holder in gc.get_objects():
         kind = type(holder)
-        if kind.__module__.startswith("weft.cloud_hub."):
+        if str(kind.__module__).startswith("weft.cloud_hub."):
             for name in {*getattr(holder, "__dict__", ()), *(name for each in kind.__mro__ for name in _slots(each))}:
                 value = getattr(holder, name, None)
                 if isinstance(value, Shares | NestedShares | ReaderPlaces | OpenLinks):
@@ -64,9 +63,11 @@ def leaves_room(bound: Bound, held: contextlib.ExitStack) -> bool:
             pass
         return bound.take(GOOD, unit)
     if isinstance(bound, ReaderPlaces):
-        return _takes_place(bound, GOOD, 0, held) if not all(
-            _takes_place(bound, EVIL, token, held) for token in range(TOKENS)
-        ) else False
+        return (
+            _takes_place(bound, GOOD, 0, held)
+            if not all(_takes_place(bound, EVIL, token, held) for token in range(TOKENS))
+            else False
+        )
     for token in range(TOKENS):
         if not _links(bound, EVIL, token, held):
             break

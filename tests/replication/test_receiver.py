@@ -463,3 +463,15 @@ def test_frames_that_the_window_does_not_count_have_a_cost() -> None:
     peer.receiver.control_cost()
     peer.say(Data(1, make_batch(1, 12, 2)))
     assert peer.receiver.control_cost() > 0, "records of a closed lane count for no window"
+
+
+def test_short_messages_share_a_turn() -> None:
+    """Many of them may be here already: each of them alone would begin a turn anew."""
+    receiver = Receiver(ReceiverSettings(), "cluster", "test", lambda: WALL, 0, in_turns=True)
+    encoder, turns = FrameEncoder(), 0
+    for frame in (HELLO, *(Ping(number) for number in range(256))):  # of a cost of 1 KiB at least
+        receiver.receive_data(encoder.encode([frame]), 0)
+        turns += receiver.is_busy
+        while receiver.is_busy:
+            receiver.go_on()
+    assert turns >= 2

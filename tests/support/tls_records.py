@@ -55,7 +55,8 @@ class RecordClient:
 
     def _record(self, content_type: int, content: bytes) -> bytes:
         suite = self.tls.cipher()
-        assert suite is not None and "AES" in suite[0]
+        assert suite is not None
+        assert "AES" in suite[0]
         key, iv = self._expand(b"key", suite[2] // 8), self._expand(b"iv", 12)
         nonce = (int.from_bytes(iv) ^ self._number).to_bytes(12)
         self._number += 1

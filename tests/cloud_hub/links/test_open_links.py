@@ -101,7 +101,10 @@ def test_the_total_is_passed_by_some_that_are_ending_only() -> None:
     hub = Full(64)
     for number in range(64):
         hub.come("evil", number)
-    with pytest.raises(ApiError, match="64 links, its limit"):
-        for number in range(32):
-            hub.come("good", number)
+    come = 0
+    with contextlib.suppress(ApiError):
+        while come < 64:
+            hub.come("good", come)
+            come += 1
+    assert 0 < come < 64
     assert len(hub.links) <= 64 + 16

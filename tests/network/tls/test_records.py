@@ -58,8 +58,8 @@ class Pair:
         """Everything that the server's end can read, as asyncio and uvloop read it."""
         got, buffer = b"", memoryview(bytearray(1 << 10))
         try:
-            while size := self.server.read(len(buffer), buffer):  # type: ignore[call-overload]
-                got += buffer[:size]
+            while size := int(self.server.read(len(buffer), buffer)):  # type: ignore[call-overload,unused-ignore]
+                got += bytes(buffer[:size])
         except ssl.SSLWantReadError:
             pass
         return got
@@ -112,7 +112,7 @@ def test_a_handshake_in_crumbs_ends(tls: ssl.SSLContext) -> None:
 
 
 WIRE_S_MAX = 0.000_25
-"""Longest processor time for each KiB of ciphertext, on the machine of the budgets. Records of one byte take a quarter."""
+"""Longest processor time for each KiB of ciphertext, on the machine of the budgets. One-byte records take a third."""
 FLOODS: dict[str, Callable[[RecordClient], bytes]] = {
     "key updates": lambda client: client.key_updates(FLOOD),
     "key updates that ask for an answer": lambda client: client.key_updates(FLOOD, answered=True),
@@ -160,9 +160,8 @@ async def flooded(listener: EchoListener, client: RecordClient) -> None:
             client.received.write(await reader.read(1 << 16))
         writer.write(client.out.read() + client.data(b"a"))
         await reader.readexactly(1)
-        with pytest.raises((ConnectionError, BrokenPipeError, asyncio.IncompleteReadError)):
-            while True:
-                writer.write(client.key_updates(100))
-                await writer.drain()
-                await asyncio.wait_for(reader.readexactly(1 << 20), PATIENCE_S)
+        writer.write(client.key_updates(100))
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):  # until it ends
+                pass
     writer.close()

@@ -93,7 +93,7 @@ async def test_an_object_is_not_read_beyond_its_length(place: Path) -> None:
 
 async def test_other_content_is_noticed(place: Path) -> None:
     content_of(place).write_bytes(b"a fake")
-    with pytest.raises(BackupUnusable, match="is not what contents/.* was when the backup was made"):
+    with pytest.raises(BackupUnusable, match=r"is not what contents/.* was when the backup was made"):
         await restored(place)
     [fault] = (await verify(open_store(str(place)))).findings
     assert (fault.place, fault.what) == (NOTE, "damaged")

@@ -62,8 +62,8 @@ EXPOSURE = [
         "edge check edge.yaml",
         "warning: edge.yaml: http: every program that reaches 0.0.0.0:0 may read the status page, which names streams, "
         "hubs and topics. Bind to 127.0.0.1, unless you trust that network\n"
-        "warning: edge.yaml: http: a web page in a browser of that network may read the status page under a name of its "
-        "own (DNS rebinding). List the names of the node in http.hosts, or none: `hosts: []`",
+        "warning: edge.yaml: http: a web page in a browser of that network may read the status page under a name of "
+        "its own (DNS rebinding). List the names of the node in http.hosts, or none: `hosts: []`",
         exit_status=0,
         files=edge(STREAM + "http: {bind: '0.0.0.0:0', anonymous: allowed_beyond_loopback}\nlisteners: {mqtt: null}\n"),
         in_process=True,
@@ -91,8 +91,8 @@ EXPOSURE = [
         "hub check hub.yaml --offline",
         "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
         "token add` creates one\n"
-        "warning: hub.yaml: hosts: is missing: a web page in a browser of that network may read all under a name of its "
-        "own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`",
+        "warning: hub.yaml: hosts: is missing: a web page in a browser of that network may read all under a name of "
+        "its own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\n"),
         in_process=True,
