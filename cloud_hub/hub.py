@@ -298,7 +298,7 @@ class Hub:
         self._declared.reload()
 
     async def failed(self) -> str:
-        """Wait until the node cannot go on, and return why: another process has to begin anew."""
+        """Wait until the node cannot go on, and return why: another process has to begin again."""
         return await self._store.failed()
 
     async def close(self) -> None:

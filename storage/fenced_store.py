@@ -56,7 +56,7 @@ class FencedStore:
     ) -> None:
         self.inner = inner
         self.trouble: str | None = None
-        """Why the store cannot be used at present; None while it can, as far as is known."""
+        """Reason why the store cannot be used at present; None while it can, as far as is known."""
         self.replaced = asyncio.Event()
         """Event: another store is in the place. The process has to end: what it knows is of the former one."""
         self._cluster, self._boot, self._validity_s = cluster, boot_clock, validity_s

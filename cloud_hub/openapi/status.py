@@ -22,7 +22,7 @@ class StoreOfNode(msgspec.Struct, frozen=True):
     """The store, as the process sees it."""
 
     trouble: str | None
-    """Why it may not be used, if it is not in its place."""
+    """Reason why it may not be used, as it is not in its place; null while it is."""
 
 
 class CertificateInForce(msgspec.Struct, frozen=True):

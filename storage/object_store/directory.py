@@ -92,7 +92,7 @@ class DirectoryStore:
         self._durable_keys: OrderedDict[str, None] = OrderedDict()
 
     def hold(self, key: str, judge: Callable[[bytes | None], StoreAway | None]) -> None:
-        """From now on make nothing, and believe nothing, while another file than an accepted one is in an object's
+        """Make nothing from now on, and believe nothing, while another file than an accepted one is in an object's
         place: every call but ``get`` of the object itself raises ``StoreAway`` then.
 
         Args:

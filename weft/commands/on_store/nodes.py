@@ -28,9 +28,9 @@ def nodes(config_file: str, *, as_json: bool) -> None:
     """Show the hub processes that share the store of CONFIG, on all hosts.
 
     Each owns some of the shards and sends edges of others on to their owners. One that starts owns none for half a
-    minute (`joining`). One that has not written its entry for three of its intervals, 15 seconds beside other hosts, is
-    `gone`, as is one that was started again since; after five minutes it is not shown. One that serves the store that
-    stood in the same place before is `of another cluster`: end it.
+    minute (`joining`). One that is silent for three of its intervals, 15 seconds beside other hosts, is `gone`. So is
+    one that was started again since. After five minutes it is not shown. One that serves the store that stood in the
+    same place before is `of another cluster`: end it.
     """
     from weft.cloud_hub.cluster.owners import owned_by
     from weft.storage.cluster import read_cluster
