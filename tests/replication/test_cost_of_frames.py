@@ -13,7 +13,7 @@ from itertools import count
 
 import pytest
 
-from tests.costs.speed import slowness, uncollected
+from tests.support.speed import slowness, uncollected
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.link import (

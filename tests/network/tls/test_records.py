@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from tests.costs.speed import slowness, uncollected
 from tests.network.echo import EchoListener, echoing
 from tests.support.certificates import Authority
+from tests.support.speed import slowness, uncollected
 from tests.support.tls_records import RecordClient
 from tests.support.waiting import PATIENCE_S
 from weft.network.tls.contexts import server_context

@@ -30,7 +30,7 @@ OPEN = (
     "the cluster log of this store demands no token: a hub of it without `tokens_file`, `jwt` or `anonymous: never` "
     "admits everybody. Tokens that were declared after the backup are not there: `weft hub token add`"
 )
-"""What a restore and a verification say of such a store."""
+"""Warning at the end of a restore or a verification of a store that admits everybody."""
 
 
 def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
