@@ -7,11 +7,12 @@ is kept by its content.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator
 
 from weft.storage import hub_keys
-from weft.storage.object_store import Listed, ObjectStore
+from weft.storage.object_store import Listed, ObjectStore, StoreUnfit
 from weft.storage.object_store.probe import PREFIX as PROBES
 from weft.storage.object_store.protocol import PART_SUFFIX
 
@@ -91,3 +92,15 @@ def _past(key: str) -> str | None:
         if rest == "manifest":
             return key
     return None
+
+
+def is_inside(target: ObjectStore, store: ObjectStore) -> bool:
+    """Return whether a place is a folder of a store, of which each run would copy it again."""
+    try:
+        (inner, here), (outer, there) = target.location("a"), store.location("a")
+    except StoreUnfit:
+        return False  # in memory
+    if "://" not in inner and "://" not in outer:
+        inner, outer = os.path.realpath(inner), os.path.realpath(outer)
+    root = outer.removesuffix("a")
+    return here == there and inner.startswith(root) and inner != outer

@@ -441,14 +441,6 @@ def test_a_backup_is_declared_and_a_restore_says_whether_hubs_are_open(config: P
     assert json.loads(weft("hub", "verify", "--store", folder / "closed", "--json").output)["demands_tokens"] is True
 
 
-def test_what_is_no_backup_is_told_apart(config: Path) -> None:
-    folder = config.parent
-    store = weft("hub", "restore", "--from", folder / "store", "--to", folder / "x")
-    assert "this is the store of a hub, and no backup" in str(store.exception)
-    nothing = weft("hub", "restore", "--from", folder / "nowhere", "--to", folder / "x")
-    assert "there is nothing at this place" in str(nothing.exception)
-
-
 def test_expected_edges_of_a_stream_without_a_table_are_asked_about(config: Path) -> None:
     assert "is the name right?" not in weft("hub", "stream", "expect", config, "telemetrie", "a").stderr
     config.write_text(config.read_text().replace("tables: null\n", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -60,18 +61,6 @@ def _refuse_links(uri: str) -> None:
         for name in folders:
             if os.path.islink(path := os.path.join(folder, name)):
                 raise Failed(f"{uri}: {path} is a symbolic link, and a backup has none. Ask who may write there")
-
-
-async def _no_backup(store: ObjectStore) -> str:
-    """Return why a place has no complete backup."""
-    from weft.storage.hub_keys import CLUSTER
-
-    listed = await store.list("", limit=1)
-    if not listed:
-        return "there is nothing at this place: is its name right?"
-    if any(each.key == CLUSTER for each in await store.list("", after=CLUSTER[:-1], limit=1)):
-        return "this is the store of a hub, and no backup: `weft hub backup` makes one of it"
-    return "there is no complete backup: `weft hub backup` goes on with one that was interrupted"
 
 
 async def _is_open(store: ObjectStore) -> bool:
@@ -171,14 +160,17 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     """
 
     async def work() -> tuple[Copied, int, bool]:
+        from weft.proofs.backup.places import is_inside
         from weft.proofs.backup.record import BackupUnusable
         from weft.proofs.backup.restoring import restore as restore_backup
         from weft.proofs.backup.view import open_backup
 
         _refuse_links(source)
+        if is_inside(open_hub_store(target), open_hub_store(source)):
+            raise BackupUnusable("the new store would be inside the backup: name another place")
         view = await open_backup(open_hub_store(source))
         if view is None:
-            raise BackupUnusable(await _no_backup(open_hub_store(source)))
+            raise BackupUnusable(await _no_backup(open_hub_store(source), source))
         copied = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=_note(as_json))
         return copied, view.record.started, await _is_open(view)
 
@@ -191,6 +183,20 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     click.echo(f"Start a hub with `store: {target}`; `weft hub verify --store {target}` says what is lost")
     if is_open:
         click.echo(f"warning: {OPEN}", err=True)
+
+
+async def _no_backup(store: ObjectStore, uri: str) -> str:
+    """Return what is in place of a backup."""
+    from weft.storage import hub_keys
+    from weft.storage.object_store import NotFound
+
+    with contextlib.suppress(NotFound):
+        await store.get(hub_keys.CLUSTER)
+        return "the place holds a hub's store and no backup. Name the place that `weft hub backup --to` wrote"
+    path = uri.removeprefix("file://")
+    if "://" not in path and not os.path.exists(path):
+        return "there is no such folder. Name the place that `weft hub backup --to` wrote"
+    return "there is no complete backup. If `weft hub backup` was interrupted, run it again"
 
 
 @click.command()
