@@ -154,7 +154,8 @@ class HubStore:
         """Wait until the process cannot go on with the store, and return the reason."""
         replaced = asyncio.create_task(self.fence.replaced.wait())
         try:
-            await asyncio.wait([replaced, self._unfit], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [replaced, self._unfit]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             replaced.cancel()
         return self._unfit.result() if self._unfit.done() else self.fence.trouble or ""

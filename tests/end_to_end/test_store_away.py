@@ -60,7 +60,7 @@ def test_a_folder_that_is_away_under_three_hosts_stays_empty_and_all_go_on_when_
         aside.rename(root)
         back = time.time()
         for hub in fabric.hubs:
-            wait_until(lambda hub=hub: readiness(hub) == 200, 60, f"{hub.name} to be ready")
+            wait_until(lambda hub=hub: readiness(hub) == 200, 60, f"{hub.name} to be ready")  # type: ignore[misc]
         ready_s = time.time() - back
         served_s = max(fabric.seconds_to_acks(edge, back, 60) for edge in fabric.edges)
         print(f"ready after {ready_s:.1f} s, all edges served after {served_s:.1f} s")
