@@ -58,6 +58,7 @@ from weft.replication.events import (
     MarksReceived,
     OriginsReceived,
     ReceiverEvent,
+    with_newest_marks,
 )
 from weft.replication.greeting import check_hello, lane_refusal
 from weft.replication.liveness import Liveness, PeerClock
@@ -125,10 +126,8 @@ class Receiver:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
-        self._spent = 0
-        """Cost of the present turn, which short messages share: the next one may be here already."""
-        self._cost = 0
-        """Cost since the last call of ``control_cost``."""
+        self._spent = 0  # in the present turn, which short messages share
+        self.control_cost = 0  # of frames that the window does not count; the owner takes it and sets it to 0
 
     @property
     def closed(self) -> bool:
@@ -262,28 +261,23 @@ class Receiver:
 
     def _take_message(self, data: bytes) -> Iterator[None]:
         """Process a message, with a stop at each place where the owner has something to do."""
-        admit = self._in_flight.admit
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
         for frame in self._decoder.unpacked():
             if isinstance(frame, Data) and self._known(frame.lane):
                 cost = window_cost(batches := split_batches(frame.batches))
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
-                admit(frame.lane, batches, cost, self._settings, not is_long)
+                self._in_flight.admit(frame.lane, batches, cost, self._settings, not is_long)
                 if is_long:
                     self.unchecked = batches
                     yield
                     self.unchecked = []
                 self._events.append(BatchesReceived(frame.lane, batches))
             else:
-                if isinstance(frame, Data):  # of a lane that was closed
-                    cost = bounds.CONTROL_COST + len(frame.batches) // bounds.BYTES_DROPPED
-                else:
+                if not isinstance(frame, Data):
                     self._receive(frame)
                     if self.closed:
                         return
-                    cost = bounds.ORIGINS_COST if isinstance(frame, LaneOrigins) else bounds.CONTROL_COST
-                    cost += bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
-                self._cost += cost
+                self.control_cost += (cost := bounds.control_cost(frame, self._decoder.frame_bytes))
             self._spent += cost
             if self._spent >= bounds.TURN_COST and self._in_turns:
                 self._spent = 0
@@ -361,13 +355,7 @@ class Receiver:
     def events(self) -> list[ReceiverEvent]:
         """Return the events since the last call, in order. Of each lane only the newest mark is left."""
         events, self._events = self._events, []
-        return _with_newest_marks(events) if len(events) > 1 else events
-
-    def control_cost(self) -> int:
-        """Return the cost of the frames since the last call that the window does not count: those other than DATA, and
-        DATA of closed lanes."""
-        cost, self._cost = self._cost, 0
-        return cost
+        return with_newest_marks(events) if len(events) > 1 else events
 
     @property
     def has_to_answer(self) -> bool:
@@ -406,17 +394,3 @@ class Receiver:
             self._state = _State.CLOSED
             self._acks.clear()
             self._events.append(lost)
-
-
-def _with_newest_marks(events: list[ReceiverEvent]) -> list[ReceiverEvent]:
-    """Leave out marks that a later one of their lane follows. What came between them is below the later one, too."""
-    kept: list[ReceiverEvent] = []
-    marked: set[int] = set()
-    for event in reversed(events):
-        if not isinstance(event, MarksReceived):
-            kept.append(event)
-        elif lanes := [pair for pair in event.lanes if pair[0] not in marked] if marked else event.lanes:
-            marked.update(number for number, _ in lanes)
-            kept.append(event._replace(lanes=lanes))
-    kept.reverse()
-    return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.protocols.link import Data, Frame, LaneOrigins
 from weft.replication.liveness import SECOND
 from weft.replication.send_window import START_BYTES
 
@@ -23,6 +24,17 @@ ORIGINS_COST = 16 << 10
 DATA_FRAME_BYTES = 1 << 20
 """Length of a DATA frame of small batches that a receiver always accepts, even with a lower limit for a single
 batch."""
+
+
+def control_cost(frame: Frame, frame_bytes: int) -> int:
+    """Return the cost of a frame that the window does not count: one other than DATA, or DATA of a closed lane.
+
+    Args:
+        frame_bytes: its length, if it is not DATA.
+    """
+    if isinstance(frame, Data):
+        return CONTROL_COST + len(frame.batches) // BYTES_DROPPED
+    return (ORIGINS_COST if isinstance(frame, LaneOrigins) else CONTROL_COST) + CONTROL_BYTE_COST * frame_bytes
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def pieces(parts: list[Part]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-class _Place:
+class _AnswerUnits:
     """Units of one answer in progress: at first those of the longest, then those of what is left of it to send.
 
     Args:
@@ -111,7 +111,7 @@ class Answers:
         return self._shares.used
 
     @contextlib.asynccontextmanager
-    async def room(self, reader: Charged) -> AsyncIterator[_Place]:
+    async def room(self, reader: Charged) -> AsyncIterator[_AnswerUnits]:
         """Wait until the reader may have another answer in progress.
 
         Raises:
@@ -119,13 +119,13 @@ class Answers:
         """
         if not self._shares.take(reader.tenant, reader.owner, self._bytes_max):
             await self._wait(reader)
-        place = _Place(self._shares, reader, self._bytes_max)
+        place = _AnswerUnits(self._shares, reader, self._bytes_max)
         try:
             yield place
         finally:
             await self._holds(place, 0)
 
-    async def _holds(self, place: _Place, units: int) -> None:
+    async def _holds(self, place: _AnswerUnits, units: int) -> None:
         place.holds(units)
         async with self._freed:
             self._freed.notify_all()
@@ -146,7 +146,7 @@ class Answers:
         )
 
     async def send(
-        self, request: web.Request, answer: LongAnswer | web.Response, reader: Charged, place: _Place
+        self, request: web.Request, answer: LongAnswer | web.Response, reader: Charged, place: _AnswerUnits
     ) -> web.StreamResponse:
         """Send an answer in pieces, and disconnect a reader that does not read them."""
         if isinstance(answer, web.Response):

@@ -71,33 +71,13 @@ class TlsAlert:
                         break
 
 
-class _Handshake(BoundedRecords):
-    """A TLS connection whose alert is kept when its handshake fails."""
-
-    kept: tuple[TlsAlert, ssl.MemoryBIO] | None = None
-    """Alert to keep, and the buffer that OpenSSL writes it to; None once the handshake is over."""
-
-    def do_handshake(self) -> None:
-        """Continue the handshake."""
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError:
-            kept, self.kept = self.kept, None
-            if kept is not None:
-                kept[0].keep(kept[1].read())
-            raise
-        self.kept = None
-
-
 class AlertingContext(ssl.SSLContext):
     """A context whose failed handshakes store their alert in the ``TlsAlert`` of the current task.
 
     Its connections have a bound on records without data.
     """
 
-    sslobject_class = _Handshake
+    sslobject_class = BoundedRecords
 
     def wrap_bio(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *arguments: Any, **options: Any
@@ -105,7 +85,7 @@ class AlertingContext(ssl.SSLContext):
         """Begin a TLS connection."""
         taken = ssl.MemoryBIO()
         made = super().wrap_bio(taken, outgoing, *arguments, **options)
-        assert isinstance(made, _Handshake)
+        assert isinstance(made, BoundedRecords)
         made.incoming, made.taken = incoming, taken
         alert = _alert.get()
         if alert is not None:

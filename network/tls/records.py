@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.network.tls.alert import TlsAlert
 
 HANDSHAKE_RECORDS_MAX = 256
 """Maximum number of records of a client's handshake. 100 KiB of certificates, the most that OpenSSL takes, fit in
@@ -35,6 +38,8 @@ class BoundedRecords(ssl.SSLObject):
     """Ciphertext that asyncio or uvloop received."""
     taken: ssl.MemoryBIO
     """The part of it that OpenSSL may read."""
+    kept: tuple[TlsAlert, ssl.MemoryBIO] | None = None
+    """Alert to keep when the handshake fails, and the buffer that OpenSSL writes it to; None once it is over."""
     _held = b""
     """Ciphertext between the two, less than a piece."""
     _missing = 0
@@ -51,6 +56,18 @@ class BoundedRecords(ssl.SSLObject):
         Raises:
             TooManyRecords: it has too many.
         """
+        try:
+            self._shake_hands()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            kept, self.kept = self.kept, None
+            if kept is not None:
+                kept[0].keep(kept[1].read())
+            raise
+        self.kept = None
+
+    def _shake_hands(self) -> None:
         while True:
             try:
                 return super().do_handshake()

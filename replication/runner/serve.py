@@ -174,7 +174,8 @@ class LinkSession:
 
     def control_cost(self) -> int:
         """Return the cost of the frames since the last call that the window does not count."""
-        return self._receiver.control_cost()
+        cost, self._receiver.control_cost = self._receiver.control_cost, 0
+        return cost
 
     @property
     def edge_has_left(self) -> bool:

@@ -451,25 +451,27 @@ def test_marks_of_a_lane_that_is_closed_behind_them_are_kept() -> None:
 
 def test_frames_that_the_window_does_not_count_have_a_cost() -> None:
     peer = Peer().opened()
-    peer.receiver.control_cost()
+    peer.receiver.control_cost = 0
     peer.say(Data(1, make_batch(1, 10, 2)))
-    assert peer.receiver.control_cost() == 0, "records have the window"
+    assert peer.receiver.control_cost == 0, "records have the window"
     costs = []
     for frames in ([Ping(1)], [Marks(5, [(1, 10)] * 1000)], [Ping(number) for number in range(1000)]):
         peer.say(*frames)
-        costs.append(peer.receiver.control_cost())
+        costs.append(peer.receiver.control_cost)
+        peer.receiver.control_cost = 0
     assert 0 < costs[0] < costs[1] / 10 < costs[2]
     peer.say(LaneClosed(1, RefuseCode.CLOSED, "", ""))
-    peer.receiver.control_cost()
+    peer.receiver.control_cost = 0
     peer.say(Data(1, make_batch(1, 12, 2)))
-    assert peer.receiver.control_cost() > 0, "records of a closed lane count for no window"
+    assert peer.receiver.control_cost > 0, "records of a closed lane count for no window"
 
 
 def test_short_messages_share_a_turn() -> None:
     """Many of them may be here already: each of them alone would begin a turn anew."""
     receiver = Receiver(ReceiverSettings(), "cluster", "test", lambda: WALL, 0, in_turns=True)
     encoder, turns = FrameEncoder(), 0
-    for frame in (HELLO, *(Ping(number) for number in range(256))):  # of a cost of 1 KiB at least
+    frames: list[Frame] = [HELLO, *map(Ping, range(256))]  # of a cost of 1 KiB at least
+    for frame in frames:
         receiver.receive_data(encoder.encode([frame]), 0)
         turns += receiver.is_busy
         while receiver.is_busy:

@@ -69,8 +69,14 @@ def test_rows_in_any_order_leave_the_lowest_and_each_batch_is_cut_once(
     rows = [row(offset, random.choice((0, 1, 90, 900))) for offset in range(400)]
     random.shuffle(rows)
     limit, bytes_max = random.choice((1, 50, 1_000)), random.choice((1, 5_000, 1_000_000))
-    cuts = []
-    monkeypatch.setattr(LowestRows, "cut", lambda self, end, cut=LowestRows.cut: (cuts.append(end), cut(self, end))[1])
+    cuts: list[int] = []
+    cut = LowestRows.cut
+
+    def counted(rows: LowestRows, end: int) -> None:
+        cuts.append(end)
+        cut(rows, end)
+
+    monkeypatch.setattr(LowestRows, "cut", counted)
     found = LowestRows(1_000, limit, bytes_max)
     found.add(rows[:200])
     found.add(rows[200:])
