@@ -149,7 +149,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("trace", "verify"),
     ),
     "proofs.backup": (
-        ("record", "places", "copying"),
+        ("record", "places"),
+        ("copying",),
         ("shards", "tables", "view"),
         ("making", "pruning", "restoring"),
     ),

@@ -155,9 +155,9 @@ CREDENTIALS = [
         "a token over http to another machine",
         "edge check edge.yaml",
         "warning: edge.yaml:7: links.cloud.to: the token crosses the network in clear text to "
-        "http://hub.example.com. Use https",
+        "http://hub.example.com:8090. Use https",
         exit_status=0,
-        files=edge(QUIET + "links: {cloud: {to: 'http://hub.example.com', token_file: token}}\n", token="abc\n"),
+        files=edge(QUIET + "links: {cloud: {to: 'http://hub.example.com:8090', token_file: token}}\n", token="abc\n"),
         in_process=True,
     ),
     Mistake(
