@@ -13,12 +13,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from weft.config.units import approximate_duration
 from weft.storage import hub_keys
 from weft.storage.cluster import Cluster, ClusterUnusable, decode
 from weft.storage.object_store import NotFound, Object, ObjectStore, StoreAway, StoreError
+from weft.storage.object_store.directory import DirectoryStore
 from weft.storage.object_store.protocol import Buffer, Listing
 
 _logger = logging.getLogger(__name__)
@@ -32,13 +33,6 @@ GONE = (
     "the store is not in its place: its cluster.json is missing. Mount its disk, or move it back: the hub then goes on "
     "by itself, and makes nothing in that place until then"
 )
-
-
-@runtime_checkable
-class _Holds(Protocol):
-    """A store that looks at the identity by itself, with each call."""
-
-    def hold(self, key: str, judge: Callable[[bytes | None], StoreAway | None]) -> None: ...
 
 
 class FencedStore:
@@ -67,8 +61,8 @@ class FencedStore:
         self._asked_at: int | None = None
         """Boot time since which the store owes an answer about its identity; None while it owes none."""
         self._turn = asyncio.Lock()
-        self._is_held = isinstance(inner, _Holds)
-        if isinstance(inner, _Holds):
+        self._is_held = isinstance(inner, DirectoryStore)
+        if isinstance(inner, DirectoryStore):
             inner.hold(hub_keys.CLUSTER, self._judge)
 
     # -- the identity

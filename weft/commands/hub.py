@@ -301,8 +301,6 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
     show_cluster_log(facts.get("cluster_log"), time.time())
     show_issuer(facts.get("jwt"))
-    if trouble := facts.get("store", {}).get("trouble"):
-        click.echo(f"STORE: {trouble}")
     if trouble := facts.get("clock", {}).get("trouble"):
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:
@@ -344,13 +342,14 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
 
 
 def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
-    tls = facts.get("tls")
+    tls, away = facts.get("tls"), facts.get("store", {}).get("trouble")
     return {
         "hub": facts["cluster_id"],
         "software": facts["software"],
         "level": f"{facts['level']} (this release knows {facts['release_level']})",
         "cluster log": cluster_log_position(facts.get("cluster_log")),
         "last backup": _backup(facts.get("backup")),
+        **({} if away is None else {"STORE": away}),
         **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
     }
 
