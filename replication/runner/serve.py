@@ -37,6 +37,7 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
+from weft.replication.refusals import LinkRefused
 from weft.replication.runner.socket_messages import SocketReader, has_left
 from weft.replication.settings import ReceiverSettings
 
@@ -61,21 +62,6 @@ def _check(batches: list[tuple[BatchHeader, memoryview]]) -> CodecError | None:
     except CodecError as error:
         return error
     return None
-
-
-class LinkRefused(Exception):
-    """An error of a handler that refuses the link; the edge gets the code, the reason and advice.
-
-    Args:
-        url: the node to connect to instead (code REDIRECT).
-    """
-
-    def __init__(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.advice = advice
-        self.url = url
 
 
 class LinkHandler(Protocol):
