@@ -89,5 +89,5 @@ class AlertingContext(ssl.SSLContext):
         made.incoming, made.taken = incoming, taken
         alert = _alert.get()
         if alert is not None:
-            made.kept = alert, outgoing
+            made.kept = alert.keep, outgoing
         return made

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ssl
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from weft.network.tls.alert import TlsAlert
+from collections.abc import Callable
+from typing import Any
 
 HANDSHAKE_RECORDS_MAX = 256
 """Maximum number of records of a client's handshake. 100 KiB of certificates, the most that OpenSSL takes, fit in
@@ -38,8 +36,8 @@ class BoundedRecords(ssl.SSLObject):
     """Ciphertext that asyncio or uvloop received."""
     taken: ssl.MemoryBIO
     """The part of it that OpenSSL may read."""
-    kept: tuple[TlsAlert, ssl.MemoryBIO] | None = None
-    """Alert to keep when the handshake fails, and the buffer that OpenSSL writes it to; None once it is over."""
+    kept: tuple[Callable[[bytes], None], ssl.MemoryBIO] | None = None
+    """What keeps the alert when the handshake fails, and the buffer that OpenSSL writes it to; None once it is over."""
     _held = b""
     """Ciphertext between the two, less than a piece."""
     _missing = 0
@@ -49,6 +47,7 @@ class BoundedRecords(ssl.SSLObject):
     _handshake_records = 0
     _allowance = float(WITHOUT_DATA_BURST)
     _allowance_at = 0.0
+    _monotonic = staticmethod(time.monotonic)
 
     def do_handshake(self) -> None:
         """Continue the handshake.
@@ -63,7 +62,7 @@ class BoundedRecords(ssl.SSLObject):
         except ssl.SSLError:
             kept, self.kept = self.kept, None
             if kept is not None:
-                kept[0].keep(kept[1].read())
+                kept[0](kept[1].read())
             raise
         self.kept = None
 
@@ -131,7 +130,7 @@ class BoundedRecords(ssl.SSLObject):
         return given > 0
 
     def _charge(self, records: int) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         refilled = self._allowance + (now - self._allowance_at) * WITHOUT_DATA_PER_S
         self._allowance, self._allowance_at = min(WITHOUT_DATA_BURST, refilled) - records, now
         if self._allowance < 0:

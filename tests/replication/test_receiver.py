@@ -467,7 +467,7 @@ def test_frames_that_the_window_does_not_count_have_a_cost() -> None:
 
 
 def test_short_messages_share_a_turn() -> None:
-    """Many of them may be here already: each of them alone would begin a turn anew."""
+    """Many of them may be here already: each of them alone would begin another turn."""
     receiver = Receiver(ReceiverSettings(), "cluster", "test", lambda: WALL, 0, in_turns=True)
     encoder, turns = FrameEncoder(), 0
     frames: list[Frame] = [HELLO, *map(Ping, range(256))]  # of a cost of 1 KiB at least
