@@ -37,7 +37,7 @@ class BoundedRecords(ssl.SSLObject):
     taken: ssl.MemoryBIO
     """The part of it that OpenSSL may read."""
     kept: tuple[Callable[[bytes], None], ssl.MemoryBIO] | None = None
-    """What keeps the alert when the handshake fails, and the buffer that OpenSSL writes it to; None once it is over."""
+    """Keeper of the alert of a handshake that fails, and the buffer that OpenSSL writes it to; None once it is over."""
     _held = b""
     """Ciphertext between the two, less than a piece."""
     _missing = 0
