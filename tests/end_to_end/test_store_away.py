@@ -96,8 +96,7 @@ def test_a_hub_that_was_forgotten_gives_the_store_in_its_place_nothing(what: str
         assert "another store is in the place of this one" in forgotten.log_path.read_text()
         cluster = other.status()["cluster_id"]
         assert (cluster == former) == (what == "restored from a backup")
-        entries = [decode_entry(path.read_bytes()) for path in (root / "nodes").iterdir()]
-        assert [entry.url for entry in entries if entry is not None] == [other.url], "only the new one is there"
+        wait_until(lambda: _there(root) == [other.url], 60, "the entry of the new one, and no other")
         forgotten.start()  # as its unit does: it is a node of the store that is there now
         assert forgotten.status()["cluster_id"] == cluster
         fabric.finish()
@@ -106,6 +105,11 @@ def test_a_hub_that_was_forgotten_gives_the_store_in_its_place_nothing(what: str
     report = asyncio.run(verify(open_store(str(root))))
     assert report.is_whole, report.findings
     assert not report.lost
+
+
+def _there(root: Path) -> list[str]:
+    entries = [decode_entry(path.read_bytes()) for path in (root / "nodes").glob("*")]
+    return [entry.url for entry in entries if entry is not None]
 
 
 async def _restored(backup: Path, root: Path) -> None:

@@ -73,11 +73,10 @@ def test_any_host_names_the_edges_that_are_gone(start: Start, tmp_path: Path) ->
 
     def all_linked(config: Path) -> bool:
         found = connected(config)
-        return len(found) == EDGES and None not in found.values()
+        return len(found) == EDGES and set(found.values()) <= set(names)
 
     for config in configs:
         wait_until(partial(all_linked, config), JOIN_S, what="all edges to be linked")
-    assert set(connected(configs[0]).values()) <= set(names)
 
     killed = time.monotonic()
     for name in GONE:
@@ -88,10 +87,9 @@ def test_any_host_names_the_edges_that_are_gone(start: Start, tmp_path: Path) ->
         return {name: at is None for name, at in connected(config).items()} == wanted
 
     for config in configs:
-        wait_until(partial(says_so, config), JOIN_S, what="the two edges to be missed")
+        wait_until(partial(says_so, config), SAID_S_MAX, what="the two edges to be missed")
     took_s = time.monotonic() - killed
     print(f"all three hosts named the two edges {took_s:.1f} s after they lost their power")
-    assert took_s < SAID_S_MAX
     for config in configs:
         told = weft("hub", "status", config).output
         assert f"{EDGES} edges: {EDGES - 2} connected, 2 not connected, 0 with an alarm" in told
