@@ -31,6 +31,8 @@ again after that, at growing intervals."""
 RACE_AFTER_S = 20.0
 """Time after the start when a store that was raced before is raced again: its edges have come back by then."""
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
+NOTE_S = 5.0
+"""Longest time that a process takes to withdraw its note about a store that breaks its promises, before it ends."""
 
 
 class HubStore:
@@ -103,9 +105,11 @@ class HubStore:
             except StoreError as error:
                 _logger.info("the store is raced again later: %s", error)
             except StoreUnfit as error:
+                # Before the process ends, since the next start then races before it serves anyone.
+                with contextlib.suppress(StoreError, TimeoutError):
+                    async with asyncio.timeout(NOTE_S):
+                        await bare(store).delete(note)
                 self._unfit.set_result(str(error))
-                with contextlib.suppress(StoreError):
-                    await bare(store).delete(note)  # the next start races before it serves anyone
                 return
             await asyncio.sleep(RACE_AFTER_S)
 

@@ -124,8 +124,7 @@ def test_tenants_come_with_quotas_and_go_after_their_tokens(config: Path) -> Non
     weft("hub", "tenant", "add", config, "acme", "--edges", "1", "--stored-bytes", "2TiB", "--by", "mara")
     weft("hub", "tenant", "set", config, "acme", "--bytes-per-second", "4MiB/s", "--stored-bytes", "none")
     weft("hub", "token", "add", config, "one", "--scope", "edge", "--edge", "a", "--tenant", "acme")
-    said = weft("hub", "stream", "expect", config, "acme/telemetry", "press-*", "oven").output
-    assert "there is no table of acme/telemetry yet" in said
+    weft("hub", "stream", "expect", config, "acme/telemetry", "press-*", "oven")
     assert weft("hub", "stream", "expect", config, "acme/telemetry").output == "press-*\noven\n"
     (found,) = listed("tenant", config)
     declared = {name: quota for name, quota in found["quotas"].items() if quota is not None}
