@@ -159,8 +159,7 @@ class Acceptor:
         except OSError as error:  # ssl.SSLError is one
             if self.tls is not None:
                 self._admission.listener_counters.handshakes_failed += 1
-            why = str(error) or "it closed the connection before the handshake ended"
-            self._complain("handshake", "no connection with %s at listener %s: %s", connection.name, why)
+            self._complain("handshake", "no connection with %s at listener %s: %s", connection.name, error)
             try:
                 if alert is not None:
                     await alert.send()

@@ -9,16 +9,7 @@ import click
 
 from weft.commands.acts.authors import Decided
 from weft.commands.acts.file_acts import acting_on_file, by_option, reason_option
-from weft.commands.common import (
-    ExistingPath,
-    TokenGroup,
-    certificate_of,
-    config_argument,
-    get_status,
-    json_option,
-    load_hub,
-    using,
-)
+from weft.commands.common import ExistingPath, certificate_of, config_argument, get_status, json_option, load_hub, using
 from weft.output import Refused, harmless, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -72,7 +63,7 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
     return Scope.GRANTED if scope is None else Scope(scope)
 
 
-@click.group("token", cls=TokenGroup)
+@click.group("token")
 def command() -> None:
     """Manage the tokens file of a hub.
 
@@ -88,7 +79,7 @@ def command() -> None:
 @reason_option
 @by_option
 @json_option
-def add(
+def create(
     name: str,
     path: str,
     *,
@@ -100,7 +91,7 @@ def add(
     by: str | None,
     as_json: bool,
 ) -> None:
-    """Add token NAME and print it. The token is shown only once and stored nowhere."""
+    """Create token NAME and print it. The token is shown only once and stored nowhere."""
     from weft.cloud_hub.api.tokens import TokensUnusable, create_token
 
     access = access_of(scope, grants, edge)
@@ -124,19 +115,19 @@ def add(
 @reason_option
 @by_option
 @json_option
-def remove(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
-    """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
+def revoke(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
+    """Revoke token NAME. Running hubs reject it immediately, and its links end within seconds."""
     from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
     try:
         with using(path), acting_on_file(path, f"token {name}", Decided(by, reason)):
-            removed = revoke_token(path, name)
+            revoked = revoke_token(path, name)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     if as_json:
-        print_json({"removed": _facts(removed)})
+        print_json({"revoked": _facts(revoked)})
     else:
-        click.echo(f"removed {name}")
+        click.echo(f"revoked {name}")
 
 
 @command.command("list")
@@ -171,7 +162,7 @@ def read_file(path: str) -> list[TokenIdentity]:
     from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:
-        with using(path, makes="weft token add"), open(path, "rb") as file:
+        with using(path, makes="weft token create"), open(path, "rb") as file:
             return read_tokens(file.read(), path)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
