@@ -37,7 +37,7 @@ KEPT = Path.home() / ".cache" / "weft-tests"
 MAKE_S_MAX = 600.0
 """For one package, as ``Patience`` counts: beside tests, at a low priority, a second of the clock is less than one."""
 MAKE_S_MAX_BY_THE_CLOCK = 1800.0
-ALL_S_MAX = 3600.0
+ALL_S_MAX = 1200.0
 """By the clock, after which the command begins no further package."""
 LOOK_INTERVAL_S = 2.0
 END_S_MAX = 10.0
