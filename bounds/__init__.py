@@ -2,7 +2,8 @@
 
 - An *owner* is charged with costs: a device's user, else its address; an edge, a tenant, a token.
 - A *cost* is the server's work or memory, never the bytes on the wire.
-- A *share* is the part of a total that one owner may have; the total is a bound of its own.
+- A *share* is the part of a total that one owner may have; the total is a bound of its own. Where an owner is a token
+  or a link, its tenant has a share, too.
 - A *turn budget* is the work that the server does for one owner before it serves others; the rest waits for its next
   turn.
 - A *refusal* answers a request beyond a share. Metrics name the refused owners.
@@ -19,7 +20,7 @@ from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_ad
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
 from weft.bounds.rounds import Rounds
-from weft.bounds.shares import Shares, one_share
+from weft.bounds.shares import NestedShares, Shares, one_share
 from weft.bounds.turn_budget import TurnBudget
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Bound",
     "Crowd",
     "Events",
+    "NestedShares",
     "Owner",
     "OwnerKind",
     "Rates",

@@ -71,3 +71,46 @@ class Shares(Generic[OwnerT]):
     def heaviest(self) -> OwnerT | None:
         """Return the owner with the most units, which makes room first. Takes time for each owner."""
         return max(self._taken, key=self._taken.__getitem__, default=None)
+
+
+class NestedShares(Generic[OwnerT]):
+    """Units of one thing that tenants share, and within each tenant its owners, such as its tokens: a tenant with many
+    tokens has no more than a tenant's share.
+
+    Args:
+        total: units that all together may have.
+        of_tenant: units that the owners of one tenant may have together.
+        share: units that one owner may have.
+    """
+
+    __slots__ = ("_of_owners", "_of_tenants")
+
+    def __init__(self, total: int, of_tenant: int, share: int) -> None:
+        self._of_tenants: Shares[Hashable] = Shares(total, of_tenant)
+        self._of_owners: Shares[tuple[Hashable, OwnerT]] = Shares(total, share)
+
+    @property
+    def used(self) -> int:
+        """Return the units that all have together."""
+        return self._of_tenants.used
+
+    def fits(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> bool:
+        """Return whether an owner of a tenant may take this many more units."""
+        return self._of_tenants.fits(tenant, units) and self._of_owners.fits((tenant, owner), units)
+
+    def take(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> bool:
+        """Take units for an owner of a tenant if all bounds allow it; return whether they did."""
+        if not self.fits(tenant, owner, units):
+            return False
+        self.hold(tenant, owner, units)
+        return True
+
+    def hold(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> None:
+        """Count units that the owner has regardless of the bounds."""
+        self._of_tenants.hold(tenant, units)
+        self._of_owners.hold((tenant, owner), units)
+
+    def free(self, tenant: Hashable, owner: OwnerT, units: int = 1) -> None:
+        """Return an owner's units."""
+        self._of_tenants.free(tenant, units)
+        self._of_owners.free((tenant, owner), units)

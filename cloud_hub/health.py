@@ -9,6 +9,7 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.membership import Membership
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config.units import approximate_duration
+from weft.storage.fenced_store import FencedStore
 
 if TYPE_CHECKING:
     from weft.storage.table_maker.service import TableService
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 STORE_SILENCE_S = 15.0
 """Time for which the store owes a shard an answer before the shard makes the node not ready. One slow response or one
 retry does not count, and a load balancer detects an outage before edges fill their windows."""
+LOOK_AGE_S, LOOK_S_MAX = 1.0, 2.0
+"""Age of a look at a bucket with which a probe is content, so that probes cost at most one request a second; and the
+longest time that a probe waits for one."""
 
 
 class Health(NamedTuple):
@@ -26,6 +30,7 @@ class Health(NamedTuple):
     tables: TableService | None
     membership: Membership | None
     clock: HubClock
+    store: FencedStore
 
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when a restart would not help.
@@ -38,11 +43,13 @@ class Health(NamedTuple):
             reasons.append("the work on the tables has ended")
         return reasons
 
-    def unready(self) -> list[str]:
-        """Return the reasons why the node accepts no links and answers no readers; empty if it does.
+    async def unready(self) -> list[str]:
+        """Look at the store, and return the reasons why the node accepts no links and answers no readers; empty if it
+        does.
 
         One working shard is enough: a failing shard affects only its own edges, and fails on every node.
         """
+        await self.store.look(LOOK_AGE_S, LOOK_S_MAX)
         reasons = []
         if self.membership is not None and self.membership.is_outdated:
             return [f"the cluster is at level {self.membership.level}, above this release"]
@@ -53,5 +60,9 @@ class Health(NamedTuple):
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
         doubted, leaves = self.clock.doubted(), self.membership is not None and self.membership.is_leaving
+        if self.store.trouble is not None:
+            return [self.store.trouble]
+        if (silent_s := self.store.silent_s) > STORE_SILENCE_S:
+            return [f"the store has not answered for {approximate_duration(silent_s)}"]
         general = [*self.unhealthy(), *([doubted] if doubted else []), *(["the node is leaving"] if leaves else [])]
         return general + (reasons if len(reasons) == len(self.own) else [])

@@ -9,13 +9,14 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
+from weft.cloud_hub.api.edge_figures import EdgeFigures
 from weft.cloud_hub.api.edges import EdgeViews
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.streams.completeness import StreamCompleteness
@@ -36,12 +37,15 @@ from weft.cloud_hub.declared.tenants.counts import TenantCounts
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
 from weft.cloud_hub.declared.tenants.requests import TenantRequests
 from weft.cloud_hub.declared.tenants.use import Tenants
+from weft.cloud_hub.declared.token_use import TokenUse
 from weft.cloud_hub.down.acts_stream import ActsStream
 from weft.cloud_hub.down.requests import read_body
 from weft.cloud_hub.health import Health
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.cloud_hub.links.frame_budget import FrameBudget
 from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.links.linked_edges import LinkedEdges
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
@@ -53,16 +57,16 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
 from weft.cloud_hub.splits.busy import Clocks
 from weft.cloud_hub.splits.making import ShardMaker
+from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import HubTables
 from weft.cloud_hub.to_edges import ToEdges
 from weft.config.log_lines.throttle import Throttle
-from weft.config.units import is_bucket
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
-from weft.storage.cluster import NEW_SHARDS, Cluster, open_cluster
-from weft.storage.object_store import ObjectStore, open_store, probe
-from weft.storage.store_formats import check_store
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
+from weft.storage.object_store.placed import requests_of
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +107,7 @@ class Hub:
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
         self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
+        self._frames = FrameBudget(self._refusals, time.monotonic)
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
         self._declared = Declarations(
@@ -124,8 +129,10 @@ class Hub:
         self._acts: ActsRequests
         self._changes: ChangeStreams | None = None
         self._tails: StreamTails | None = None
+        self._for_people: tuple[LinkedEdges, TokenUse] | None = None
         self._acts_stream: ActsStream | None = None
         self.cluster: Cluster
+        self._store: HubStore
 
     @property
     def sequencers(self) -> list[Sequencer]:
@@ -151,23 +158,19 @@ class Hub:
             credentials, settings.open_to_network, settings.hosts, self._listener.certificates, self._refusals.events
         )
         self._links.start(credentials)
-        store = self._given_store or open_store(settings.store, settings.store_options)
-        raced = self._given_store is None and is_bucket(settings.store)
-        await check_store(store, self._rules.level)  # before the probe, which writes
-        await probe(store, open_store(settings.store, settings.store_options) if raced else None)
-        level = self._rules.level
-        self.cluster = await open_cluster(store, settings.shards, release_level=level, new_shards=NEW_SHARDS)
-        await self._clock.measure(store)
+        self._store = HubStore(settings, self._given_store, self._clock, self._rules.level)
+        store, self.cluster = await self._store.open()
         node_id = f"{self._random_bits(64):016x}"
         self._owners = owners = Owners(
             lambda: self.cluster.tree.count, self._site(node_id), node_id, changed=self._owners_changed,
+            cluster=(self.cluster.cluster_id.hex(), self.cluster.restored),
             is_drained=self._declared.drained.covers, wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
         self._membership = membership = Membership(
             store, node_id, software=software(), level=self.cluster.level, release_level=self._rules.level,
             clock=self._clock, owners=owners, work=self._work, grown=self._grow,
         )  # fmt: skip
-        await membership.look()
+        await self._store.answered(membership.look)
         self._maker = ShardMaker(
             store, lambda: self.cluster, settings.sequencer, clock=self._clock, random_bits=self._random_bits,
             level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
@@ -181,6 +184,10 @@ class Hub:
             store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
             links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
         )  # fmt: skip
+        self._for_people = (
+            LinkedEdges(store, node_id, self._links.by_edge, owners.others, time.monotonic),
+            TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic),
+        )
         self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
         self._changes = ChangeStreams(
             lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.by_edge,
@@ -194,9 +201,12 @@ class Hub:
             self._tenants.start()
             self._acts_stream.start()
             self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count)
-            await self._listen(self._shards)
+            await self._listen(self._shards, requests_of(store))
             owners.port = self._listener.port
             await self._membership.start(self.url)
+            for each in self._for_people:
+                each.start()
+            self._store.listens()
         except BaseException:
             await self.close()
             raise
@@ -227,10 +237,11 @@ class Hub:
         if self._owners is not None:
             await self._owners.grow()
 
-    async def _listen(self, shards: Shards) -> None:
+    async def _listen(self, shards: Shards, requests: Mapping[str, int]) -> None:
         # Thousands of edges connect at once after a restart.
         link_log.logger.addFilter(self._throttle)
-        peers, links = self._settings.peers, self._links
+        peers, links, owners = self._settings.peers, self._links, self._owners
+        assert owners and self._for_people and self._to_edges and self._changes, "they are made before"  # noqa: PT018
         known = KnownShards(shards, self.cluster.cluster_id, self._tables.service)
         moments = StreamCompleteness(
             shards,
@@ -248,27 +259,26 @@ class Hub:
         figures = self._figures if self._settings.process == 0 else None
         metrics = Metrics(
             shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
+            edges=EdgeFigures(self._own, self._clock.now, time.monotonic, peers=peers),
             tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
-            declared=self._declared.samples, of_listener=self._listener.samples,
+            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests,
             of_tables=self._tables.samples, tenants=self._tenants.samples,
         )  # fmt: skip
         bytes_max = self._settings.response_bytes_max
         api = Api(
             self, ShardViews(shards, self._maker.log, bytes_max, time.monotonic), self._access, metrics, bytes_max,
             moments=moments, rates=self._rates,
-            edges=lambda states: EdgeViews(
-                states, links.by_edge(), links.last_release, self._clock.now(), peers=peers, behind=moments.behind,
-                lost=moments.lost, groups=self._declared.groups.of_edge,
+            edges=lambda states, elsewhere: EdgeViews(
+                states, {**elsewhere.edges, **links.by_edge(owners.own)}, links.last_release, self._clock.now(),
+                peers=peers, behind=moments.behind, lost=moments.lost, groups=self._declared.groups.of_edge,
             ),
-            refusals=self._refusals, monotonic=time.monotonic,
+            elsewhere=self._for_people[0].elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip
         checks = [self._access.middleware, Asked(self._access).middleware]
         application = api.application(self._listener.middleware, inner=checks)
-        assert self._to_edges is not None, "it is made with the shards"
         self._to_edges.add_to(application, self._access)
         self._acts.add_to(application, self._access)
         self._tenant_requests(shards).add_to(application)
-        assert self._changes is not None, "it is made before"
         self._changes.add_to(application)
         self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
@@ -279,8 +289,7 @@ class Hub:
     def _tenant_requests(self, shards: Shards) -> TenantRequests:
         return TenantRequests(
             self._acts.log, self._tenants, shards, self._access, quotas=self._declared.quotas.of,
-            table_bytes=self._tables.bytes_of,
-            now=self._clock.now, read_body=read_body,
+            table_bytes=self._tables.bytes_of, now=self._clock.now, read_body=read_body,
         )  # fmt: skip
 
     def reload(self) -> None:
@@ -288,29 +297,33 @@ class Hub:
         self._listener.reload()
         self._declared.reload()
 
+    async def failed(self) -> str:
+        """Wait until the node cannot go on, and return why: another process has to begin again."""
+        return await self._store.failed()
+
     async def close(self) -> None:
         """Close the links and stop. Edges still have all unacknowledged records."""
         link_log.logger.removeFilter(self._throttle)
         if self._membership is not None:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         await self._links.close()
+        for each in self._for_people or ():
+            await each.close()
         await self._tenants.close()
         if self._to_edges is not None:
             await self._to_edges.close()
         if self._acts_stream is not None:
             await self._acts_stream.close()
         await self._declared.close()
+        await self._store.close()
         await self._listener.stop_listening()
         if self._changes is not None:
             await self._changes.close()
         if self._tails is not None:
             self._tails.close()
-        if self._figures is not None:
-            await self._figures.close()
-        if self._rates is not None:
-            await self._rates.close()
-        if self._membership is not None:
-            await self._membership.close()
+        for part in (self._figures, self._rates, self._membership):
+            if part is not None:
+                await part.close()
         await self._tables.close()
         if self._to_edges is not None:
             self._to_edges.down.close()
@@ -328,6 +341,8 @@ class Hub:
                 raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
             if (wrong := self._clock.wrong()) is not None:
                 raise ApiError(503, wrong, ADVICE)
+            if (away := self._store.fence.trouble) is not None:
+                raise ApiError(503, away, "the edge tries again by itself, here and at other nodes")
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
@@ -336,7 +351,7 @@ class Hub:
         link = EdgeLink(
             self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
             elsewhere=self._owners.elsewhere(request.host), down=to_edges.down, configs=to_edges.fleet.links,
-            quota=LinkQuota(self._tenants),
+            quota=LinkQuota(self._tenants), frames=self._frames,
         )  # fmt: skip
         with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(
@@ -359,7 +374,7 @@ class Hub:
 
     def health(self) -> Health:
         """Return what the health of the node depends on."""
-        return Health(self._own(), self._tables.service, self._membership, self._clock)
+        return Health(self._own(), self._tables.service, self._membership, self._clock, self._store.fence)
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this node does not know it."""
@@ -370,6 +385,7 @@ class Hub:
         return {
             "software": software(),
             "cluster_id": self.cluster.cluster_id.hex(),
+            "store": {"trouble": self._store.fence.trouble},
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
             "release_level": self._rules.level,
@@ -380,6 +396,7 @@ class Hub:
             "processes": self._settings.processes,
             "cluster_log": self._declared.view(),
             "jwt": self._declared.jwt_view(),
+            "backup": self._declared.backup_view(),
             "peers": self._owners.peers() if self._owners is not None else [],
             "shards": shard_views(self.sequencers, self._owners) if self._owners is not None else [],
             **self._tables.views(),

@@ -119,6 +119,9 @@ class HubSettings:
     ``port - process`` on."""
     shards_max: int | None = None
     """Number of shards up to which busy ones are split. None splits none."""
+    begins: bool = True
+    """Permission to make a cluster in a place that holds none. A process that is started again needs none: its store is
+    away for the moment."""
     shards: int | None = None
     """Number of shards for a new store; an existing one must have the same. None accepts the store's number, and gives
     a new one ``storage.cluster.NEW_SHARDS``."""

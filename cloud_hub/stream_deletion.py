@@ -95,6 +95,10 @@ async def delete(
         if any(key in state.forgotten for state in states):
             return Deleted(0, 0, 0)
         raise CannotDelete(f"the hub has no stream {key[1]} of tenant {key[0]}: `weft streams` lists the streams")
+    if not wanted.is_forced:
+        _check_quiet(
+            key, {name: held for state in states for name, held in state.stream_lanes(*key).items()}, wall_clock()
+        )
     for log, state in zip(logs, states, strict=True):
         await _check(store, log, state, wanted, wall_clock())
     records = lanes = shards = 0

@@ -148,6 +148,8 @@ def _url(text: str, _folder: str) -> str:
         raise ValueError("expected a URL without a user name or password: the token comes from token_file")
     if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or not port_is_fine:
         raise ValueError(f"expected a URL such as https://hub.example.com, got {units.quoted(text)}")
+    if "$" in url.netloc:
+        raise ValueError(f"expected the name of a host, got {units.quoted(url.netloc)}. No variables are expanded here")
     return text.rstrip("/")
 
 

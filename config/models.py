@@ -355,7 +355,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
     tokens_file: Annotated[
         Path | None,
         Meta(
-            description="File of hashed tokens, written by `weft token create`. Tokens of the cluster log (`weft hub "
+            description="File of hashed tokens, written by `weft token add`. Tokens of the cluster log (`weft hub "
             "token`) are admitted, too. Without either, see `anonymous`."
         ),
     ] = None

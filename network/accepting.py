@@ -159,7 +159,8 @@ class Acceptor:
         except OSError as error:  # ssl.SSLError is one
             if self.tls is not None:
                 self._admission.listener_counters.handshakes_failed += 1
-            self._complain("handshake", "no connection with %s at listener %s: %s", connection.name, error)
+            why = str(error) or "it closed the connection before the handshake ended"
+            self._complain("handshake", "no connection with %s at listener %s: %s", connection.name, why)
             try:
                 if alert is not None:
                     await alert.send()

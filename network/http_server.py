@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from weft.bounds.browsers import MISDIRECTED_REQUEST
 from weft.bounds.owner import Owner, address_owner
 from weft.bounds.refusals import Refusals
+from weft.bounds.rounds import Rounds
 from weft.config.units import Address
 from weft.network.accepting import Acceptor
 from weft.network.admission import Admission, NetworkConnection
@@ -31,6 +33,11 @@ LINE_INTERVAL_S = 1.0
 """Minimum interval between two log lines about bad requests: anyone who reaches the port can send them."""
 LINE_MAX = 300
 """Longest such line."""
+
+REFUSALS = frozenset({400, 401, 403, 404, 405, MISDIRECTED_REQUEST})
+"""Statuses behind which a connection ends: a flood of requests that are refused pays for a connection each time."""
+AT_ONCE = 16
+"""Requests that begin in one turn of the event loop, some 2 ms of work; those that wait take turns by address."""
 
 LISTENER = "https"
 """Name of a listener with TLS, for log lines."""
@@ -77,11 +84,35 @@ class BadRequests(logging.Filter):
         return True
 
 
+class _Turns:
+    """Turns of requests before they begin. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._rounds = Rounds(lambda: None, pause_s=0.0, turns_max=AT_ONCE)
+        self._begun = 0
+
+    async def next(self, owner: Owner) -> None:
+        """Wait until a request of the owner may begin."""
+        loop = asyncio.get_running_loop()
+        if self._begun < AT_ONCE and not len(self._rounds):
+            if not self._begun:
+                loop.call_soon(self._begin_anew)
+            self._begun += 1
+            return
+        turn: asyncio.Future[None] = loop.create_future()
+        self._rounds.wait(owner, lambda: None if turn.done() else turn.set_result(None))
+        await turn
+
+    def _begin_anew(self) -> None:
+        self._begun = 0
+
+
 class HttpServer:
     """A server of one application at one address. Belongs to the event loop's thread.
 
-    A connection is idle while none of its requests is being handled: before the first, between two, and while the peer
-    is slow to read an answer. If too many are idle, the address with the most loses its longest idle one.
+    A connection is idle while none of its requests is being handled: before the first, between two, while one waits for
+    its turn, and while the peer is slow to read an answer. If too many are idle, the address with the most loses its
+    longest idle one. A connection whose request is refused ends.
 
     Args:
         idle_max: maximum number of idle connections.
@@ -109,6 +140,7 @@ class HttpServer:
         self._listening: list[asyncio.Server] = []
         self._acceptor: Acceptor | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._turns = _Turns()
         self._busy: set[web.RequestHandler] = set()
         self._idle: dict[Owner, dict[web.RequestHandler, float]] = {}
         """Idle connections by address, with the time at which they became idle; the longest idle first."""
@@ -131,10 +163,19 @@ class HttpServer:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Note that a connection is busy. The application needs it as its outermost middleware."""
         connection = request.protocol
+        if connection.transport is not None:
+            await self._turns.next(_owner(connection.transport))
         self._forget(connection)
         self._busy.add(connection)
         try:
-            return await handler(request)
+            answer = await handler(request)
+            if answer.status in REFUSALS and not answer.prepared:
+                answer.force_close()
+            return answer
+        except web.HTTPException as error:
+            if error.status in REFUSALS:
+                error.force_close()
+            raise
         except ConnectionError as error:
             if connection.transport is None or connection.transport.is_closing():
                 raise PeerGoneError from error

@@ -20,6 +20,14 @@ class NodeName(NamedTuple):
         return f"{self.tenant}/{self.edge}"
 
 
+def node_in_certificate(common_name: str) -> NodeName | None:
+    """Return the node that a certificate's common name names: an edge of the tenant `default`, or tenant, slash and
+    edge; None if it names none."""
+    tenant, slash, edge = common_name.rpartition("/")
+    node = NodeName(tenant if slash else "default", edge)
+    return node if valid_name(node.tenant) and valid_name(node.edge) else None
+
+
 class Lane(NamedTuple):
     """(tenant, edge, log id, stream): within a lane, a sequence number is a record's permanent name."""
 

@@ -58,6 +58,7 @@ from weft.replication.events import (
     MarksReceived,
     OriginsReceived,
     ReceiverEvent,
+    with_newest_marks,
 )
 from weft.replication.greeting import check_hello, lane_refusal
 from weft.replication.liveness import Liveness, PeerClock
@@ -125,6 +126,8 @@ class Receiver:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
+        self._spent = 0  # in the present turn, which short messages share
+        self.control_cost = 0  # of frames that the window does not count; the owner takes it and sets it to 0
 
     @property
     def closed(self) -> bool:
@@ -258,29 +261,26 @@ class Receiver:
 
     def _take_message(self, data: bytes) -> Iterator[None]:
         """Process a message, with a stop at each place where the owner has something to do."""
-        spent, admit = 0, self._in_flight.admit
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
         for frame in self._decoder.unpacked():
-            if isinstance(frame, Data):
-                if not self._known(frame.lane):
-                    continue
+            if isinstance(frame, Data) and self._known(frame.lane):
                 cost = window_cost(batches := split_batches(frame.batches))
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
-                admit(frame.lane, batches, cost, self._settings, not is_long)
+                self._in_flight.admit(frame.lane, batches, cost, self._settings, not is_long)
                 if is_long:
                     self.unchecked = batches
                     yield
                     self.unchecked = []
                 self._events.append(BatchesReceived(frame.lane, batches))
-                spent += cost
             else:
-                self._receive(frame)
-                if self.closed:
-                    return
-                cost = bounds.ORIGINS_COST if isinstance(frame, LaneOrigins) else bounds.CONTROL_COST
-                spent += cost + bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
-            if spent >= bounds.TURN_COST and self._in_turns:
-                spent = 0
+                if not isinstance(frame, Data):
+                    self._receive(frame)
+                    if self.closed:
+                        return
+                self.control_cost += (cost := bounds.control_cost(frame, self._decoder.frame_bytes))
+            self._spent += cost
+            if self._spent >= bounds.TURN_COST and self._in_turns:
+                self._spent = 0
                 yield
         if self._decoder.holds_part:
             raise Corrupt("a message ends inside a frame")
@@ -353,9 +353,9 @@ class Receiver:
     # -- output
 
     def events(self) -> list[ReceiverEvent]:
-        """Return the events since the last call, in order."""
+        """Return the events since the last call, in order. Of each lane only the newest mark is left."""
         events, self._events = self._events, []
-        return events
+        return with_newest_marks(events) if len(events) > 1 else events
 
     @property
     def has_to_answer(self) -> bool:

@@ -1,4 +1,4 @@
-"""Refusals by a sender: hubs that must not get its records."""
+"""Refusals by a sender, of hubs that must not get its records; and by a hub's handler, of a link."""
 
 from __future__ import annotations
 
@@ -60,3 +60,18 @@ def rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
         START_EMPTY,
         by_peer=False,
     )
+
+
+class LinkRefused(Exception):
+    """An error of a handler that refuses the link; the edge gets the code, the reason and advice.
+
+    Args:
+        url: the node to connect to instead (code REDIRECT).
+    """
+
+    def __init__(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.advice = advice
+        self.url = url

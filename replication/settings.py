@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.protocols.link import Data, Frame, LaneOrigins
 from weft.replication.liveness import SECOND
 from weft.replication.send_window import START_BYTES
 
@@ -16,11 +17,24 @@ TURN_COST = 128 << 10
 """Cost after which the owner gives others their turn: some 5 ms of work. The cost of DATA is its size in the window."""
 CONTROL_COST, CONTROL_BYTE_COST = 1 << 10, 8
 """Cost of a frame other than DATA, and of each of its bytes, which become objects."""
+BYTES_DROPPED = 16
+"""Bytes of DATA of a closed lane, dropped unread, that cost 1."""
 ORIGINS_COST = 16 << 10
 """Cost of a LANE_ORIGINS frame: each one is compared with all other origins of its lane."""
 DATA_FRAME_BYTES = 1 << 20
 """Length of a DATA frame of small batches that a receiver always accepts, even with a lower limit for a single
 batch."""
+
+
+def control_cost(frame: Frame, frame_bytes: int) -> int:
+    """Return the cost of a frame that the window does not count: one other than DATA, or DATA of a closed lane.
+
+    Args:
+        frame_bytes: its length, if it is not DATA.
+    """
+    if isinstance(frame, Data):
+        return CONTROL_COST + len(frame.batches) // BYTES_DROPPED
+    return (ORIGINS_COST if isinstance(frame, LaneOrigins) else CONTROL_COST) + CONTROL_BYTE_COST * frame_bytes
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
 TOKEN_CHARACTERS_MAX = 8192
 CA_CHARACTERS_MAX = 1 << 20
+_URL_CHARACTERS_SHOWN = 80
 
 
 def read_text(path: str | os.PathLike[str] | None, most: int) -> str | None:
@@ -54,7 +55,7 @@ def check_urls(urls: Sequence[str]) -> None:
         try:
             parts = urlsplit(url)
             named = parts.scheme in ("http", "https") and parts.hostname and parts.username is None
-            found = f"{parts.scheme}://{parts.hostname}"
+            found = f"{parts.scheme}://{parts.hostname}" if "@" in url else url[:_URL_CHARACTERS_SHOWN]
         except ValueError as error:
             named, found = None, f"a URL that cannot be read: {error}"
         if not named:

@@ -179,13 +179,26 @@ class _OSFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
-    def is_directory(self) -> bool:
-        return stat.S_ISDIR(os.fstat(self._fd).st_mode)
+    def mode(self) -> int:
+        return os.fstat(self._fd).st_mode
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""A folder may come from strangers: a symbolic link in it would name any file of this machine, and a pipe waits for its
+writer."""
+
+
+def _check_regular(mode: int, path: str) -> None:
+    """Refuse what the system would open for reading, although it holds no data."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 class _OSLock:
@@ -214,18 +227,22 @@ class OSFileSystem:
     """The machine's own file system."""
 
     def open(self, path: str, *, read_only: bool = False) -> File:
-        file = _OSFile(path, os.O_RDONLY if read_only else os.O_RDWR)
-        # The system would open a directory for reading, although it refuses it for writing.
-        if read_only and file.is_directory():
+        if not read_only:
+            return _OSFile(path, os.O_RDWR)
+        file = _OSFile(path, _TO_READ)
+        try:
+            _check_regular(file.mode(), path)
+        except OSError:
             file.close()
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise
         return file
 
     def create(self, path: str) -> File:
         return _OSFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb") as file:
+        with open(os.open(path, _TO_READ | os.O_CLOEXEC), "rb") as file:
+            _check_regular(os.fstat(file.fileno()).st_mode, path)
             return file.read()
 
     def size(self, path: str) -> int:

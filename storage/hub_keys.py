@@ -31,6 +31,14 @@ def node_key(node_id: str) -> str:
     return f"{NODES}/{node_id}"
 
 
+LINKED = "linked"
+
+
+def linked_key(node_id: str) -> str:
+    """Return the key of the edges that are linked to a running node, changed by compare-and-swap."""
+    return f"{LINKED}/{node_id}"
+
+
 KEEPERS = "keepers"
 
 
@@ -47,6 +55,8 @@ def config_states_key(shard: int) -> str:
     return f"{CONFIG_STATES}/{shard}"
 
 
+LAST_USES = "token-use"
+"""Key of the moments at which tokens were last used, changed by compare-and-swap."""
 ENTRIES = "cluster/entry"
 CLUSTER_SNAPSHOTS = "cluster/snapshot"
 

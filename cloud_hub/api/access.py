@@ -22,14 +22,14 @@ from weft.replication.attempts.outcome import REASON_HEADER
 
 UNAUTHORISED, UNAVAILABLE = 401, 503
 _ADVICE = {
-    Right.WRITE: "use a token for an edge",
-    Right.READ: "use a token of scope reader, or with the grant read:STREAM",
-    Right.EDGES: "use a token of scope reader, or with the grant edges",
+    Right.WRITE: "use a token of scope edge (`weft hub token add NAME --scope edge --edge EDGE`)",
+    Right.READ: "use a token of scope reader (`weft hub token add NAME --scope reader`), or a grant read:STREAM",
+    Right.EDGES: "use a token of scope reader (`weft hub token add NAME --scope reader`), or the grant edges",
     Right.PUBLISH: "use a token of scope publish (`weft hub token add NAME --scope publish`), or a grant publish:EDGE",
     Right.PULL: "use a token of scope pull (`weft hub token add NAME --scope pull`), or with a grant pull:STREAM",
-    Right.STATUS: "use an admin token, or one with the grant status",
-    Right.METRICS: "use an admin token, or one with the grant metrics",
-    Right.ACTS: "use an admin token, or one with the grant acts",
+    Right.STATUS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant status",
+    Right.METRICS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant metrics",
+    Right.ACTS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant acts",
     Right.TENANTS: "use a token with the grant tenants, or `weft hub tenant set`",
 }
 """Right -> what opens it."""
@@ -78,6 +78,15 @@ def _plain(reason: str) -> str:
     """Return a reason as a header may have it."""
     shown = "".join(c if c not in '"\\' and c.isascii() and c.isprintable() else "'" for c in reason)
     return shown[:CHALLENGE_CHARACTERS_MAX]
+
+
+class Charged(NamedTuple):
+    """Owners that are charged for a reader's request."""
+
+    owner: Owner
+    """Its token; without tokens its address (for IPv6 its /64)."""
+    tenant: Owner
+    """The token's tenant, with all its tokens; for an admin and without tokens the owner itself."""
 
 
 class Access:
@@ -225,20 +234,23 @@ class Access:
             return wanted or "default", None
         _check(identity, right)
         if identity.scope is not Scope.ADMIN and wanted not in (None, identity.tenant):
-            raise ApiError(403, f"{identity.shown} is for tenant {identity.tenant}", "leave out ?tenant=")
+            error = f"{identity.shown} is for tenant {identity.tenant}, and not for {wanted}"
+            raise ApiError(
+                403, error, "leave out ?tenant= (--tenant), or use a token of that tenant, or of scope admin"
+            )
         return wanted or identity.tenant, identity
 
-    def owner(self, request: web.Request) -> Owner:
-        """Return the owner that is charged for a reader's request: its token, or without tokens its address (for IPv6
-        its /64).
+    def charged(self, request: web.Request) -> Charged:
+        """Return who is charged for a reader's request.
 
         Raises:
             ApiError: 401, 403, 421.
         """
         identity = self.reader(request)
-        if identity is None:
-            return address_owner(request.remote or "")
-        return Owner(OwnerKind.TOKEN, identity.name)
+        owner = address_owner(request.remote or "") if identity is None else Owner(OwnerKind.TOKEN, identity.name)
+        if identity is None or identity.scope is Scope.ADMIN:
+            return Charged(owner, owner)
+        return Charged(owner, Owner(OwnerKind.TENANT, identity.tenant))
 
     def note_refusal(self, request: web.Request, error: ApiError) -> None:
         """Note a request that was refused since its login does not open it, or is none. Others are passed over."""
@@ -324,7 +336,7 @@ def _check(identity: TokenIdentity, right: Right) -> None:
         return
     granted = f"the rights {', '.join(identity.rights.texts)}"
     has = granted if identity.scope is Scope.GRANTED else f"the scope {identity.scope}"
-    raise ApiError(403, f"{identity.shown} has {has}", _ADVICE[right])
+    raise ApiError(403, f"{identity.shown} of tenant {identity.tenant} has {has}", _ADVICE[right])
 
 
 def _bearer(request: web.Request) -> str | None:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from weft.bounds import Owner, Refusals, Shares
+from weft.bounds import NestedShares, Owner, Refusals
 from weft.cloud_hub.api import views
-from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.access import ApiError, Charged
 
 DIGITS_MAX = 20
 """Longest number. Python refuses numbers of some thousand digits with an error of its own."""
 AT_ONCE = 16
 """Number of answers of maximum size that may be in progress for all readers together."""
+AT_ONCE_OF_TENANT = 8
 AT_ONCE_OF_OWNER = 4
 WAITING_MAX = 64
 """Maximum number of requests of one owner that wait until its earlier answers are read."""
+WAITING_OF_TENANT_MAX = 4 * WAITING_MAX
+WAITING_TOTAL_MAX = 16 * WAITING_MAX
 WAIT_S = 10.0
 BOUND = "limits.response"
 """Setting under which refusals are counted: shares are multiples of the longest answer."""
@@ -29,25 +31,33 @@ JSON = "application/json"
 PIECE_BYTES = 256 << 10
 PIECE_S = 10.0
 """Longest time that a reader may take for a piece: slower ones are disconnected."""
+LEAST_BYTES_PER_S = 64 << 10
+"""Least rate of a reader over a whole answer, beside ``PIECE_S``."""
+PART_BYTES = 128
+"""Memory of a part of an answer beside its bytes."""
 
 
 Part = bytes | memoryview | msgspec.Raw
 
 
 class LongAnswer(NamedTuple):
-    """A document in parts. Joining megabytes alone would block the event loop too long."""
+    """A document in parts. Joining megabytes alone would block the event loop too long.
 
-    parts: Sequence[Part]
+    A part is dropped when it was sent: nothing else may hold the list.
+    """
+
+    parts: list[Part]
     content_type: str = JSON
     headers: Mapping[str, str] = {}
 
 
-def pieces(parts: Iterable[Part]) -> Iterator[bytes]:
-    """Yield the bytes of all parts in pieces of ``PIECE_BYTES`` at most."""
+def pieces(parts: list[Part]) -> Iterator[bytes]:
+    """Yield the bytes of all parts in pieces of ``PIECE_BYTES`` at most. Parts are taken out of the list."""
     waiting: list[memoryview] = []
     room = PIECE_BYTES
-    for part in parts:
-        at = 0
+    parts.reverse()
+    while parts:
+        part, at = parts.pop(), 0
         while len(part) - at >= room:
             waiting.append(memoryview(part)[at : at + room])
             yield b"".join(waiting)
@@ -57,6 +67,26 @@ def pieces(parts: Iterable[Part]) -> Iterator[bytes]:
             room -= len(part) - at
     if waiting:
         yield b"".join(waiting)
+
+
+class _AnswerUnits:
+    """Units of one answer in progress: at first those of the longest, then those of what is left of it to send.
+
+    Args:
+        units: taken already.
+    """
+
+    def __init__(self, shares: NestedShares[Owner], reader: Charged, units: int) -> None:
+        self._shares, self._reader, self.units = shares, reader, units
+
+    def holds(self, units: int) -> None:
+        """Count what the answer holds now, which may be more than what it was expected to."""
+        more = units - self.units
+        if more > 0:
+            self._shares.hold(self._reader.tenant, self._reader.owner, more)
+        elif more < 0:
+            self._shares.free(self._reader.tenant, self._reader.owner, -more)
+        self.units = units
 
 
 class Answers:
@@ -69,8 +99,10 @@ class Answers:
     def __init__(self, bytes_max: int, refusals: Refusals) -> None:
         self._bytes_max = bytes_max
         self._refusals = refusals
-        self._shares: Shares[Owner] = Shares(AT_ONCE * bytes_max, AT_ONCE_OF_OWNER * bytes_max)
-        self._waiting: Counter[Owner] = Counter()
+        self._shares: NestedShares[Owner] = NestedShares(
+            AT_ONCE * bytes_max, AT_ONCE_OF_TENANT * bytes_max, AT_ONCE_OF_OWNER * bytes_max
+        )
+        self._waiting: NestedShares[Owner] = NestedShares(WAITING_TOTAL_MAX, WAITING_OF_TENANT_MAX, WAITING_MAX)
         self._freed = asyncio.Condition()
 
     @property
@@ -79,60 +111,71 @@ class Answers:
         return self._shares.used
 
     @contextlib.asynccontextmanager
-    async def room(self, owner: Owner) -> AsyncIterator[None]:
-        """Wait until the owner may have another answer in progress.
+    async def room(self, reader: Charged) -> AsyncIterator[_AnswerUnits]:
+        """Wait until the reader may have another answer in progress.
 
         Raises:
             ApiError: 429: it did not read its earlier ones.
         """
-        if not self._shares.take(owner, self._bytes_max):
-            await self._wait(owner)
+        if not self._shares.take(reader.tenant, reader.owner, self._bytes_max):
+            await self._wait(reader)
+        place = _AnswerUnits(self._shares, reader, self._bytes_max)
         try:
-            yield
+            yield place
         finally:
-            self._shares.free(owner, self._bytes_max)
-            async with self._freed:
-                self._freed.notify_all()
+            await self._holds(place, 0)
 
-    async def _wait(self, owner: Owner) -> None:
-        if self._waiting[owner] < WAITING_MAX:
-            self._waiting[owner] += 1
+    async def _holds(self, place: _AnswerUnits, units: int) -> None:
+        place.holds(units)
+        async with self._freed:
+            self._freed.notify_all()
+
+    async def _wait(self, reader: Charged) -> None:
+        if self._waiting.take(reader.tenant, reader.owner):
             try:
                 async with asyncio.timeout(WAIT_S), self._freed:
-                    await self._freed.wait_for(lambda: self._shares.take(owner, self._bytes_max))
+                    await self._freed.wait_for(lambda: self._shares.take(reader.tenant, reader.owner, self._bytes_max))
                 return
             except TimeoutError:
                 pass
             finally:
-                self._waiting[owner] -= 1
-                if not self._waiting[owner]:
-                    del self._waiting[owner]
-        self._refusals.note(BOUND, owner, "refused a request. It asks for more answers than it reads")
+                self._waiting.free(reader.tenant, reader.owner)
+        self._refusals.note(BOUND, reader.owner, "refused a request. It asks for more answers than it reads")
         raise ApiError(
             429, "too many answers are under way", "read them before asking for more, and ask for less at once"
         )
 
-    async def send(self, request: web.Request, answer: LongAnswer | web.Response, owner: Owner) -> web.StreamResponse:
+    async def send(
+        self, request: web.Request, answer: LongAnswer | web.Response, reader: Charged, place: _AnswerUnits
+    ) -> web.StreamResponse:
         """Send an answer in pieces, and disconnect a reader that does not read them."""
         if isinstance(answer, web.Response):
             assert isinstance(answer.body, bytes), "answers are documents"
             answer = LongAnswer([answer.body])
-        size = sum(map(len, answer.parts))
+        parts = answer.parts
+        size = sum(map(len, parts))
         if request.method != "GET" or size <= PIECE_BYTES:
-            body = b"".join(answer.parts)
-            return web.Response(body=body, content_type=answer.content_type, headers=answer.headers)
+            return web.Response(body=b"".join(parts), content_type=answer.content_type, headers=answer.headers)
+        left = size + PART_BYTES * len(parts)
+        is_released = max(map(len, parts)) <= PIECE_BYTES  # a longer part stays until its end was sent
+        await self._holds(place, left)
         stream = web.StreamResponse(headers={**answer.headers, "Content-Type": answer.content_type})
         stream.content_length = size
+        now = asyncio.get_running_loop().time
+        ends_at = now() + PIECE_S + size / LEAST_BYTES_PER_S
         try:
             async with asyncio.timeout(PIECE_S) as limit:
                 await stream.prepare(request)
-                for piece in pieces(answer.parts):
-                    limit.reschedule(asyncio.get_running_loop().time() + PIECE_S)
+                for piece in pieces(parts):
+                    limit.reschedule(min(now() + PIECE_S, ends_at))
                     await stream.write(piece)
+                    if is_released:
+                        left = max(left - len(piece), 0)
+                        await self._holds(place, left)
                     await asyncio.sleep(0)  # the write alone yields only for a reader that is slower than the node
                 await stream.write_eof()
         except TimeoutError:
-            self._refusals.note(BOUND, owner, "disconnected it in an answer. It reads too slowly or not at all")
+            self._refusals.note(BOUND, reader.owner, "disconnected it in an answer. It reads too slowly or not at all")
             if request.transport is not None:
                 request.transport.abort()
         return stream

@@ -19,7 +19,7 @@ from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, integer
-from weft.cloud_hub.api.edges import EdgeViews, edges_after
+from weft.cloud_hub.api.edges import EdgeViews, LinksElsewhere, edges_after
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
@@ -91,7 +91,8 @@ class Api:
 
     Args:
         response_bytes_max: longest answer, in payload bytes.
-        edges: makes the views of edges for one request.
+        edges: makes the views of edges for one request, with the links of other processes.
+        elsewhere: returns these.
         refusals: counter of refused requests of readers that do not read their answers.
     """
 
@@ -105,14 +106,15 @@ class Api:
         *,
         moments: StreamCompleteness,
         rates: StreamRates,
-        edges: Callable[[Sequence[ShardState]], EdgeViews],
+        edges: Callable[[Sequence[ShardState], LinksElsewhere], EdgeViews],
+        elsewhere: Callable[[], Awaitable[LinksElsewhere]],
         refusals: Refusals,
         monotonic: Callable[[], float],
     ) -> None:
         self._node = node
         self._moments = moments
         self._rates = rates
-        self._edges = edges
+        self._edges, self._elsewhere = edges, elsewhere
         self._views = shards
         self._access = access
         self._metrics = metrics
@@ -178,9 +180,9 @@ class Api:
         """Return the handler with a bound on the answers in progress for its readers."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
-            owner = self._access.owner(request)
-            async with self._answers.room(owner):
-                return await self._answers.send(request, await handler(request), owner)
+            reader = self._access.charged(request)
+            async with self._answers.room(reader) as place:
+                return await self._answers.send(request, await handler(request), reader, place)
 
         return bounded
 
@@ -192,7 +194,7 @@ class Api:
         return web.Response(**health_answer("healthy", self._node.health().unhealthy(), request.headers))
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("ready", self._node.health().unready(), request.headers))
+        return web.Response(**health_answer("ready", await self._node.health().unready(), request.headers))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request, Right.STATUS)
@@ -204,10 +206,12 @@ class Api:
         shards = self._views.own() if own else await self._views.every()
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
         edges, more = await edges_after(shards.states, tenant, request.query.get("after"), limit)
-        page = await encoded(edges, self._edges(shards.states).view, self._response_bytes_max)
+        elsewhere = LinksElsewhere({}, []) if own else await self._elsewhere()
+        page = await encoded(edges, self._edges(shards.states, elsewhere).view, self._response_bytes_max)
         last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
         next_after = None if last is None else str(last)
-        return _json({"edges": page.views, "next_after": next_after, **shards.missing_view()})
+        unknown = {"links_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
+        return _json({"edges": page.views, "next_after": next_after, **unknown, **shards.missing_view()})
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant, is_readable = self._access.streams(request)

@@ -62,13 +62,24 @@ async def edges_after(
 
 
 class Linked(NamedTuple):
-    """The link of an edge to this process."""
+    """The link of an edge to a hub process."""
 
     since: int
     """Time of its connection, nanoseconds since 1970."""
     software: str
     clock_off: int | None
-    """Nanoseconds by which the edge's clock was ahead then; None while nothing vouches for it."""
+    """Nanoseconds by which the edge's clock was ahead then; None while nothing vouches for it, and of other
+    processes."""
+    at: str
+    """Name of the process."""
+
+
+class LinksElsewhere(NamedTuple):
+    """Edges that are linked to other processes of the store."""
+
+    edges: Mapping[NodeName, Linked]
+    unknown_at: Sequence[str]
+    """Processes whose links are not known."""
 
 
 class EdgeViews:
@@ -76,7 +87,7 @@ class EdgeViews:
 
     Args:
         states: states of all readable shards; the two names of a renamed edge may be in different ones.
-        linked: the edges with a link to this process.
+        linked: the edges with a link.
         last_release: release of an edge whose link has ended; None if unknown.
         now: nanoseconds since 1970 by the hub's clock.
         peers: whether another cluster may have records that this one lacks.
@@ -131,6 +142,7 @@ class EdgeViews:
             "last_seen": moment(known.last_seen or None),
             "groups": list(self._groups(*name)),
             "connected_since": None if link is None else moment(link.since),
+            "connected_at": None if link is None else link.at,
             "software": self._last_release(name) if link is None else link.software,
             "clock_off_seconds": None if clock_off is None else clock_off / 1e9,
             "missing_records": known.missing,

@@ -7,8 +7,9 @@ offset; a request then opens the few files whose statistics have its offsets, an
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -46,10 +47,50 @@ FILES_HELD_MAX = 1_000_000
 FILES_MAX = 1_000_000
 """Maximum number of files of a table that is read for the API: while they are listed, each takes 1.4 kB."""
 READERS_MAX = 2
-"""Maximum number of requests that read tables at one time; others wait. Each may hold a row group in memory."""
+"""Maximum number of requests that read tables at one time; others wait, and tenants take turns. Each may hold a row
+group in memory."""
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features of tables whose files have exactly the table's rows."""
 _BOUNDS = ("min._shard", "max._shard", "min._offset", "max._offset")
+
+
+class _Readers:
+    """Places of requests that read tables. Tenants take turns."""
+
+    def __init__(self) -> None:
+        self._free = READERS_MAX
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def place(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give a place to the next who waits."""
+        while self._waiting:
+            tenant, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[tenant] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class Histories:
@@ -63,7 +104,7 @@ class Histories:
         self._store, self._cluster, self._monotonic = store, cluster, monotonic
         self._files: OrderedDict[StreamKey, TableFiles] = OrderedDict()
         self._opening = asyncio.Lock()
-        self._readers = asyncio.Semaphore(READERS_MAX)
+        self._readers = _Readers()
 
     async def records(self, place: PastPlace, span: tuple[int, int], limit: int, bytes_max: int) -> Past | None:
         """Return the rows of ``span``, offsets from the first to before the second, at most ``limit`` and about
@@ -114,7 +155,7 @@ class Histories:
 
     async def _read(self, place: PastPlace, read: Callable[[TableFiles], T], is_end: Callable[[T], bool]) -> T | None:
         stream, shard = place.stream, place.shard
-        async with self._readers:
+        async with self._readers.place(stream[0]):
             while True:
                 files, is_new = await self._list(stream)
                 if files is None:

@@ -30,11 +30,22 @@ class LowestRows:
         for row in rows:
             self.rows[row["offset"]] = row
             self._bytes += _size(row)
-        while len(self.rows) > 1 and (len(self.rows) > self._limit or self._bytes > self._bytes_max):
-            ordered = sorted(self.rows)
-            self.cut(ordered[min(self._limit, len(ordered) - 1)])
+        if len(self.rows) > self._limit or self._bytes > self._bytes_max:
+            self._cut_to_bounds()
         if len(self.rows) == self._limit or self._bytes >= self._bytes_max:
             self.end = min(self.end, max(self.rows) + 1)
+
+    def _cut_to_bounds(self) -> None:
+        """Drop the highest rows, all at once: the sort takes time."""
+        ordered = sorted(self.rows)
+        kept = size = 0
+        for offset in ordered[: self._limit]:
+            size += _size(self.rows[offset])
+            if kept and size > self._bytes_max:
+                break
+            kept += 1
+        if kept < len(ordered):
+            self.cut(ordered[kept])
 
     def offer(self, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """Leave out rows that the lowest ones of these offsets make superfluous."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.bounds.events import SecurityEvent
 from weft.bounds.refusals import RefusalCount
+from weft.cloud_hub.api.edge_figures import EdgeFigures
 from weft.cloud_hub.api.streams.figures import StreamFigures
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
@@ -38,8 +39,10 @@ class Metrics:
         refusals: refusals by bound.
         events: number of events of each kind.
         declared: returns the samples of the cluster log.
-        of_listener, of_tables, tenants: return the figures of the listener, of the tables' quality rules and
-            traces, and of tenants' use.
+        edges: figures of the edges of its own shards.
+        requests: calls of the store, by kind.
+        of_listener, of_tables, tenants: return the figures of the listener, of the tables' quality rules, sizes
+            and traces, and of tenants' use.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class Metrics:
         collected: Sequence[ShardCollector] = (),
         *,
         clocks_differ: Callable[[], int],
+        edges: EdgeFigures,
+        requests: Mapping[str, int],
         tables: TableService | None = None,
         refusals: Iterable[RefusalCount] = (),
         events: Mapping[SecurityEvent, int] | None = None,
@@ -63,6 +68,7 @@ class Metrics:
         self._streams = streams
         self._links = links
         self._clocks_differ = clocks_differ
+        self._edges, self._requests = edges, requests
         self._clock = clock
         self._collected = collected
         self._tables = tables
@@ -76,11 +82,15 @@ class Metrics:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
         if self._streams is not None:
             await self._streams.refresh()
+        await self._edges.refresh()
         await exposition.load()
         return exposition.render(HUB_METRICS, self._samples())
 
     def _samples(self) -> Iterator[AnySample]:
         yield Sample("weft_hub_links", len(self._links))
+        yield from self._edges.samples()
+        for kind, count in self._requests.items():
+            yield Sample("weft_hub_store_requests_total", count, (kind,))
         yield from self._of_listener()
         yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
         yield Sample("weft_hub_links_clock_differs", self._clocks_differ())

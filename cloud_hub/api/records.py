@@ -147,7 +147,7 @@ class RecordReader:
         found: list[View] = []
         offset, limit, _, payload = wanted
         looked_at, began = 0, offset
-        async for each in self.log.indexes(n):
+        async for each in self.log.indexes(n, only=frozenset([stream])):
             section = _section(each.footer, stream)
             if section is not None and section.base_offset > offset == began and is_given:
                 # The given chunk is too late: the offset is in an earlier one, so read without it.
@@ -195,7 +195,7 @@ class RecordReader:
             return Beginning((await self.log.around(*stream, chunk)).start, 0)  # collected since the answer before
         low = max(chunk or 0, watermark)
         if chunk is None:
-            low = await self._first_chunk(low, head, since, search)
+            low = await self._first_chunk(stream, low, head, since, search)
             if low == watermark and watermark and end and (past := await self._past_since(stream, since, low, search)):
                 return past
         if low >= head:
@@ -206,7 +206,7 @@ class RecordReader:
             return Beginning(offset, low)
         if search.left <= 0:
             return Beginning(None, low)
-        async for each in self.log.indexes(low):
+        async for each in self.log.indexes(low, only=frozenset([stream])):
             section = _section(each.footer, stream)
             if section is not None:
                 return Beginning(section.base_offset, each.header.n)
@@ -227,14 +227,14 @@ class RecordReader:
         offset = await histories.since(PastPlace(stream, self.log.shard, watermark, search), since)
         return None if offset is None else Beginning(offset, 0)
 
-    async def _first_chunk(self, low: int, head: int, since: int, search: Search) -> int:
+    async def _first_chunk(self, stream: StreamKey, low: int, head: int, since: int, search: Search) -> int:
         """Return the number of the first chunk from ``low`` on that was made at or after a time; ``head`` if there is
         none."""
         high = head
         while low < high:
             search.looks_left -= 1
             middle = (low + high) // 2
-            chunk = await self.log.index(middle)
+            chunk = await self.log.index(middle, frozenset([stream]))  # its header alone is looked at
             if chunk is None or chunk.header.created < since:
                 low = middle + 1
             else:

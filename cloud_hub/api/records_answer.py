@@ -7,7 +7,7 @@ import sys
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.answers import LongAnswer, integer, moment
+from weft.cloud_hub.api.answers import LongAnswer, Part, integer, moment
 from weft.cloud_hub.api.pages import encoded
 from weft.cloud_hub.api.records import Beginning, RecordReader
 from weft.cloud_hub.api.search import Search
@@ -87,7 +87,7 @@ class RecordsAnswer:
         rest: View = {"next_offset": self._next_offset, "next_chunk": self._next_chunk, **more}
         if self._next_shard is not None:
             rest["next_shard"] = self._next_shard
-        parts: list[bytes | msgspec.Raw] = [head]
+        parts: list[Part] = [head]
         for view in page.views:
             parts += (view, b",")
         if page.views:

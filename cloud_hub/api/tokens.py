@@ -173,7 +173,7 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
     except (UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
         why = str(error).replace("`", "").replace(" - at $.", " at ")
         raise TokensUnusable(
-            f"{path} is not a tokens file ({why}). Restore it, or name a file that `weft token create` made"
+            f"{path} is not a tokens file ({why}). Restore it, or name a file that `weft token add` made"
         ) from error
     for identity in identities:
         check_identity(identity, path)

@@ -55,7 +55,7 @@ def parse_moment(text: str) -> int:
     Raises:
         ValueError: it is neither.
     """
-    if text.lstrip("-").isdigit():
+    if text.isascii() and text.lstrip("-").isdigit():
         return int(text)
     time = datetime.fromisoformat(text)
     whole = time.replace(tzinfo=time.tzinfo or UTC, microsecond=0)
@@ -364,6 +364,7 @@ def stream_view(
         "fields": list(fields),
         "payload": payload.label,
         "complete_up_to": moment(summary.complete_up_to),
+        "held_back_by": [held_back_view(each) for each in summary.held_back_by],
         "skipped": sum(skip.end - skip.first for state in states for skip in state.skips.get((tenant, stream), ())),
         "table": table,
     }

@@ -28,6 +28,10 @@ def check(config: HubConfig) -> list[Finding]:
     if config.shards is not None and not is_shard_count(config.shards):
         nearest = " or ".join(map(str, nearest_shard_counts(config.shards)))
         findings.append(Finding(("shards",), f"expected a power of two, got {config.shards}. Set it to {nearest}"))
+    if config.shards is not None and config.shards_max is not None and config.shards_max < config.shards:
+        message = f"expected at least `shards`, {config.shards}, or the hub splits none by itself"
+        findings.append(Finding(("shards_max",), message))
+    findings += _advertised(config)
     for key, stream in config.streams.items():
         if not all(map(valid_name, key.split("/"))) or key.count("/") > 1:
             findings.append(
@@ -46,6 +50,18 @@ def check(config: HubConfig) -> list[Finding]:
                     )
                 )
     return findings
+
+
+def _advertised(config: HubConfig) -> Iterator[Finding]:
+    """Yield the URLs for edges that none of them could use."""
+    urls = config.advertise or ()
+    for position, url in enumerate(urls):
+        if config.tls is not None and url.startswith("http:"):
+            message = f"expected https: with `tls` the hub takes nothing else. Write https:{url.removeprefix('http:')}"
+            yield Finding(("advertise", position), message)
+        if url in urls[:position]:
+            message = f"is given twice: {quoted(url)}. Each process needs a URL of its own"
+            yield Finding(("advertise", position), message)
 
 
 def _jwt(jwt: Jwt) -> Iterator[Finding]:

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import msgspec
 
 from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
-from weft.cloud_hub.declared.documents import TOKEN
+from weft.cloud_hub.declared.credentials import identities_of
+from weft.cloud_hub.declared.documents import TOKEN, UnreadableDocument
 from weft.cloud_hub.settings import JwtSettings
 from weft.config.errors import Finding
 from weft.config.intake.jwt import Jwt
@@ -25,13 +28,14 @@ from weft.config.intake.listeners import HubTls
 from weft.config.machine import folder, not_listening, too_readable, why_unreadable
 from weft.config.models import HubConfig
 from weft.config.units import Address, is_bucket, parse_bind
-from weft.network.tls.checks import Effect, server_findings, valid_until
-from weft.network.tls.contexts import own_context
+from weft.network.tls.certificate import certificates_in
+from weft.network.tls.checks import Effect, refusal, server_findings, valid_until
 from weft.network.tls.files import TlsFiles
 from weft.network.tracing import checks as tracing_checks
 from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log.state import ClusterState, Fact
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit, open_store, probe
 from weft.storage.store_formats import check_store
 
@@ -39,6 +43,9 @@ ANSWER_S_MAX = 1.0
 READ_S_MAX = 10.0
 """Longest time that the number of a store's shards is waited for."""
 _ANSWER_BYTES_MAX = 1 << 20
+_NAMES_SHOWN_MAX = 5
+_LIBRARIES = ("deltalake", "numpy", "pyarrow")
+"""Those of the extra `hub` without which no hub starts."""
 
 
 @dataclass
@@ -47,6 +54,8 @@ class HubFindings:
 
     needed: list[Finding] = field(default_factory=list)
     """Findings that keep the hub from starting."""
+    unfit: list[Finding] = field(default_factory=list)
+    """Findings with which the hub starts, and a part of its work cannot succeed."""
     certificates: dict[str, str] = field(default_factory=dict)
     """Last day of each certificate that is shown to others, by its file."""
     doubtful: list[Finding] = field(default_factory=list)
@@ -63,20 +72,15 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
         offline: contact no store in a bucket. Otherwise probe the store as a starting hub does.
     """
     found = HubFindings(shards=config.shards or NEW_SHARDS)
+    if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
+        message = f'a hub needs {" and ".join(missing)}, not installed here: pip install "weft-fabric[hub]"'
+        found.needed.append(Finding((), message))
     if config.tls is not None:
-        _look_at_tls(config.tls, now, found)
+        _look_at_tls(config, config.tls, now, found)
         found.certificates = valid_until([config.tls.certificate])
     if config.jwt is not None:
         _look_at_issuer(config.jwt, found, offline=offline)
-    if config.tokens_file is None and config.jwt is None:
-        has_certificates = config.tls is not None and config.tls.client_ca is not None
-        if config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:
-            message = (
-                "is missing: every program that reaches the port may link and read. `weft token create` creates one"
-            )
-            found.doubtful.append(Finding(("tokens_file",), message))
-    elif config.tokens_file is not None:
-        _look_at_tokens(config.tokens_file, found)
+    in_file = 0 if config.tokens_file is None else _look_at_tokens(config.tokens_file, found)
     if config.tokens_file is not None or config.jwt is not None or config.anonymous == "never":
         found.doubtful += _tokens_in_clear_text(config)
     traces = tracing_checks.look_at(config.tracing)
@@ -84,7 +88,15 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
     if config.tracing is not None and config.tables is None:
         message = "makes no span: they come with the tables, which another node keeps. Set it there"
         found.doubtful.append(Finding(("tracing",), message))
-    _look_at_store(config, found, offline=offline)
+    declared = _look_at_store(config, found, offline=offline)
+    if config.jwt is None and in_file == 0:
+        found.doubtful += _without_token(config, declared, now)
+    if config.processes is not None and config.processes > found.shards:
+        message = f"{config.processes} processes share {found.shards} shards, so only {found.shards} of them run"
+        found.doubtful.append(Finding(("processes",), f"{message}. `weft hub split` makes more shards"))
+    if config.shards_max is not None and config.shards_max < found.shards:
+        message = f"the hub has {found.shards} shards, so it never splits one by itself. Set a larger number, or none"
+        found.doubtful.append(Finding(("shards_max",), message))
     return found
 
 
@@ -105,10 +117,26 @@ def _look_at_issuer(jwt: Jwt, found: HubFindings, *, offline: bool) -> None:
         found.doubtful.append(Finding(("jwt", name), message))
 
 
-def _look_at_tls(tls: HubTls, now: datetime, found: HubFindings) -> None:
+def _look_at_tls(config: HubConfig, tls: HubTls, now: datetime, found: HubFindings) -> None:
     files = TlsFiles(certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca, crl_file=tls.crl_file)
+    lists = {Effect.UNUSABLE: found.needed, Effect.REFUSED: found.unfit, Effect.DOUBTFUL: found.doubtful}
     for effect, finding in server_findings(("tls",), files, now, "edges and readers refuse"):
-        (found.needed if effect is Effect.UNUSABLE else found.doubtful).append(finding)
+        lists[effect].append(finding)
+    if not found.needed and refusal(tls.certificate, tls.key) is None:
+        _look_at_names(tls, config.advertise or (), found)
+
+
+def _look_at_names(tls: HubTls, advertise: Sequence[str], found: HubFindings) -> None:
+    """Hold the names in the certificate against those under which others call the hub."""
+    certificate = certificates_in(tls.certificate)[0]
+    if not certificate.hosts:
+        message = f"{tls.certificate} has no subjectAltName, so most clients refuse it. Issue one with the hub's names"
+        found.doubtful.append(Finding(("tls", "certificate"), message))
+    names = (certificate.hosts or certificate.common_names)[:_NAMES_SHOWN_MAX]
+    for position, host in enumerate(urlsplit(url).hostname or "" for url in advertise):
+        if refusal(tls.certificate, tls.key, host=host) is not None:
+            message = f"edges refuse {tls.certificate} under the name {host}: it is for {', '.join(names) or 'none'}"
+            found.unfit.append(Finding(("advertise", position), f"{message}. Issue one that has this name, too"))
 
 
 def ports(config: HubConfig, addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
@@ -129,23 +157,66 @@ def ports(config: HubConfig, addresses: Sequence[Address]) -> tuple[list[Finding
     return taken, untried
 
 
-def _look_at_tokens(path: str, found: HubFindings) -> None:
+def _look_at_tokens(path: str, found: HubFindings) -> int | None:
+    """Return the number of tokens in the file; None if it cannot be used."""
     try:
         with open(path, "rb") as file:
             tokens = read_tokens(file.read(), path)
     except OSError as error:
         advice = (
-            f". `weft token create NAME --file {path} ...` creates one" if isinstance(error, FileNotFoundError) else ""
+            f". `weft token add NAME --file {path} ...` creates one" if isinstance(error, FileNotFoundError) else ""
         )
         found.needed.append(Finding(("tokens_file",), f"{path}: {why_unreadable(error)}{advice}"))
     except TokensUnusable as error:
         found.needed.append(Finding(("tokens_file",), str(error)))
     else:
-        if not tokens:
-            message = f"{path} holds no token, so the hub refuses every request. `weft token create` adds one"
-            found.doubtful.append(Finding(("tokens_file",), message))
         if problem := too_readable(path):
             found.doubtful.append(Finding(("tokens_file",), problem))
+        return len(tokens)
+    return None
+
+
+def _without_token(config: HubConfig, declared: ClusterState | None, now: datetime) -> Iterator[Finding]:
+    """Yield what becomes of a hub whose tokens file, if it has one, holds none: no token opens it, or everybody may
+    come.
+
+    Args:
+        declared: what the store declares; None if it is new, or was not read.
+    """
+    tokens = {} if declared is None else declared.facts(TOKEN)
+    has_certificates = config.tls is not None and config.tls.client_ca is not None
+    whom = "all but edges with certificates" if has_certificates else "every request"
+    if any(_is_in_force(fact, now) for fact in tokens.values()):
+        return
+    if tokens:
+        message = f"every token in it has ended, so the hub refuses {whom}. `weft hub token rotate` renews one"
+        yield Finding(("store",), message)
+    elif config.tokens_file is not None:
+        message = f"{config.tokens_file} holds no token, so the hub refuses {whom}. `weft token add` adds one"
+        yield Finding(("tokens_file",), message)
+    elif declared is not None and config.anonymous == "never":
+        message = f"the store declares no token, so the hub refuses {whom}. `weft hub token add` adds one"
+        yield Finding(("anonymous",), message)
+    elif declared is not None and declared.last(TOKEN) > 0:
+        message = f"its last token was withdrawn, so the hub refuses {whom}. `weft hub token add` adds one"
+        yield Finding(("store",), message)
+    elif config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:
+        message = "is missing: every program that reaches the port may link and read. `weft token add` creates one"
+        yield Finding(("tokens_file",), message)
+        if config.anonymous == "allowed_beyond_loopback" and config.hosts is None:
+            message = (
+                "is missing: a web page in a browser of that network may read all under a name of its own (DNS "
+                "rebinding). List the names under which readers call the hub, or none: `hosts: []`"
+            )
+            yield Finding(("hosts",), message)
+
+
+def _is_in_force(token: Fact, now: datetime) -> bool:
+    try:
+        ends = [until for _, until in identities_of(token)]
+    except (UnreadableDocument, TokensUnusable):
+        return False
+    return any(until is None or until > now.timestamp() * 1e9 for until in ends)
 
 
 def _tokens_in_clear_text(config: HubConfig) -> Iterator[Finding]:
@@ -163,26 +234,23 @@ def _tokens_in_clear_text(config: HubConfig) -> Iterator[Finding]:
             yield Finding(("advertise", position), message)
 
 
-def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> None:
+def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> ClusterState | None:
+    """Return what the store declares; None if it is new, or was not read."""
     path = config.store.removeprefix("file://")
     is_folder = "://" not in path
     if is_folder and (problem := folder(path)):
         found.needed.append(Finding(("store",), problem))
-        return
+        return None
     if (is_folder and not os.path.exists(path)) or (offline and not is_folder):
-        return
+        return None
     # Files in its folder that are owned by another user could not be changed by the hub.
     probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
     try:
         found.shards = asyncio.run(_open_store(config, probed=probed)) or found.shards
-        is_open = config.anonymous != "never" or config.tokens_file is not None or config.jwt is not None
-        has_tokens = is_open or asyncio.run(_has_tokens(config))
+        return asyncio.run(_declared(config))
     except (ClusterUnusable, StoreError, StoreUnfit) as error:
         found.needed.append(Finding(("store",), str(error)))
-    else:
-        if not has_tokens:
-            message = "the store declares no token, so the hub refuses every request. `weft hub token add` adds one"
-            found.doubtful.append(Finding(("anonymous",), message))
+        return None
 
 
 def shards_of(config: HubConfig, found: HubFindings) -> int:
@@ -202,13 +270,12 @@ async def _read_shards(store: ObjectStore, shards: int | None = None) -> int | N
     return (await open_cluster(store, shards)).tree.count
 
 
-async def _has_tokens(config: HubConfig) -> bool:
-    """Return whether the store's cluster log has a token; also if the store is new, since none can be there yet."""
+async def _declared(config: HubConfig) -> ClusterState | None:
+    """Return the state of the store's cluster log; None if the store is new."""
     store = open_store(config.store)
     if await _read_shards(store) is None:
-        return True
-    log = ClusterLog(store, (await open_cluster(store, None)).cluster_id)
-    return bool((await log.load()).facts(TOKEN))
+        return None
+    return await ClusterLog(store, (await open_cluster(store, None)).cluster_id).load()
 
 
 async def _open_store(config: HubConfig, *, probed: bool) -> int | None:
@@ -224,8 +291,12 @@ def _is_hub(address: Address, tls: HubTls | None) -> bool:
     """Return whether a hub answers, with or without asking for a token."""
     url = f"{'http' if tls is None else 'https'}://{address.from_here}/v1/status"
     try:
-        trust = [] if tls is None else [urllib.request.HTTPSHandler(context=own_context(tls.certificate))]
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), *trust)
+        # No secret goes there, and a hub shows the certificate before for a moment after a renewal.
+        anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+        direct = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=anyone)
+        )
         with direct.open(url, timeout=ANSWER_S_MAX) as answer:
             return "cluster_id" in json.loads(answer.read(_ANSWER_BYTES_MAX))
     except urllib.error.HTTPError as error:

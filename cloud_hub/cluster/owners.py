@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -69,6 +69,7 @@ class Owners:
         shards: returns their number in the store, which grows by splits.
         changed: called when shards have other owners.
         beat_s: interval at which processes write their entries.
+        cluster: id of the cluster, and moment of its last restore: entries of others do not count.
         is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
         monotonic: seconds.
         wall_clock: nanoseconds since 1970.
@@ -81,6 +82,7 @@ class Owners:
         node_id: str,
         *,
         changed: Callable[[], Awaitable[None]],
+        cluster: tuple[str, int] = ("", 0),
         is_drained: Callable[[str, str], bool] = lambda host, name: False,  # noqa: ARG005
         monotonic: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
@@ -88,6 +90,7 @@ class Owners:
     ) -> None:
         self.beat_s = beat_s
         self._shards, self._site, self._id = shards, site, node_id
+        self._cluster = cluster
         self._changed, self._monotonic, self._wall = changed, monotonic, wall_clock
         self.own = site.name(site.process)
         """Name of this process."""
@@ -180,7 +183,7 @@ class Owners:
         return msgspec.structs.replace(
             entry, name=self.own, since=self.since, host=site.host, port=self.port, process=site.process,
             advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
-            interval_s=interval_s,
+            interval_s=interval_s, cluster=self._cluster[0], restored=self._cluster[1],
         )  # fmt: skip
 
     def _note_write(self, interval_s: float) -> None:
@@ -265,6 +268,8 @@ class Owners:
             entry = decode_entry(seen.content)
             if entry is None or not entry.name or entry.id == self._id or abs(now - entry.seen) > SEEN_NS:
                 continue
+            if self._cluster[0] and not entry.is_of(*self._cluster):
+                continue
             if seen.age_s > MISSED_MAX * self._interval_s(entry):
                 self._gone[key] = seen.content, False
                 continue
@@ -322,6 +327,32 @@ class Owners:
             own = sum(name == self.own for name in owners)
             logger.info("%d processes share %d shards, %d here; moved: %d", len(among), count, own, moved)
             await self._changed()
+
+
+def owned_by(entries: Iterable[NodeEntry], shards: int, now: int) -> dict[str, list[int]]:
+    """Return the shards that processes own by their entries: id -> shards. For people: a process that has just come or
+    gone may see it otherwise for some beats.
+
+    Args:
+        shards: their number in the store.
+        now: nanoseconds since 1970.
+    """
+    there: dict[str, NodeEntry] = {}
+    for entry in entries:
+        if not entry.name or now - entry.seen > MISSED_MAX * entry.interval_s * 1e9:
+            continue
+        known = there.get(entry.name)
+        if known is None or (entry.since, entry.id) > (known.since, known.id):
+            there[entry.name] = entry
+    of_state = {
+        state: {name: entry.weight for name, entry in there.items() if entry.state == state}
+        for state in (READY, JOINING)
+    }
+    among = of_state[READY] or of_state[JOINING]
+    owned: dict[str, list[int]] = {}
+    for shard, name in enumerate(divide(shards, among) if among else []):
+        owned.setdefault(there[name].id, []).append(shard)
+    return owned
 
 
 def redirect(hello: Hello, shard: int, elsewhere: Callable[[int], str | None]) -> LinkRefused | None:

@@ -21,7 +21,14 @@ class ConsolePages:
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([web.get(WAY, self._get_page), web.get(f"{WAY}/{{asset}}", self._get_asset)])
+        application.add_routes([
+            web.get("/", self._lead_here), web.get(WAY, self._get_page), web.get(f"{WAY}/{{asset}}", self._get_asset),
+        ])  # fmt: skip
+
+    async def _lead_here(self, request: web.Request) -> web.Response:
+        """Lead a person who typed the hub's address to the page."""
+        self._access.check_name(request)
+        return web.Response(status=302, headers={"Location": WAY})
 
     async def _get_page(self, request: web.Request) -> web.Response:
         return await self._answer(request, PAGE)

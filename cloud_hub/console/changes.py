@@ -142,7 +142,7 @@ class ChangeStreams:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Send events until the listener leaves, its token ends, or the process stops."""
         tenant, _ = self._access.streams(request)
-        with self._places.taken(self._access.owner(request), tenant), self._looks():
+        with self._places.taken(self._access.charged(request).owner, tenant), self._looks():
             return await self._send(request)
 
     @contextlib.contextmanager

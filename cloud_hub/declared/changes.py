@@ -12,11 +12,15 @@ import msgspec
 
 from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, TokenIdentity, check_identity
 from weft.cloud_hub.declared.documents import (
+    BACKUP,
+    HUBS,
     NODE,
+    OPENING,
     SECRETS_MAX,
     STREAM,
     TENANT,
     TOKEN,
+    BackupDocument,
     Document,
     NodeDocument,
     Secret,
@@ -37,6 +41,9 @@ from weft.storage.cluster_log.state import ClusterState, Fact
 Decision = Callable[[ClusterState], Change | None]
 ALWAYS_THERE = "default"
 """Tenant that need not be declared. The hub's own of the stream of acts need not be, either."""
+
+
+PLACE_CHARACTERS_MAX = 200
 
 
 class CannotDeclare(Exception):
@@ -123,16 +130,16 @@ def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | N
     return decide
 
 
-def import_token(identity: TokenIdentity, known: KnownTokens | None = None) -> Decision:
+def import_token(identity: TokenIdentity, known: KnownTokens | None = None, until: int | None = None) -> Decision:
     """Declare a token of a file. One that is declared already with this secret and access is left as it is.
 
     Args:
-        known: as of ``add_token``.
+        known, until: as of ``add_token``.
 
     Raises:
         TokensUnusable, CannotDeclare: as ``add_token``.
     """
-    adds = add_token(identity, None, known)
+    adds = add_token(identity, until, known)
 
     def decide(state: ClusterState) -> Change | None:
         if identity.name in state.facts(TOKEN):
@@ -150,6 +157,7 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
     """Give a token a second secret. The one before stays in force for some time.
 
     Args:
+        secret: the new one, with its end (``end_of_token``).
         now: nanoseconds since 1970.
         old_until: moment at which the secret before ends at the latest; not after ``now`` for at once.
         ends_oldest: if two secrets are in force, end the older one at once.
@@ -176,14 +184,48 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
     return decide
 
 
-def has_end(state: ClusterState, name: str) -> bool:
-    """Return whether the newest secret of a token has an end.
+def end_of_token(state: ClusterState, name: str, now: int) -> int | None:
+    """Return the end of a token's newest secret, which the next one keeps; None for no end.
+
+    Args:
+        now: nanoseconds since 1970.
 
     Raises:
-        CannotDeclare: there is no such token.
+        CannotDeclare: there is no such token, or it has ended.
     """
     secrets = _token(state, name).secrets
-    return bool(secrets) and secrets[-1].until is not None
+    until = secrets[-1].until if secrets else None
+    if until is not None and until <= now:
+        raise CannotDeclare(
+            f"token {name!r} has ended, and another secret with the same end opens nothing. Say when it ends: "
+            "--expires 365d, or --expires never"
+        )
+    return until
+
+
+def open_hubs(state: ClusterState) -> Change:
+    """Declare that hubs need no token again, until the next one is declared.
+
+    Raises:
+        CannotDeclare: tokens are declared, or none is demanded.
+    """
+    if tokens := state.facts(TOKEN):
+        raise CannotDeclare(
+            f"tokens are declared: {listed(tokens)}. Their bearers would be locked in with everybody else: withdraw "
+            "them first (`weft hub token remove`)"
+        )
+    if state.last(TOKEN) <= state.version(OPENING, HUBS):
+        raise CannotDeclare("the cluster log demands no token, so it has nothing to open")
+    return Change(OPENING, HUBS, b"{}")
+
+
+def note_backup(place: str, backup: BackupDocument) -> Decision:
+    """Declare that a backup is complete.
+
+    Args:
+        place: URI; of a long one the end counts.
+    """
+    return lambda _: Change(BACKUP, place[-PLACE_CHARACTERS_MAX:], encode(backup))
 
 
 def remove_token(name: str) -> Decision:

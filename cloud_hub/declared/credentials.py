@@ -19,14 +19,14 @@ from weft.cloud_hub.api.tokens import (
     hash_token,
 )
 from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.declared.documents import TOKEN, TokenDocument, UnreadableDocument, decode
+from weft.cloud_hub.declared.documents import HUBS, OPENING, TOKEN, TokenDocument, UnreadableDocument, decode
 from weft.storage.cluster_log.state import ClusterState, Fact
 
 if TYPE_CHECKING:
     from weft.cloud_hub.api.identity.jwt.tokens import Jwts
 
 _Ends = dict[str, tuple[TokenIdentity, int | None]]
-_ANOTHER = "give the edge a new one (`weft hub token add`, or `weft token create` for a file) if it still belongs here"
+_ANOTHER = "give the edge one (`weft hub token add NAME --scope edge --edge EDGE`) if it still belongs here"
 
 WITHOUT_TOKEN = TokenRefusal("every link needs a token by now", _ANOTHER)
 """Reason for the end of links without one."""
@@ -63,7 +63,9 @@ class Credentials:
         self._file = file
         self.jwts = jwts
         self._doubted = doubted
-        self._is_closed = is_closed
+        self._is_closed_anyway, self._is_closed = is_closed, False
+        self.used: dict[str, int] = {}
+        """Name of a declared token -> moment of its last use here, nanoseconds since 1970."""
         self._is_in_doubt = False
         """True if an entry of the cluster log cannot be read: it may be that of the first token."""
         self._now = now
@@ -78,9 +80,19 @@ class Credentials:
 
     @property
     def required(self) -> bool:
-        """Return whether every request needs a token: there is a tokens file, the cluster log ever had a token, or it
-        has an entry that cannot be read, or there is an issuer of tokens."""
-        return self._is_closed or self._is_in_doubt or self._file is not None or self.jwts is not None
+        """Return whether every request needs a token: there is a tokens file, the cluster log had a token since an
+        operator opened the hubs, or it has an entry that cannot be read, or there is an issuer of tokens."""
+        return (
+            self._is_closed_anyway
+            or self._is_closed
+            or self._is_in_doubt
+            or self._file is not None
+            or self.jwts is not None
+        )
+
+    def is_declared(self, name: str) -> bool:
+        """Return whether the cluster log has a token of a name."""
+        return name in self._read
 
     @property
     def declared(self) -> int:
@@ -90,8 +102,7 @@ class Credentials:
     def refresh(self, state: ClusterState) -> None:
         """Take over the tokens of the cluster log. Only changed ones are decoded: a fleet has one for each edge."""
         facts = state.facts(TOKEN)
-        # From the first token on, for good: to withdraw the last one must not open the hub to everyone.
-        self._is_closed = self._is_closed or state.last(TOKEN) > 0
+        self._is_closed = demands_tokens(state)
         self._is_in_doubt = bool(state.skipped)
         # By the whole fact: after a restore of the store, an entry of the same number may say something else.
         stale = [
@@ -100,6 +111,8 @@ class Credentials:
         ]  # fmt: skip
         for name in {*stale, *self._deprived} if stale or len(facts) > len(self._read) else ():
             self._forget(name)
+        for name in self.used.keys() - facts.keys():
+            del self.used[name]
         for name, fact in facts.items():
             if name not in self._read:
                 self._take(fact)
@@ -108,7 +121,10 @@ class Credentials:
         """Return the identity of a token, or None."""
         if not token or len(token) > TOKEN_CHARACTERS_MAX:
             return None
-        declared = self._in_force(hash_token(token), self._now())
+        now = self._now()
+        declared = self._in_force(hash_token(token), now)
+        if declared is not None:
+            self.used[declared.name] = now
         if declared is not None or self._file is None:
             return declared
         return self._file.identify(token)
@@ -168,6 +184,9 @@ class Credentials:
         """Return the identities of links that are no longer in force: withdrawn, changed or at their end. None, for
         links without a token, is one of them if every request needs a token by now."""
         given, now = list(identities), self._now()
+        for each in given:
+            if each is not None and each.name in self.used:  # a link that is open is a use
+                self.used[each.name] = now
         ended: list[TokenIdentity | None] = [None] if None in given and self.required else []
         jwts = [each for each in given if isinstance(each, JwtIdentity)]
         ended += [each for each in jwts if self.jwts is None or self.jwts.why_over(each) is not None]
@@ -224,8 +243,14 @@ class Credentials:
         self._read[fact.name] = _Read(fact, tuple(hashes))
 
 
+def demands_tokens(state: ClusterState) -> bool:
+    """Return whether hubs of a store demand a token, whatever their configurations say: from the first token on, also
+    without any, since to withdraw the last one must not open them to everyone. ``weft hub open`` does."""
+    return state.last(TOKEN) > state.version(OPENING, HUBS)
+
+
 def _renewed(identity: TokenIdentity) -> str:
-    return f"use its later secret, or make one: `weft hub token rotate CONFIG {identity.name}`"
+    return f"use its later secret, or make one: `weft hub token rotate CONFIG {identity.name} --expires 365d`"
 
 
 def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.cloud_hub.api.tokens import TokenFile
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.declared.credentials import Credentials
 from weft.cloud_hub.declared.desired_configs import DesiredConfigs
 from weft.cloud_hub.declared.documents import (
+    BACKUP,
     CONFIG,
     GROUP,
     NODE,
@@ -20,6 +22,7 @@ from weft.cloud_hub.declared.documents import (
     TABLE,
     TENANT,
     TOKEN,
+    BackupDocument,
     NodeDocument,
     UnreadableDocument,
     decode,
@@ -78,6 +81,43 @@ class Drained:
         return host in self._names or name in self._names
 
 
+class LastBackup(NamedTuple):
+    """The complete backup that has the latest moment."""
+
+    place: str
+    started: int
+    """Moment up to which it has everything, nanoseconds since 1970."""
+
+
+class Backups:
+    """Complete backups of the store, as the commands that made them declared."""
+
+    def __init__(self) -> None:
+        self.last: LastBackup | None = None
+        self.unusable: dict[str, str] = {}
+        """Names of places whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log."""
+        self.last, self.unusable = None, {}
+        for place, fact in state.facts(BACKUP).items():
+            try:
+                found = LastBackup(place, decode(fact.document, BackupDocument).started)
+            except UnreadableDocument as error:
+                self.unusable[place] = str(error)
+                continue
+            if self.last is None or found.started > self.last.started:
+                self.last = found
+
+    def age_s(self, now: int) -> float:
+        """Return the age of the last one in seconds; infinity for none.
+
+        Args:
+            now: nanoseconds since 1970.
+        """
+        return math.inf if self.last is None else max(0, now - self.last.started) / 1e9
+
+
 class Declarations:
     """The declared facts that this process knows.
 
@@ -113,6 +153,8 @@ class Declarations:
         self.limited: Callable[[], None] = lambda: None
         """Called when quotas of tenants are others than before."""
         self.quality = DeclaredQuality()
+        self.backups = Backups()
+        self._now = now
         self.drained = Drained()
         self._drains = drains
         self._interval_s = settings.cluster_log_interval_s
@@ -163,6 +205,7 @@ class Declarations:
         yield Sample("weft_hub_cluster_log_entry", follower.state.n)
         yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
         yield Sample("weft_hub_token_next_end_seconds", self.credentials.seconds_to_next_end)
+        yield Sample("weft_hub_backup_age_seconds", self.backups.age_s(self._now()))
         jwts = self.credentials.jwts
         keys, failing_s, verified = (0, 0.0, 0) if jwts is None else jwts.figures()
         yield Sample("weft_hub_jwt_keys", keys)
@@ -187,6 +230,11 @@ class Declarations:
             "unusable": list(islice(named, UNUSABLE_SHOWN_MAX)),
         }
 
+    def backup_view(self) -> View | None:
+        """Return the last complete backup for the status page; None if none is known."""
+        last = self.backups.last
+        return None if last is None else {"place": last.place, "up_to": moment(last.started)}
+
     def jwt_view(self) -> View | None:
         """Return the state of the issuer's keys for the status page; None if no tokens of an issuer are taken."""
         return None if self.credentials.jwts is None else self.credentials.jwts.view()
@@ -196,7 +244,7 @@ class Declarations:
             TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
             GROUP: self.groups.unusable, CONFIG: self.configs.unusable, SCHEMA: self.schemas.unusable,
             PULL: self.pulls.unusable, TABLE: self.tables.unusable, QUALITY: self.quality.unusable,
-            TENANT: self.quotas.unusable,
+            TENANT: self.quotas.unusable, BACKUP: self.backups.unusable,
         }  # fmt: skip
 
     @property
@@ -215,6 +263,7 @@ class Declarations:
         self.expected_edges.refresh(follower.state)
         self.schemas.refresh(follower.state)
         self.tables.refresh(follower.state)
+        self.backups.refresh(follower.state)
         self.quality.refresh(follower.state)
         if self.quotas.refresh(follower.state):
             self.limited()

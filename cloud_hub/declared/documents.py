@@ -15,8 +15,12 @@ from weft.protocols.link.pull import RANGES_MAX
 from weft.protocols.shard.shard_state import StreamKey
 
 TOKEN, TENANT, STREAM, NODE, GROUP, CONFIG, PULL = "token", "tenant", "stream", "node", "group", "config", "pull"
-TABLE = "table"
+TABLE, OPENING = "table", "opening"
 """Kinds of facts."""
+BACKUP = "backup"
+"""Kind of facts about backups."""
+HUBS = "hubs"
+"""Name of the only fact of kind ``opening``: hubs need no token again, until an entry about one follows it."""
 SECRETS_MAX = 2
 """Maximum number of secrets of a token that are in force at once: during a rotation, the old and the new one."""
 EDGES_EXPECTED_MAX = 10_000
@@ -214,6 +218,14 @@ class TableDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """Columns by which the rows of files of the table of all rows are sorted first."""
 
 
+class BackupDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last complete backup in a place; the name of the fact is that of the place."""
+
+    started: int
+    """Moment up to which it has everything, nanoseconds since 1970."""
+    finished: int
+
+
 AnyDocument = (
     TokenDocument
     | TenantDocument
@@ -223,11 +235,12 @@ AnyDocument = (
     | ConfigDocument
     | PullDocument
     | TableDocument
+    | BackupDocument
 )
 Document = TypeVar(
     "Document",
     TokenDocument, TenantDocument, StreamDocument, NodeDocument, GroupDocument, ConfigDocument, PullDocument,
-    TableDocument,
+    TableDocument, BackupDocument,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from weft.bounds import Rates, Shares
+from weft.bounds import NestedShares, Rates
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.tokens import TokenIdentity
@@ -96,8 +96,10 @@ class Messages:
         self._down, self._shards, self._access = down, shards, access
         self._elsewhere, self._clock, self._groups = elsewhere, clock, groups
         self._rates = rates
-        self._under_way: Shares[str] = Shares(UNDER_WAY_MAX, UNDER_WAY_OF_ONE_MAX)
-        self._bytes: Shares[str] = Shares(UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX)
+        self._under_way: NestedShares[str] = NestedShares(UNDER_WAY_MAX, UNDER_WAY_MAX // 2, UNDER_WAY_OF_ONE_MAX)
+        self._bytes: NestedShares[str] = NestedShares(
+            UNDER_WAY_BYTES_MAX, UNDER_WAY_BYTES_MAX // 2, UNDER_WAY_BYTES_OF_ONE_MAX
+        )
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
@@ -121,7 +123,7 @@ class Messages:
         if size > UNDER_WAY_BYTES_OF_ONE_MAX:
             advice = f"name fewer edges in a request: {UNDER_WAY_BYTES_OF_ONE_MAX} bytes are possible"
             raise ApiError(413, f"{size} bytes for {len(edges)} edges", advice)
-        if not self._under_way.fits(owner, len(edges)) or not self._bytes.fits(owner, size):
+        if not self._under_way.fits(tenant, owner, len(edges)) or not self._bytes.fits(tenant, owner, size):
             raise ApiError(429, "too many messages wait for the store", "wait for answers before publishing more")
         elsewhere = self._elsewhere(request.host) if wanted.redirect else None
         place = self._shards.place
@@ -129,15 +131,15 @@ class Messages:
         if wait := self._rates.use(tenant, sum(url is None for url in urls.values())):
             advice = f"nothing was stored; send it again in {wait:.1f} s, or raise messages_per_second"
             raise ApiError(429, f"tenant {tenant} publishes too many messages a second", advice, retry_s=wait)
-        self._under_way.hold(owner, len(edges))
-        self._bytes.hold(owner, size)
+        self._under_way.hold(tenant, owner, len(edges))
+        self._bytes.hold(tenant, owner, size)
         try:
             made = await asyncio.gather(
                 *(self._publish(NodeName(tenant, edge), draft, url, identity) for edge, url in urls.items())
             )
         finally:
-            self._under_way.free(owner, len(edges))
-            self._bytes.free(owner, size)
+            self._under_way.free(tenant, owner, len(edges))
+            self._bytes.free(tenant, owner, size)
         if wanted.edge is not None and "error" in made[0]:
             raise ApiError(made[0]["status"], made[0]["error"], made[0]["advice"])
         return _json({"tenant": tenant, "topic": draft.topic, "messages": made, **more})

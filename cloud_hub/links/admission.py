@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.cloud_hub.api.identity.certificates import CertificateIdentity
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.shard.message_lanes import is_hubs_own
@@ -24,10 +25,11 @@ def check_edge(identity: TokenIdentity | None, node: NodeName) -> None:
     if identity is None:
         return
     if Right.WRITE not in identity.rights or (identity.tenant, identity.edge) not in opened_by(node):
+        kind = "certificate" if isinstance(identity, CertificateIdentity) else "token"
         raise LinkRefused(
             RefuseCode.UNAUTHORISED,
             f"{identity.shown} is not for edge {node.edge} of tenant {node.tenant}",
-            "give the link this edge's own token, or set node and tenant as the token says",
+            f"give the link this edge's own {kind}, or set node and tenant as the {kind} says",
         )
 
 

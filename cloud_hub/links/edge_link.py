@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from weft.bounds import Refusals
+from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.cluster.owners import redirect
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota, unbound
@@ -14,6 +14,7 @@ from weft.cloud_hub.desired.links import LinkConfig, LinkConfigs
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.link_down import OpeningDown
 from weft.cloud_hub.links.admission import check_edge, check_shard, check_stream
+from weft.cloud_hub.links.frame_budget import FrameBudget
 from weft.cloud_hub.links.link_clocks import LinkClocks, OpenedLane
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.bounds import ADVICE
@@ -47,6 +48,7 @@ class EdgeLink:
         elsewhere: shard -> the URL of its owner at present; None if it is this process, or unknown.
         down: messages to edges.
         quota: what the link's tenant may bring; None without bounds.
+        frames: what its frames may cost; None without a bound.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class EdgeLink:
         configs: LinkConfigs | None = None,
         down: HubDown | None = None,
         quota: LinkQuota | None = None,
+        frames: FrameBudget | None = None,
     ) -> None:
+        self._frames = frames
         self._quota = unbound() if quota is None else quota
         self._configs = configs
         self.config: LinkConfig | None = None
@@ -313,6 +317,9 @@ class EdgeLink:
         for opened in full:
             await opened.sequencer.sessions.room(opened.session)
         await self._quota.room()
+        if self._frames is not None and self.hello is not None:
+            edge = Owner(OwnerKind.EDGE, f"{self.hello.tenant}/{self.hello.edge}")
+            await self._frames.pay(self._link, edge if self._identity is None else self._identity.holder, edge)
 
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
         """Pass marks to the shards of their lanes.

@@ -1,4 +1,4 @@
-"""The links of one hub process: their maximum for each token, and their end when their token is revoked."""
+"""The links of one hub process: their maximum for each token and in all, and their end when their token is revoked."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ SEND_ON_INTERVAL_S = 5.0
 LOOK_INTERVAL_S = 2.0
 """Interval at which open links are checked against tokens that changed in a file or came to their end."""
 BOUND = "limits.links_per_token"
+TOTAL = "limits.links"
+ENDING_MAX = 16
+"""Links of one tenant that may be ending for others' sake: the hub has as many beyond its limit, for seconds."""
 RELEASE_CHARACTERS_MAX = 64
 RELEASES_KEPT_MAX = 20_000
 """Maximum number of disconnected edges with a known release; the longest disconnected one is dropped first."""
@@ -40,7 +43,8 @@ class OpenLinks:
     """The open links, each with its token.
 
     If a token has reached its share, its oldest link ends: an edge with an unstable network leaves dead links behind,
-    which the hub has not detected yet.
+    which the hub has not detected yet. If the hub has reached its limit, the tenant with most links makes room for
+    others.
 
     Args:
         links_max: links of all tokens.
@@ -59,6 +63,7 @@ class OpenLinks:
         """Links of each token, and of None: those without a token."""
         self._by_holder: dict[object, dict[EdgeLink, None]] = {}
         """Links of each who has tokens: those of an issuer are new each time."""
+        self._by_tenant: dict[str, dict[EdgeLink, None]] = {}
         self._releases: OrderedDict[NodeName, str] = OrderedDict()
         """Releases of edges whose links have ended."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,10 +82,10 @@ class OpenLinks:
         """Return the links for status pages."""
         return [_view(link, since) for link, since in self._since.items()]
 
-    def by_edge(self) -> dict[NodeName, Linked]:
-        """Return the linked edges."""
+    def by_edge(self, at: str = "") -> dict[NodeName, Linked]:
+        """Return the linked edges of this process, whose name is ``at``."""
         return {
-            NodeName(hello.tenant, hello.edge): Linked(since, hello.software, link.clock_off)
+            NodeName(hello.tenant, hello.edge): Linked(since, hello.software, link.clock_off, at)
             for link, since in self._since.items()
             if (hello := link.hello) is not None
         }
@@ -96,7 +101,7 @@ class OpenLinks:
             ApiError: 503.
         """
         if len(self._since) >= self._links_max:
-            raise ApiError(503, f"the hub has {self._links_max} links, its limit", "connect to another node")
+            self._make_room("" if identity is None else identity.tenant)
         own = None if identity is None else self._by_holder.get(identity.holder)
         if own is None or identity is None or len(own) < self._per_token_max:
             return
@@ -109,6 +114,26 @@ class OpenLinks:
             self._refusals.note(BOUND, Owner(OwnerKind.EDGE, f"{identity.tenant}/{identity.edge}"), advice)
             oldest.end(RefuseCode.OVERLOADED, message, advice)
 
+    def _make_room(self, tenant: str) -> None:
+        """End the oldest link of the tenant that has most, if it has more than this one.
+
+        Raises:
+            ApiError: 503: it has not, or enough of its links are ending.
+        """
+        full = f"the hub has {self._links_max} links, its limit"
+        own, heaviest = len(self._by_tenant.get(tenant, ())), tenant
+        for each, links in self._by_tenant.items():
+            if len(links) > max(own, len(self._by_tenant.get(heaviest, ()))):
+                heaviest = each
+        advice = "where it is full, the tenant with most links makes room. Raise the setting, or run more nodes"
+        self._refusals.note(TOTAL, Owner(OwnerKind.TENANT, heaviest), advice)
+        of_heaviest = self._by_tenant.get(heaviest, {})
+        oldest = next((link for link in of_heaviest if not link.is_over), None)
+        if heaviest == tenant or oldest is None or sum(link.is_over for link in of_heaviest) >= ENDING_MAX:
+            raise ApiError(503, full, "connect to another node")
+        message = f"{full}, and tenant {heaviest} has most of them"
+        oldest.end(RefuseCode.OVERLOADED, message, "connect to another node")
+
     @contextlib.contextmanager
     def opened(self, link: EdgeLink, identity: TokenIdentity | None) -> Iterator[None]:
         """Register a link while it is open."""
@@ -116,6 +141,8 @@ class OpenLinks:
         holder = None if identity is None else identity.holder
         self._by_token.setdefault(identity, {})[link] = None
         self._by_holder.setdefault(holder, {})[link] = None
+        tenant = "" if identity is None else identity.tenant
+        self._by_tenant.setdefault(tenant, {})[link] = None
         try:
             yield
         finally:
@@ -123,6 +150,7 @@ class OpenLinks:
             self._keep_release(link)
             _forget(self._by_token, identity, link)
             _forget(self._by_holder, holder, link)
+            _forget(self._by_tenant, tenant, link)
 
     def _keep_release(self, link: EdgeLink) -> None:
         hello = link.hello

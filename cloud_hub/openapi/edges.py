@@ -33,9 +33,11 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: Moment | None
     """Time at which the hub last stored anything that the edge said."""
     connected_since: Moment | None
-    """Null when no link of the edge is at this process."""
+    """Null when the edge is linked to no process of the hub, as far as is known (`links_unknown_at`)."""
+    connected_at: str | UnsetType | None = UNSET
+    """Name of the process; null without a link. Absent in releases without."""
     software: str | None
-    """Null when the edge was not linked to this process since it started."""
+    """Null when the edge is not linked, and was not linked to this process since it started."""
     groups: list[str] | UnsetType = UNSET
     """Declared groups of the edge. Absent in releases without."""
     clock_off_seconds: float | UnsetType | None = UNSET
@@ -51,6 +53,8 @@ class EdgesAnswer(Listing, frozen=True, kw_only=True):
     """Edges by tenant and name."""
 
     edges: list[EdgeOfHub]
+    links_unknown_at: list[str] | UnsetType = UNSET
+    """Processes whose links are not known here; absent when all are."""
 
 
 class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,13 @@ class ClockOfNode(msgspec.Struct, frozen=True):
     trouble: str | None
 
 
+class StoreOfNode(msgspec.Struct, frozen=True):
+    """The store, as the process sees it."""
+
+    trouble: str | None
+    """Reason why it may not be used, as it is not in its place; null while it is."""
+
+
 class CertificateInForce(msgspec.Struct, frozen=True):
     """The hub's certificate."""
 
@@ -81,6 +88,14 @@ class KeysOfIssuer(msgspec.Struct, frozen=True):
     """Time since which they could not be read."""
     trouble: str | None
     """Reason for which the last attempt failed."""
+
+
+class LastBackupOfStore(msgspec.Struct, frozen=True):
+    """The last complete backup that the cluster log knows."""
+
+    place: str
+    up_to: Moment
+    """Moment up to which it has everything."""
 
 
 class PeerProcess(msgspec.Struct, frozen=True):
@@ -287,6 +302,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     software: str
     cluster_id: str
+    store: StoreOfNode | UnsetType = UNSET
     clock: ClockOfNode
     level: int
     """Fold level of the cluster."""
@@ -300,6 +316,8 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cluster_log: ClusterLogPosition
     jwt: KeysOfIssuer | UnsetType | None = UNSET
     """Null if no tokens of an issuer are taken."""
+    backup: LastBackupOfStore | UnsetType | None = UNSET
+    """Null if none is known. Absent in releases without."""
     peers: list[PeerProcess]
     shards: list[ShardOfProcess]
     tables: list[TableOfNode]

@@ -52,6 +52,20 @@ class TableOfStream(msgspec.Struct, frozen=True):
     """`all` for the table of all rows, `latest` for a latest table that stands instead of it."""
 
 
+class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason why the moment stands still."""
+
+    edge: str
+    """Name, or the pattern of an expected edge; empty when the reason is no edge."""
+    log: LogId | None
+    reason: str
+    """The reference page lists the reasons."""
+    since: Moment | None
+    complete_up_to: Moment | None
+    why: str
+    what_to_do: str
+
+
 class StreamOf(msgspec.Struct, frozen=True, kw_only=True):
     """A stream of a tenant."""
 
@@ -73,6 +87,8 @@ class StreamOf(msgspec.Struct, frozen=True, kw_only=True):
     """`bytes`, `text` or `json`."""
     complete_up_to: Moment | None
     """Moment up to which every edge's records are here or under a gap notice; null while unknown."""
+    held_back_by: list[HeldBackReason] | UnsetType = UNSET
+    """Edges that the moment waits for, at most three; the completeness names all. Absent in releases without."""
     skipped: Count
     """Offsets that an operator took out of the table."""
     table: TableOfStream | None
@@ -147,20 +163,6 @@ class LaneName(msgspec.Struct, frozen=True):
 
     edge: str
     log: LogId
-
-
-class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason why the moment stands still."""
-
-    edge: str
-    """Name, or the pattern of an expected edge; empty when the reason is no edge."""
-    log: LogId | None
-    reason: str
-    """The reference page lists the reasons."""
-    since: Moment | None
-    complete_up_to: Moment | None
-    why: str
-    what_to_do: str
 
 
 class SkippedRun(SeqRange, frozen=True):

@@ -69,17 +69,25 @@ class LaneClaim:
     """A connection's claim to a lane. Sessions of one connection share it: a lane that was closed and opened again must
     not be fenced by the epoch that the same connection made durable before."""
 
-    __slots__ = ("epoch", "granted", "is_over", "offered_end")
+    __slots__ = ("began_late", "epoch", "granted", "is_over", "offered_end")
 
     def __init__(self, epoch: int, offered_end: int | None = None) -> None:
         self.epoch = epoch
         self.offered_end = offered_end
         """Number after the last record of the sender's log when it opened the lane; None if unknown."""
+        self.began_late = False
+        """True if the lane was another's already, as the shard knew it, when the session began."""
         self.granted = False
         """True when a chunk of this node has made ``epoch`` the lane's: the sessions may write until a higher one
         comes."""
         self.is_over = False
         """True when an operator has decided about the lane: its next session needs another epoch, so the link ends."""
+
+    @property
+    def compared_end(self) -> int | None:
+        """Return ``offered_end`` as far as it says something about the sender's log; None if it does not. A sender that
+        had the lane may have left since for another node, and made more records: that is no old copy of its log."""
+        return self.offered_end if self.began_late else None
 
 
 class LaneSession:

@@ -180,6 +180,7 @@ class Sequencer:
         If the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
         self.sessions.told.begins(session, self._state)
+        session.claim.began_late = session.is_late(self._state.lanes.get(session.lane, NOTHING))
         self.sessions.add(session)
         self.sessions.refuse_moved(self._state, [session.lane])
 

@@ -244,7 +244,7 @@ class ShardSessions:
         if not missing:
             del self.lost[lane]
             return None
-        return LostRecords(sum(end - first for first, end in missing), missing[0][0])
+        return LostRecords(sum(end - first for first, end in missing), missing[0][0], missing[-1][1])
 
     def leave(self, session: LaneSession) -> None:
         """Note the end of the link. Its items are still committed, unless a new session opens first."""
@@ -311,7 +311,7 @@ class ShardSessions:
         lane = session.lane
         message, advice = taken_before(
             f"edge {lane.edge}, log {format_log_id(lane.log_id)}", lane.stream,
-            held=(held.epoch, held.records.end), claimed=(session.epoch, session.claim.offered_end),
+            held=(held.epoch, held.records.end), claimed=(session.epoch, session.claim.compared_end),
         )  # fmt: skip
         self.refuse(session, RefuseCode.IDENTITY_CONFLICT, message, advice)
 

@@ -154,8 +154,12 @@ class HubTables:
         return None if self._sizes is None else self._sizes.of(tenant)
 
     def samples(self) -> Iterable[Sample]:
-        """Return the figures of quality rules and traces for Prometheus."""
-        return [*(self._quality.samples() if self._quality else ()), *_trace_samples(self._traces)]
+        """Return the figures of quality rules, sizes and traces for Prometheus."""
+        return [
+            *(self._quality.samples() if self._quality else ()),
+            *(self._sizes.samples() if self._sizes else ()),
+            *_trace_samples(self._traces),
+        ]
 
     @property
     def collected(self) -> Sequence[ShardCollector]:

@@ -21,6 +21,23 @@ HUB_METRICS = (
     ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
     Metric(
+        "weft_hub_edges",
+        "gauge",
+        "Edges of this node's own shards that are not retired. Sums over all nodes are those of the hub.",
+    ),
+    Metric(
+        "weft_hub_edges_silent",
+        "gauge",
+        "Of these edges, those of which nothing was heard for that long: 4m, 1h, 1d and 7d, each with the longer ones.",
+        ("over",),
+    ),
+    Metric(
+        "weft_hub_edges_in_alarm",
+        "gauge",
+        "Of these edges, those with a lane that is held back, by reason. `weft hub status` names them.",
+        ("reason",),
+    ),
+    Metric(
         "weft_hub_certificate_expires_timestamp_seconds",
         "gauge",
         "End of the certificate of `tls`, in seconds since 1970; 0 without TLS.",
@@ -102,6 +119,29 @@ HUB_METRICS = (
         ("tenant",),
     ),
     Metric("weft_hub_tenant_refused_total", "counter", "Links and lanes that a quota refused.", ("tenant",)),
+    Metric(
+        "weft_hub_tenant_table_bytes",
+        "gauge",
+        "Bytes of the files of a tenant's tables of all rows, looked at each minute; only of tenants with that quota.",
+        ("tenant",),
+    ),
+    Metric(
+        "weft_hub_stream_received_bytes_total",
+        "counter",
+        "Bytes of batches that links of a stream brought to this process: by how much the log grows.",
+        ("tenant", "stream"),
+    ),
+    Metric(
+        "weft_hub_store_requests_total",
+        "counter",
+        "Calls of the store: write (PUT), read (GET), list and delete. Attempts and pages are not counted one by one.",
+        ("kind",),
+    ),
+    Metric(
+        "weft_hub_backup_age_seconds",
+        "gauge",
+        "Time since the moment up to which the last complete backup has everything; +Inf if none is known.",
+    ),
     Metric(
         "weft_hub_security_events_total",
         "counter",

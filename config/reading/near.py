@@ -1,4 +1,5 @@
-"""Guesses at the setting that a person meant, from nearby sections: the same one, the one around it, or one in it.
+"""Guesses at the setting that a person meant, from nearby sections: the same one, the one around it, one in it, or a
+named one in one in it.
 
 A setting of that name in a distant section would distract from the list of settings that are valid here.
 """
@@ -11,7 +12,10 @@ from weft.config.errors import KeyPath
 
 _SUFFIXES = ("_file", "_path", "file", "path")
 _WORD_MIN = 2
-_OTHER_WORDS = {"from": "file", "source": "file", "path": "file", "filename": "file", "key": "on", "join": "on"}
+_OTHER_WORDS = {
+    "from": "file", "source": "file", "path": "file", "filename": "file", "key": "on", "join": "on", "url": "to",
+    "urls": "to",
+}  # fmt: skip
 """Words that other programs have for a setting."""
 
 
@@ -35,7 +39,8 @@ def near_setting(key: str, known: Sequence[str]) -> str | None:
 
 
 def near_path(key: str, section: KeyPath, paths: Sequence[str]) -> str | None:
-    """Return the path of a setting of this name in the section around, or in a section of this one.
+    """Return the path of a setting of this name in the section around, or in a section of this one; else in those of
+    any name within one section of this one, if in no other.
 
     Args:
         section: section of the key.
@@ -48,7 +53,13 @@ def near_path(key: str, section: KeyPath, paths: Sequence[str]) -> str | None:
             continue
         if _fit(around, here[:-1]) or (_fit(around[:-1], here) and not around[-1].startswith(("<", "["))):
             return path
-    return None
+    here_named = [path for path in paths if _within_named(path, key, here)]
+    return here_named[0] if len(here_named) == 1 else None
+
+
+def _within_named(path: str, key: str, here: list[str]) -> bool:
+    *around, name = path.replace("[]", ".[]").split(".")
+    return name == key and around[-1:] == ["<name>"] and len(around) > 1 and _fit(around[:-2], here)
 
 
 def _fit(pattern: list[str], path: list[str]) -> bool:

@@ -120,6 +120,10 @@ class YamlReader:
     def _union(self, node: yaml.Node, type_: inspect.UnionType, outer: Shape, path: KeyPath) -> Any:
         types = [each for each in type_.types if not isinstance(each, inspect.NoneType)]
         if _is_null(node) and len(types) < len(type_.types):
+            if node.value == "" and not any(isinstance(shape_of(each).type, _MAPPINGS) for each in types):
+                # Only of a section may all lines be commented out.
+                shape = shape_of(types[0])
+                return self._refuse(path, f"{_expected(shape._replace(unit=shape.unit or outer.unit))}, or null", node)
             return None
         # The unit of an optional value may be on the outside: Annotated[Path | None, ...].
         extra = {"x-unit": outer.unit, "x-short": outer.short}

@@ -1,5 +1,6 @@
-"""Generator of docs/architecture.svg, of settings.md, metrics.md, alerts.md, cli.md and openapi.json of docs/reference
-and of deploy/monitoring, from the code, and of docs/downsampling.md with its pictures, from the code and real data.
+"""Generator of docs/architecture.svg, of settings.md, metrics.md, alerts.md, cli.md and openapi.json of docs/reference,
+of deploy/monitoring and of the charts' schemas, from the code, and of docs/downsampling.md with its pictures, from the
+code and real data.
 
 It also fills the columns of the pages on conformance that name tests, and wraps the pages that people write. ``./run
 docs`` and ``./run fix`` call it. A test fails while a page or a picture differs.
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from docs.tools import downsampling, prose
+from docs.tools.chart_schemas import CHARTS, chart_schemas
 from docs.tools.commands import contexts
 from docs.tools.monitoring.files import alert_rows, monitoring_files
 from docs.tools.picture import picture
@@ -135,6 +137,8 @@ def main() -> None:
     PICTURE.write_text(picture())
     for file, text in monitoring_files().items():
         (MONITORING / file).write_text(text)
+    for file, text in chart_schemas().items():
+        (CHARTS / file).write_text(text)
     for file, text in downsampling.pages().items():
         (DOCS / file).write_text(text)
     for conformance in (amqp_conformance, mqtt_conformance):

@@ -66,6 +66,11 @@ def _notes_on_strangers(config: EdgeConfig) -> Iterator[str]:
             f"http: every program that reaches {config.http.bind} may read the status page, which names streams, hubs "
             "and topics. Bind to 127.0.0.1, unless you trust that network"
         )
+        if config.http.anonymous == "allowed_beyond_loopback" and config.http.hosts is None:
+            yield (
+                "http: a web page in a browser of that network may read the status page under a name of its own (DNS "
+                "rebinding). List the names of the node in http.hosts, or none: `hosts: []`"
+            )
 
 
 def _notes_on_state(config: EdgeConfig) -> Iterator[str]:

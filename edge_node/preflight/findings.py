@@ -22,9 +22,12 @@ from weft.edge_node.check.encryption import source_of
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.links.links import link_tls
 from weft.edge_node.servers.listeners.from_config import listener_settings
+from weft.network.tls.certificate import certificates_in
 from weft.network.tls.checks import Effect, TlsFinding, client_findings, server_findings, valid_until
+from weft.network.tls.files import TlsUnusable
 from weft.network.token_file import read_token
 from weft.network.tracing import checks as tracing_checks
+from weft.protocols.lane import NodeName, node_in_certificate
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log.sealed.errors import KeyUnavailable
 from weft.storage.segment_log.sealed.ring import KeyRing, has_ring, library
@@ -63,6 +66,7 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
             _add(server_findings(path, listener.tls, now, "clients refuse"), found, unusable=found.needed)
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
+        _look_at_certificate(("links", name), link, NodeName(config.tenant, config.node), found)
         # A link whose files cannot be used waits for others; the node takes messages meanwhile.
         _add(client_findings(("links", name), link_tls(link), now, "the hub refuses"), found, unusable=found.unfit)
     shown = [each.tls.certificate for each in listener_settings(config) if each.tls is not None]
@@ -224,11 +228,13 @@ def _add(findings: Iterable[TlsFinding], found: EdgeFindings, *, unusable: list[
 def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
     at, file = (*path, "token_file"), link.token_file
     distant = [url for url in map(urlsplit, link.to) if not Address(url.hostname or "", 0).is_loopback]
+    for url in map(urlsplit, link.to):
+        if url.scheme == "http" and url.port is None:
+            message = f"{url.geturl()} means port 80, and a hub listens at 8090 unless told otherwise. Write the port"
+            found.doubtful.append(Finding((*path, "to"), message))
     if file is None:
-        if distant:
-            message = (
-                "is missing: hubs that other machines reach require a token. `weft token create` creates one there"
-            )
+        if distant and link.certificate is None:
+            message = "is missing: hubs that other machines reach require a token. `weft token add` creates one there"
             found.doubtful.append(Finding(at, message))
         return
     for url in distant:
@@ -242,7 +248,7 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
             message = f"{file} exists only while systemd runs the unit, so it was not checked"
             found.doubtful.append(Finding(at, message))
         else:
-            advice = "Write the token into it that `weft token create` printed on the hub"
+            advice = "Write the token into it that `weft token add` printed on the hub"
             found.unfit.append(Finding(at, _told(file, error, advice)))
     except OSError as error:
         found.unfit.append(Finding(at, _told(file, error)))
@@ -250,6 +256,23 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
         found.unfit.append(Finding(at, str(error)))
     else:
         found.doubtful += _too_readable(at, file)
+
+
+def _look_at_certificate(path: KeyPath, link: Link, node: NodeName, found: EdgeFindings) -> None:
+    """Hold the name in a link's certificate against the node's, as a hub does."""
+    try:
+        names = certificates_in(link.certificate)[0].common_names if link.certificate is not None else None
+    except TlsUnusable:  # others say so
+        return
+    if names is None or (len(names) == 1 and node_in_certificate(names[0]) == node):
+        return
+    wanted = node.edge if node.tenant == "default" else f"{node.tenant}/{node.edge}"
+    message = f"{link.certificate} is for {' and '.join(map(repr, names)) or 'no one'}, and this edge is {wanted!r}"
+    at = (*path, "certificate")
+    if link.token_file is None:
+        found.unfit.append(Finding(at, f"the hub refuses the link: {message}. Issue one with this common name"))
+    else:  # the token decides, where the hub has tokens
+        found.doubtful.append(Finding(at, f"{message}. A hub without tokens refuses it"))
 
 
 def _too_readable(path: KeyPath, file: str) -> list[Finding]:

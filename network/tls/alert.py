@@ -15,6 +15,8 @@ import ssl
 from contextvars import ContextVar
 from typing import Any
 
+from weft.network.tls.records import BoundedRecords
+
 LINGER_S = 1.0
 """Longest time that a client may take to read its alert. A good network needs one round trip."""
 READ_BYTES = 64 << 10
@@ -69,37 +71,23 @@ class TlsAlert:
                         break
 
 
-class _Handshake(ssl.SSLObject):
-    """A TLS connection whose alert is kept when its handshake fails."""
-
-    kept: tuple[TlsAlert, ssl.MemoryBIO] | None = None
-    """Alert to keep, and the buffer that OpenSSL writes it to; None once the handshake is over."""
-
-    def do_handshake(self) -> None:
-        """Continue the handshake."""
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError:
-            kept, self.kept = self.kept, None
-            if kept is not None:
-                kept[0].keep(kept[1].read())
-            raise
-        self.kept = None
-
-
 class AlertingContext(ssl.SSLContext):
-    """A context whose failed handshakes store their alert in the ``Alert`` of the current task."""
+    """A context whose failed handshakes store their alert in the ``TlsAlert`` of the current task.
 
-    sslobject_class = _Handshake
+    Its connections have a bound on records without data.
+    """
+
+    sslobject_class = BoundedRecords
 
     def wrap_bio(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *arguments: Any, **options: Any
     ) -> ssl.SSLObject:
         """Begin a TLS connection."""
-        made = super().wrap_bio(incoming, outgoing, *arguments, **options)
+        taken = ssl.MemoryBIO()
+        made = super().wrap_bio(taken, outgoing, *arguments, **options)
+        assert isinstance(made, BoundedRecords)
+        made.incoming, made.taken = incoming, taken
         alert = _alert.get()
-        if alert is not None and isinstance(made, _Handshake):
-            made.kept = alert, outgoing
+        if alert is not None:
+            made.kept = alert.keep, outgoing
         return made

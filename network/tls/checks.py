@@ -7,11 +7,11 @@ import ssl
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.machine import too_readable
-from weft.network.tls.certificate import certificate_end
+from weft.network.tls.certificate import CertificateFacts, certificate_end, certificates_in
 from weft.network.tls.contexts import client_context, server_context
 from weft.network.tls.files import ClientTlsFiles, TlsFiles, TlsUnusable
 from weft.network.tls.revocation import read_lists
@@ -50,6 +50,8 @@ def server_findings(path: KeyPath, files: TlsFiles, now: datetime, refuse: str) 
     except TlsUnusable as error:
         yield TlsFinding(Effect.UNUSABLE, Finding(path, str(error)))
         return
+    if files.client_ca is not None:
+        yield from _of_authorities((*path, "client_ca"), files.client_ca, "client")
     for each in () if files.crl_file is None else read_lists(files.crl_file):
         if each.next_update is not None and each.next_update < now:
             message = (
@@ -78,6 +80,7 @@ def client_findings(path: KeyPath, files: ClientTlsFiles, now: datetime, refuse:
         if end < now:
             message = f"the first authority in {files.ca_file} has expired on {end:%Y-%m-%d}. Fetch its new certificate"
             yield TlsFinding(Effect.REFUSED, Finding((*path, "ca_file"), message))
+        yield from _of_authorities((*path, "ca_file"), files.ca_file, "server")
     if files.certificate is not None and files.key is not None:
         yield from _of_certificate(path, files.certificate, files.key, now, refuse, is_client=True)
 
@@ -98,6 +101,40 @@ def _of_certificate(
         yield TlsFinding(Effect.DOUBTFUL, Finding((*path, "key"), problem))
 
 
+def _of_authorities(path: KeyPath, file: str, others: Literal["client", "server"]) -> Iterator[TlsFinding]:
+    """Yield what is wrong with a file that OpenSSL takes as the authorities of others."""
+    try:
+        found = certificates_in(file)
+    except TlsUnusable:  # it has one that OpenSSL reads and this does not
+        return
+    roots = [each for each in found if each.is_self_issued]
+    if not roots and not any(each.is_authority for each in found):
+        message = (
+            f"no {others} is ever accepted by {file}: it holds no authority, but {_named(found[0])} that one has "
+            "signed. Name the authority's own certificate"
+        )
+        yield TlsFinding(Effect.REFUSED, Finding(path, message))
+    elif not roots:
+        message = (
+            f"no {others} is ever accepted by {file}: the authority in it was signed by another, which is missing. Add "
+            "that one's certificate"
+        )
+        yield TlsFinding(Effect.REFUSED, Finding(path, message))
+    elif others == "client" and not any(  # a server that signs its own certificate is often trusted by that one
+        each.is_authority for each in found
+    ):
+        message = (
+            f"{file} holds no authority, but {_named(found[0])}: no {others} is accepted but with that very "
+            "certificate. Name an authority"
+        )
+        yield TlsFinding(Effect.DOUBTFUL, Finding(path, message))
+
+
+def _named(certificate: CertificateFacts) -> str:
+    names = certificate.common_names or certificate.hosts
+    return f"the certificate of {names[0]!r}" if names else "a certificate"
+
+
 def valid_until(certificates: Iterable[str]) -> dict[str, str]:
     """Return the last day of each certificate that can be read, by its file. Blocks."""
     found = {}
@@ -107,14 +144,17 @@ def valid_until(certificates: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def refusal(certificate: str, key: str, *, is_client: bool = False) -> str | None:
+def refusal(certificate: str, key: str, *, is_client: bool = False, host: str | None = None) -> str | None:
     """Return why the other end refuses a usable certificate now, found by a handshake in memory; None if it does not.
 
     Args:
         is_client: whether the certificate is shown to a server.
+        host: name or address under which a client calls the server; None: any will do.
     """
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.check_hostname = host is not None
+    if is_client:
+        client.verify_mode = ssl.CERT_NONE
     server.load_cert_chain(certificate, key)
     if is_client:
         client.load_cert_chain(certificate, key)
@@ -124,7 +164,7 @@ def refusal(certificate: str, key: str, *, is_client: bool = False) -> str | Non
     # The certificate itself is the anchor: only the other end knows the authorities that it trusts.
     verifier.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        _handshake(server, client)
+        _handshake(server, client, host)
     except ssl.SSLCertVerificationError as error:
         return str(error.verify_message)
     except ssl.SSLError as error:
@@ -132,10 +172,10 @@ def refusal(certificate: str, key: str, *, is_client: bool = False) -> str | Non
     return None
 
 
-def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str | None) -> None:
     """Shake hands in memory."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+    ends = [client.wrap_bio(back, there, server_hostname=host), server.wrap_bio(there, back, server_side=True)]
     while ends:
         for end in list(ends):
             with contextlib.suppress(ssl.SSLWantReadError):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
+from weft.proofs.backup.record import BackupUnusable
 from weft.storage.object_store import AlreadyExists, ObjectStore
 from weft.storage.object_store.protocol import Buffer
 
@@ -15,6 +16,10 @@ WHOLE_BYTES_MAX = 4 << 20
 """Size up to which an object is copied in one piece; of larger ones ``PIECE_BYTES`` are in memory."""
 PIECE_BYTES = 4 << 20
 CONTENTS = "contents"
+
+
+class Unlike(BackupUnusable):
+    """An object that is not the one that was to be copied."""
 
 
 @dataclass
@@ -47,12 +52,25 @@ class Copier:
 
         Raises:
             NotFound: the object is gone.
+            Unlike: it has another length.
         """
+        await self._copy(size, to, self._pieces(key, size))
+
+    async def copy_kept(self, key: str, size: int, content: str) -> None:
+        """Copy an object out of a backup, whose content has to be that of its key there.
+
+        Raises:
+            NotFound: the object is gone.
+            Unlike: it has another length or content.
+        """
+        await self._copy(size, key, checked(key, content, self._pieces(key, size)))
+
+    async def _copy(self, size: int, to: str, pieces: AsyncIterator[bytes]) -> None:
         if size <= WHOLE_BYTES_MAX:
-            await self.put(to, (await self.source.get(key)).data)
+            await self.put(to, b"".join([piece async for piece in pieces]))
             return
         try:
-            await self.target.create_from(to, self._pieces(key, size))
+            await self.target.create_from(to, pieces)
         except AlreadyExists:
             self.counts.there += 1
         else:
@@ -89,9 +107,39 @@ class Copier:
         self.counts.objects += 1
         self.counts.bytes += size
 
-    async def _pieces(self, key: str, size: int) -> AsyncIterator[bytes]:
-        for at in range(0, size, PIECE_BYTES):
-            yield await self.source.get_range(key, at, PIECE_BYTES)
+    def _pieces(self, key: str, size: int) -> AsyncIterator[bytes]:
+        return pieces(self.source, key, size)
+
+
+async def pieces(source: ObjectStore, key: str, size: int) -> AsyncIterator[bytes]:
+    """Yield an object in pieces.
+
+    Raises:
+        NotFound: the object is gone.
+        Unlike: it has another length.
+    """
+    for at in range(0, size, PIECE_BYTES):
+        length = min(PIECE_BYTES, size - at)
+        is_last = at + length == size
+        # One byte more than there should be: what is longer is not read on.
+        piece = await source.get_range(key, at, length + is_last)
+        if len(piece) != length:
+            raise Unlike(f"{key} has another length than the {size} bytes that it is said to have")
+        yield piece
+
+
+async def checked(key: str, content: str, found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield pieces of an object of a backup.
+
+    Raises:
+        Unlike: with the last piece: they are not the content that the key ``content`` in the backup names.
+    """
+    digest = sha256()
+    async for piece in found:
+        digest.update(piece)
+        yield piece
+    if f"{CONTENTS}/{digest.hexdigest()}" != content:
+        raise Unlike(f"{key} is not what {content} was when the backup was made")
 
 
 class CopyTurns:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from weft.proofs.backup.copying import Copied, Copier, content_key
-from weft.proofs.backup.places import others
+from weft.proofs.backup.places import is_inside, others
 from weft.proofs.backup.record import (
     FORMAT,
     RECORD,
@@ -35,7 +34,7 @@ from weft.proofs.backup.view import read_others
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster
 from weft.storage.manifest import Manifest
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreUnfit
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 
 _logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 5
@@ -64,7 +63,7 @@ async def make_backup(
         ClusterUnusable: the store holds no hub.
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
-    if _is_inside(target, store):
+    if is_inside(target, store):
         raise BackupUnusable("the place of the backup is inside the store: name another")
     found = await _open(target, await open_cluster(store, None))
     kept = await read_others(target, found.record) if found is not None else []
@@ -88,18 +87,6 @@ async def make_backup(
         f"the hub deleted chunks faster than they could be copied, {ATTEMPTS_MAX} times. Set a longer `retain_log`, or "
         "run the backup nearer to the stores"
     )
-
-
-def _is_inside(target: ObjectStore, store: ObjectStore) -> bool:
-    """Return whether a place is a folder of a store, of which each run would copy it again."""
-    try:
-        (inner, here), (outer, there) = target.location("a"), store.location("a")
-    except StoreUnfit:
-        return False  # in memory
-    if "://" not in inner and "://" not in outer:
-        inner, outer = os.path.realpath(inner), os.path.realpath(outer)
-    root = outer.removesuffix("a")
-    return here == there and inner.startswith(root) and inner != outer
 
 
 async def _open(target: ObjectStore, cluster: Cluster) -> FoundRecord | None:

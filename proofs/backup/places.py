@@ -7,11 +7,12 @@ is kept by its content.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator
 
 from weft.storage import hub_keys
-from weft.storage.object_store import Listed, ObjectStore
+from weft.storage.object_store import Listed, ObjectStore, StoreUnfit
 from weft.storage.object_store.probe import PREFIX as PROBES
 from weft.storage.object_store.protocol import PART_SUFFIX
 
@@ -19,7 +20,7 @@ PAGE = 1000
 """Number of objects that are listed at a time."""
 AFTER_ALL = "~"
 """Name after all others of a folder: no name of an object begins with it."""
-PASSING = (hub_keys.NODES, hub_keys.KEEPERS, hub_keys.LATEST, hub_keys.REQUESTS, PROBES)
+PASSING = (hub_keys.NODES, hub_keys.LINKED, hub_keys.KEEPERS, hub_keys.LATEST, hub_keys.REQUESTS, PROBES)
 """Folders of which a backup keeps nothing: those of running nodes, tables that a hub makes again from others, and
 options of acts that wait for approval: they may name a person, and an approval that was used must not come back."""
 _SHARD = re.compile(r"shard-\d+")
@@ -91,3 +92,15 @@ def _past(key: str) -> str | None:
         if rest == "manifest":
             return key
     return None
+
+
+def is_inside(target: ObjectStore, store: ObjectStore) -> bool:
+    """Return whether a place is a folder of a store, of which each run would copy it again."""
+    try:
+        (inner, here), (outer, there) = target.location("a"), store.location("a")
+    except StoreUnfit:
+        return False  # in memory
+    if "://" not in inner and "://" not in outer:
+        inner, outer = os.path.realpath(inner), os.path.realpath(outer)
+    root = outer.removesuffix("a")
+    return here == there and inner.startswith(root) and inner != outer

@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from weft.proofs.backup.copying import Copied, Copier, CopyTurns
+from weft.proofs.backup.copying import Copied, Copier, CopyTurns, Unlike
 from weft.proofs.backup.places import LAST_CHECKPOINT, listed
 from weft.proofs.backup.record import BackupUnusable
 from weft.proofs.backup.view import BackupView
@@ -17,6 +17,7 @@ from weft.storage import hub_keys
 from weft.storage.cluster import restored
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
 from weft.storage.object_store.placed import lay_out
+from weft.storage.presence.nodes import running
 
 _logger = logging.getLogger(__name__)
 MARK = hub_keys.RESTORING
@@ -32,14 +33,15 @@ async def restore(
         note: takes a line on each step.
 
     Raises:
-        BackupUnusable: the store is not empty, or an object of the backup is missing.
+        BackupUnusable: the store is not empty, a hub process runs on it, or an object of the backup is missing.
         StoreError: one of the stores did not answer. Run it again: it goes on.
     """
     copier = Copier(view, target)
     lay_out(target, view.record.cluster)
-    if await _begin(view, target):
+    if await _begin(view, target, clock()):
         await target.delete(MARK)
         return copier.counts
+    await _check_unused(target, clock())
     try:
         for part in view.record.shards:
             for folder in ("chunk", "snapshot", "ended"):
@@ -53,16 +55,35 @@ async def restore(
             if table.last_checkpoint is not None:
                 await _put(target, f"{key}/{LAST_CHECKPOINT}", table.last_checkpoint)
             note(f"table {table.tenant}/{table.stream}: version {table.version}")
-        for key, size in view.others:
-            await copier.copy(key, size, key)
+        for key, (content, size) in view.others.items():
+            await copier.copy_kept(key, size, content)
+    except Unlike as error:
+        raise BackupUnusable(f"{error}: restore an earlier backup, or ask who may write to its place") from error
     except NotFound as gone:
         raise BackupUnusable(f"the backup lacks {gone}: `weft hub verify` on it names all that is missing") from gone
+    await _check_unused(target, clock())  # one that was forgotten has shown itself by now
     await _put(target, hub_keys.CLUSTER, restored(view.record.cluster, view.record.started, clock()))
     await target.delete(MARK)
     return copier.counts
 
 
-async def _begin(view: BackupView, target: ObjectStore) -> bool:
+async def _check_unused(target: ObjectStore, now: int) -> None:
+    """Check that no hub process has the place for its store: one that began with the lost store, of a release without a
+    fence, would put chunks of that one's history into this one.
+
+    Raises:
+        BackupUnusable: there is one.
+    """
+    if there := await running(target, now):
+        node = max(there, key=lambda entry: entry.seen)
+        raise BackupUnusable(
+            f"a hub process uses this place: {node.name or node.id} at {node.url or 'an unknown address'} wrote to it "
+            f"{max(0, now - node.seen) / 1e9:.0f} s ago. Stop it, or name another place; an entry of one that is gone "
+            "counts for five minutes"
+        )
+
+
+async def _begin(view: BackupView, target: ObjectStore, now: int) -> bool:
     """Mark a store. Return whether everything of the backup is there already, of a run that lacked only its last step.
 
     Its hubs may run, and have deleted objects that another copy would bring back.
@@ -72,6 +93,7 @@ async def _begin(view: BackupView, target: ObjectStore) -> bool:
         found = (await target.get(MARK)).data
     except NotFound:
         if there := await target.list("", limit=1):
+            await _check_unused(target, now)
             raise BackupUnusable(
                 f"the store to restore into is not empty: it has {there[0].key}. Name an empty one"
             ) from None

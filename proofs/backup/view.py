@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import cached_property
 
 import msgspec
 
 from weft.proofs.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home
-from weft.proofs.backup.record import BackupRecord, BackupUnusable, ShardPart, TablePart, read_record
+from weft.proofs.backup.record import RECORD, BackupRecord, BackupUnusable, ShardPart, TablePart, read_record
 from weft.protocols.chunk import parse_file_name
-from weft.protocols.shard.placement import ShardTree
+from weft.protocols.lane import valid_name
+from weft.protocols.shard.placement import SHARDS_MAX, ShardTree
 from weft.storage import hub_keys
 from weft.storage.cluster import decode
 from weft.storage.object_store import Listed, NotFound, Object, ObjectStore, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listing, check_key, check_prefix, clamp_range
 
+_CONTENT = re.compile("contents/[0-9a-f]{64}")
 _READ_ONLY = "a backup is not changed; restore it into a new store (`weft hub restore`)"
 
 
@@ -48,9 +51,9 @@ class BackupView:
         return {content for content, _ in self._others.values()}
 
     @property
-    def others(self) -> list[tuple[str, int]]:
-        """Return keys and sizes of the further objects."""
-        return [(key, size) for key, (_, size) in self._others.items()]
+    def others(self) -> Mapping[str, tuple[str, int]]:
+        """Return the further objects: key -> content's key, and size."""
+        return self._others
 
     async def get(self, key: str) -> Object:
         """Return the whole object."""
@@ -198,8 +201,13 @@ async def read_others(store: ObjectStore, record: BackupRecord) -> list[tuple[st
     """Return key, key in the backup and bytes of each further object. Raises as ``open_backup``."""
     try:
         lines = (await store.get(record.others)).data.splitlines()
-        return [msgspec.json.decode(line, type=tuple[str, str, int]) for line in lines]
-    except (NotFound, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        found = [msgspec.json.decode(line, type=tuple[str, str, int]) for line in lines]
+        for key, content, size in found:
+            check_key(key)
+            if _CONTENT.fullmatch(content) is None or size < 0:
+                raise ValueError(f"{key[:80]} is said to be {size} bytes at {content[:80]!r}")
+        return found
+    except (NotFound, ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
         raise BackupUnusable(f"{record.others}, a list of objects, is missing or damaged: {error}") from error
 
 
@@ -213,4 +221,21 @@ async def open_backup(store: ObjectStore) -> BackupView | None:
     found = await read_record(store)
     if found is None:
         return None
-    return BackupView(store, found.record, await read_others(store, found.record))
+    others = await read_others(store, found.record)
+    _check(found.record)
+    return BackupView(store, found.record, others)
+
+
+def _check(record: BackupRecord) -> None:
+    """Refuse a record whose parts no hub can have: who may write to the place of a backup may have written it."""
+    try:
+        decode(record.cluster)
+        for part in record.shards:
+            if not (0 <= part.shard < SHARDS_MAX and 0 <= part.first <= part.end):
+                raise ValueError(f"shard {part.shard} with chunks {part.first} to {part.end}")
+        for table in record.tables:
+            check_key(f"{hub_keys.table_key(table.tenant, table.stream)}/{table.life}")
+            if not (valid_name(table.tenant) and valid_name(table.stream)):
+                raise ValueError(f"table {table.tenant[:80]!r}/{table.stream[:80]!r}")
+    except (ValueError, RecursionError) as error:
+        raise BackupUnusable(f"{RECORD} is damaged: {error}. Make the backup in a new place") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from weft.proofs.backup.copying import Unlike, checked, pieces
 from weft.proofs.backup.places import tables
 from weft.proofs.backup.view import BackupView, open_backup
 from weft.proofs.verify.log_check import CheckedLog, LogCheck
@@ -13,7 +14,7 @@ from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.hub_keys import table_key
-from weft.storage.object_store import ObjectStore
+from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table.errors import TableError
 
@@ -52,15 +53,29 @@ async def verify(store: ObjectStore) -> VerifyReport:
         if (head := logs[shard].state) is not None:
             # Their numbers are higher, so each comes after the one that it is split from.
             made |= {split.shard: log.new_shard(split) for split in head.splits}
+    if view is not None:
+        await _check_others(view, report)
     await _check_declared(view or store, cluster.cluster_id, report)
     for tenant, stream, state in read:
         found = await check_table(view or store, report, tenant, stream, state)
         check_positions(report, found, state, cluster.cluster_id, logs)
-    for shard, checked in logs.items():
-        if checked.state is not None:
-            lanes = sorted(checked.state.lanes.items())
+    for shard, found_log in logs.items():
+        if found_log.state is not None:
+            lanes = sorted(found_log.state.lanes.items())
             report.lanes += [lane_end(shard, lane, held, cluster.restored) for lane, held in lanes]
     return report
+
+
+async def _check_others(view: BackupView, report: VerifyReport) -> None:
+    """Compare the further objects of a backup with the content that their keys name."""
+    for key, (content, size) in view.others.items():
+        try:
+            async for _ in checked(key, content, pieces(view, key, size)):
+                pass
+        except NotFound:
+            report.note(key, "missing", f"{content} is not there: the backup lacks {key}")
+        except Unlike as error:
+            report.note(key, "damaged", str(error))
 
 
 async def _check_declared(store: ObjectStore, cluster_id: bytes, report: VerifyReport) -> None:

@@ -19,6 +19,10 @@ from weft.protocols.shard.open_gaps import OpenGap, open_gap, renamed
 SILENT_NS = 240 * 10**9
 """Age of a lane's newest mark from which on the lane counts as silent: an idle edge sends its mark every minute, and an
 idle shard stores it a minute later, so this is twice the usual age."""
+LATE_NS = 10**9
+"""Age of a stream's moment from which on the edge that it waits for is named, whatever else is known of that edge."""
+CLOCK_BEHIND_MIN_NS = 10**6
+"""Shortest time behind the moment that is a reason: time services correct running clocks by microseconds."""
 HELD_BACK_MAX = 100
 """Maximum number of reasons in one answer; the ones with the earliest moments come first."""
 OPEN_GAPS_MAX = 100
@@ -39,6 +43,7 @@ class Reason(StrEnum):
     LOST = "lost_records"
     CLOCK = "clock_behind"
     SILENT = "silent"
+    LATE = "late"
     TABLE = "table_stands_still"
     HUB_CLOCK = "hub_clock_wrong"
 
@@ -72,6 +77,8 @@ class Completeness(NamedTuple):
     """Losses without a number, of lanes that no longer count. They hold nothing back."""
     open_gaps_more: int = 0
     """Number of further open gaps that are left out."""
+    slowest: HeldBack | None = None
+    """The lane that the moment is of, while nothing is wrong with it and it is not in ``held_back_by``."""
 
 
 class LostRecords(NamedTuple):
@@ -80,6 +87,8 @@ class LostRecords(NamedTuple):
     records: int
     first: int
     """Sequence number of the first."""
+    end: int
+    """Sequence number behind the last."""
 
 
 LostOf = Callable[[Lane, LaneState], LostRecords | None]
@@ -139,6 +148,8 @@ class Tally:
         self._behind = behind
         self._covers: list[Lane] = []
         self._earliest: int | None = None
+        self._slowest: tuple[Lane, LaneState] | None = None
+        """The lane with the earliest moment."""
         self._is_known = True
         self._held_back: list[HeldBack] = []
         self._more = 0
@@ -171,7 +182,7 @@ class Tally:
         if moment is None:
             self._is_known = False
         elif self._earliest is None or moment < self._earliest:
-            self._earliest = moment
+            self._earliest, self._slowest = moment, (lane, held)
         each = held_back(lane, held, self._now, peers=self._peers, behind=self._behind, lost=self._lost)
         if each is not None:
             self._held_back.append(each)
@@ -180,7 +191,7 @@ class Tally:
 
     def answer(self) -> Completeness:
         """Return the completeness."""
-        missing = _missing(self._unheard)
+        missing = list(map(never_came, self._unheard))
         complete = self._earliest if self._is_known and not missing else None
         # Missing expected edges come first: because of them there is no moment at all.
         self._cut(max(0, HELD_BACK_MAX - len(missing)))
@@ -188,7 +199,10 @@ class Tally:
         more = self._more + max(0, len(reasons) - HELD_BACK_MAX)
         self._cut_gaps()
         gaps = self._open_gaps, self._open_gaps_more
-        return Completeness(complete, self._covers, reasons[:HELD_BACK_MAX], more, *gaps)
+        slowest = None
+        if complete is not None and self._slowest and not any(each.up_to == complete for each in reasons):
+            slowest = late(*self._slowest, self._now, peers=self._peers)
+        return Completeness(complete, self._covers, reasons[:HELD_BACK_MAX], more, *gaps, slowest)
 
     def _cut(self, most: int) -> None:
         """Keep the reasons that hold the moment back the most."""
@@ -236,20 +250,31 @@ def matches(pattern: str, edge: str) -> bool:
     return True
 
 
-def _missing(unheard: Iterable[str]) -> list[HeldBack]:
-    """Return the expected edges from which the hub has heard nothing.
+def never_came(pattern: str) -> HeldBack:
+    """Return the reason of an expected edge from which the hub has heard nothing.
 
     An edge that an operator retired is not waited for. An edge that was only not seen for long is.
     """
-    return [
-        HeldBack(
-            pattern, None, Reason.EXPECTED, None, None,
-            "no edge of this name has linked and said anything of the stream" if "*" not in pattern
-            else "no edge whose name matches has linked and said anything of the stream",
-            "connect it, or take it out of expected_edges",
-        )
-        for pattern in unheard
-    ]  # fmt: skip
+    return HeldBack(
+        pattern, None, Reason.EXPECTED, None, None,
+        "no edge of this name has linked and said anything of the stream" if "*" not in pattern
+        else "no edge whose name matches has linked and said anything of the stream",
+        "connect it, or take it out of expected_edges",
+    )  # fmt: skip
+
+
+def late(lane: Lane, held: LaneState, now: int, *, peers: bool) -> HeldBack | None:
+    """Return the reason of a lane with which nothing is wrong, but that a stream's moment waits for; None if it is not
+    ``LATE_NS`` behind. Args as ``Tally``."""
+    moment = moment_of(held, peers=peers)
+    if moment is None or now - moment < LATE_NS:
+        return None
+    return HeldBack(
+        lane.edge, lane.log_id, Reason.LATE, held.last_seen or None, moment,
+        f"of all edges it was heard of the longest ago: {(now - moment) // _SECOND} s",
+        f"nothing yet: an idle edge is heard of every two minutes, and after {SILENT_NS // _SECOND} s it counts as "
+        "silent",
+    )  # fmt: skip
 
 
 def _absent(held: LaneState) -> str:
@@ -296,7 +321,7 @@ def _conflict(lane: Lane, held: LaneState, peers: bool) -> HeldBack | None:
 
 
 def _restored(lane: Lane, held: LaneState, peers: bool, lost: LostRecords | None) -> HeldBack | None:
-    if lost is None:
+    if lost is None or held.ranges.contiguous_end() >= lost.end:  # the edge gave them up, and the moment is past them
         return None
     return HeldBack(
         lane.edge, lane.log_id, Reason.LOST, None, moment_of(held, peers=peers),
@@ -331,7 +356,7 @@ def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -
             f"{newest.seq}", "they are on their way; if not, see `weft edge status` on that edge",
         )  # fmt: skip
     steps = behind(lane)
-    if steps is not None:
+    if steps is not None and steps >= CLOCK_BEHIND_MIN_NS:
         return told(
             Reason.CLOCK, held.last_seen or None,
             f"the edge's clock was set back: it is {steps / _SECOND:.3g} s before the moment that the lane had reached",

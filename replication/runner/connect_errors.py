@@ -15,6 +15,14 @@ from weft.replication.status import LinkState
 _REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$")
 """Reasons of OpenSSL for alerts about a client's certificate."""
 
+_TRUST = "Name the certificate of its authority in the link's `ca_file`"
+_CURES = {
+    9: "It is not valid yet: set this machine's clock", 10: "Have it renewed, or set this machine's clock",
+    18: _TRUST, 19: _TRUST, 20: _TRUST, 21: _TRUST,
+    62: "Write a name of the certificate in the link's `to`", 64: "Write a name of the certificate in the link's `to`",
+}  # fmt: skip
+"""Result of a verification (X509_V_ERR of OpenSSL) -> what to do."""
+
 LOCATION_CHARACTERS_MAX = 256
 """Characters of a redirect's target that a message repeats."""
 
@@ -86,7 +94,10 @@ def _alert(error: Exception) -> str | None:
 
 def _certificate(error: Exception) -> str:
     why = getattr(error, "verify_message", "") or str(error)
-    return f"the hub's certificate is refused ({why}). Name the hub as its certificate does, and trust its authority"
+    advice = _CURES.get(
+        getattr(error, "verify_code", 0), "Look at the certificate, and at the link's `to` and `ca_file`"
+    )
+    return f"the hub's certificate is refused ({why}). {advice}"
 
 
 def _reason(error: aiohttp.ClientSSLError) -> str:

@@ -37,7 +37,8 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
-from weft.replication.runner.socket_messages import SocketReader
+from weft.replication.refusals import LinkRefused
+from weft.replication.runner.socket_messages import SocketReader, has_left
 from weft.replication.settings import ReceiverSettings
 
 MESSAGE_SLACK_BYTES = 2 << 20
@@ -61,21 +62,6 @@ def _check(batches: list[tuple[BatchHeader, memoryview]]) -> CodecError | None:
     except CodecError as error:
         return error
     return None
-
-
-class LinkRefused(Exception):
-    """An error of a handler that refuses the link; the edge gets the code, the reason and advice.
-
-    Args:
-        url: the node to connect to instead (code REDIRECT).
-    """
-
-    def __init__(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.advice = advice
-        self.url = url
 
 
 class LinkHandler(Protocol):
@@ -171,6 +157,16 @@ class LinkSession:
         self._acks_from = 0.0
         """Time from which the next acknowledgement may go, by the loop's clock."""
         self._later: asyncio.TimerHandle | None = None
+
+    def control_cost(self) -> int:
+        """Return the cost of the frames since the last call that the window does not count."""
+        cost, self._receiver.control_cost = self._receiver.control_cost, 0
+        return cost
+
+    @property
+    def edge_has_left(self) -> bool:
+        """Return whether the edge has closed the connection, though not all that it sent was read."""
+        return has_left(self._socket)
 
     @property
     def window_is_half_used(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 
 from aiohttp import WSMessage, WSMsgType, web
 
@@ -11,6 +12,17 @@ FRAMES_AT_ONCE = 64
 """Messages, pings and pongs of one client after which the event loop serves others. One read has room for 43,690 of
 them, an eighth of a second of the loop; the library hands them out, and answers pings, without a pause."""
 _ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
+
+
+def has_left(socket: web.WebSocketResponse) -> bool:
+    """Return whether the client has closed the connection, though not all that it sent was read. The kernel knows on
+    Linux; elsewhere only what was read tells."""
+    tcp = socket.get_extra_info("socket")
+    if tcp is None or tcp.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(tcp.fileno(), getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
 
 
 class SocketReader:

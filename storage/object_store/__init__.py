@@ -3,7 +3,14 @@
 ``open_store`` and ``probe`` are the entry points; ``ObjectStore`` (protocol.py) defines the promises of each call.
 """
 
-from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from weft.storage.object_store.errors import (
+    AlreadyExists,
+    NotFound,
+    PreconditionFailed,
+    StoreAway,
+    StoreError,
+    StoreUnfit,
+)
 from weft.storage.object_store.opening import open_store
 from weft.storage.object_store.probe import probe
 from weft.storage.object_store.protocol import Listed, Object, ObjectStore, Written
@@ -15,6 +22,7 @@ __all__ = [
     "Object",
     "ObjectStore",
     "PreconditionFailed",
+    "StoreAway",
     "StoreError",
     "StoreUnfit",
     "Written",

@@ -15,12 +15,12 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from weft.config.machine import why_denied
 from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
 from weft.storage.object_store.directory_slot import HIDDEN, Slot, take_slot
-from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError
+from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreAway, StoreError
 from weft.storage.object_store.memory import content_etag
 from weft.storage.object_store.protocol import (
     Buffer,
@@ -55,15 +55,25 @@ _ADVICE = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
     errno.EROFS: _READ_ONLY,
     errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
+    errno.ELOOP: "An object is a regular file, and no symbolic link",
     errno.EIO: "The disk reports errors: see the system's log",
 }  # fmt: skip
+
+
+class _Held(NamedTuple):
+    """The object that says which store this is."""
+
+    key: str
+    judge: Callable[[bytes | None], StoreAway | None]
+    written: int = 0
+    """Time of the file that was accepted last."""
 
 
 class DirectoryStore:
     """An ``ObjectStore`` in files below ``root``, one file per object.
 
     Args:
-        root: the directory; made when missing.
+        root: the directory; made when missing, unless an object is held.
         filesystem: the door to the disk.
     """
 
@@ -77,8 +87,18 @@ class DirectoryStore:
         self._mutex = threading.Lock()
         self._swaps = threading.Lock()
         self._slot: Slot | None = None
+        self._held: _Held | None = None
         self._durable_directories: set[str] = set()
         self._durable_keys: OrderedDict[str, None] = OrderedDict()
+
+    def hold(self, key: str, judge: Callable[[bytes | None], StoreAway | None]) -> None:
+        """Make nothing from now on, and believe nothing, while another file than an accepted one is in an object's
+        place: every call but ``get`` of the object itself raises ``StoreAway`` then.
+
+        Args:
+            judge: bytes of the object, None if it is missing -> the error to raise; None accepts them. In threads.
+        """
+        self._held = _Held(key, judge)
 
     async def create(self, key: str, data: Buffer) -> str:
         """Write a temporary file, fdatasync it, link it to the final name, and fsync the directory."""
@@ -114,7 +134,7 @@ class DirectoryStore:
 
     async def get(self, key: str) -> Object:
         """Return the whole object."""
-        return await self._read(self._get, check_key(key))
+        return await self._read(self._get, check_key(key), is_held=self._held is None or key != self._held.key)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of an object."""
@@ -134,16 +154,19 @@ class DirectoryStore:
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
         """Return the path, which deltalake and pyarrow open directly."""
-        return self._path(check_key(key)), {}
+        path = self._path(check_key(key))
+        self._check_held()
+        return path, {}
 
-    async def _run(self, call: Callable[..., T], key: str, *arguments: object) -> T:
+    async def _run(self, call: Callable[..., T], key: str, *arguments: object, is_held: bool = True) -> T:
         """Run a blocking call in a thread, and add the key to its errors."""
+        run = self._while_held if is_held else (lambda call, *given: call(*given))
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call, key, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run, call, key, *arguments)
         except OSError as error:
             raise StoreError(self._told(key, error)) from error
 
-    async def _read(self, call: Callable[..., T], key: str, *arguments: object) -> T:
+    async def _read(self, call: Callable[..., T], key: str, *arguments: object, is_held: bool = True) -> T:
         """Run a blocking call as ``_run`` does, but let ``FileNotFoundError`` through: a missing file is an answer."""
 
         def read() -> T:
@@ -152,7 +175,38 @@ class DirectoryStore:
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise NotFound(key) from None
 
-        return await self._run(lambda _: read(), key)
+        return await self._run(lambda _: read(), key, is_held=is_held)
+
+    def _while_held(self, call: Callable[..., T], *arguments: object) -> T:
+        """Run a call between two looks at the held object: what it makes is in the store, and its answer, also that
+        something is missing, is the store's."""
+        self._check_held()
+        try:
+            return call(*arguments)
+        finally:
+            self._check_held()
+
+    def _check_held(self) -> None:
+        held = self._held
+        if held is None:
+            return
+        data: bytes | None = None
+        try:
+            written = self._fs.modified(self._path(held.key))
+            if written == held.written and written > FIRST_TIME_NS:
+                return  # the file that was accepted: each change of it is a new file
+            data = self._fs.read(self._path(held.key))
+        except (FileNotFoundError, NotADirectoryError):
+            written = 0
+        if (error := held.judge(data)) is None:
+            self._held = held._replace(written=written)
+            return
+        self._held = held._replace(written=0)
+        with self._mutex:  # a copy of the store may come back, without these files, and not synced
+            self._slot = None
+            self._durable_directories.clear()
+            self._durable_keys.clear()
+        raise error
 
     def _told(self, key: str, error: OSError) -> str:
         reason, advice = error.strerror or str(error), _ADVICE.get(error.errno or 0)
@@ -209,15 +263,22 @@ class DirectoryStore:
     def _swap_lock(self) -> Lock:
         """Return the machine-wide lock of swaps and deletions: about one a minute, so one for the whole store."""
         directory = f"{self._root}/{HIDDEN}/swap"
-        self._fs.make_directory(directory)
+        self._make_directory(directory)
         deadline = self._monotonic() + SWAP_WAIT_SECONDS_MAX
         while True:
             try:
-                return self._fs.lock(directory)
+                lock = self._fs.lock(directory)
+                break
             except DirectoryInUse:
                 if self._monotonic() > deadline:
                     raise TimeoutError(f"another process held the swap lock for {SWAP_WAIT_SECONDS_MAX} s") from None
                 time.sleep(_SWAP_POLL_SECONDS)
+        try:
+            self._check_held()  # again: the wait may have been long
+        except BaseException:
+            lock.close()
+            raise
+        return lock
 
     def _get(self, key: str) -> Object:
         path = self._path(key)
@@ -304,7 +365,7 @@ class DirectoryStore:
         with self._mutex:
             if directory in self._durable_directories:
                 return
-        self._fs.make_directory(directory)
+        self._make_directory(directory)
         parent = directory
         # Each parent has the name of a directory that may not be durable yet.
         while parent != self._root and parent != os.path.dirname(parent):
@@ -312,6 +373,11 @@ class DirectoryStore:
             self._fs.sync_directory(parent)
         with self._mutex:
             self._durable_directories.add(directory)
+
+    def _make_directory(self, directory: str) -> None:
+        """Create a directory and its missing parents, durably."""
+        self._check_held()  # again, since the call may have waited for a lock
+        self._fs.make_directory(directory)
 
     def _write_temporary(self, data: Buffer) -> str:
         path = self._take_slot().new_path()
@@ -328,6 +394,7 @@ class DirectoryStore:
         return path
 
     def _take_slot(self) -> Slot:
+        self._check_held()
         with self._mutex:
             if self._slot is None:
                 self._slot = take_slot(self._fs, self._root)

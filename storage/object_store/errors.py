@@ -10,6 +10,19 @@ class StoreError(Exception):
     """
 
 
+class StoreAway(StoreError):
+    """The store is not in its place at present, or another one is there. A write may have happened there; nothing that
+    follows from the answer may be said to anyone.
+
+    Args:
+        replaced: another store is there.
+    """
+
+    def __init__(self, why: str, *, replaced: bool = False) -> None:
+        super().__init__(why)
+        self.replaced = replaced
+
+
 class AlreadyExists(Exception):
     """``create`` found the key taken, perhaps by an earlier attempt of the same writer: read it."""
 

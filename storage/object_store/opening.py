@@ -37,6 +37,8 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     if "@" in parts.netloc:
         # The URI is not in the message, because it has a password.
         raise ValueError("a store's URI has no user name or password: a key comes from the environment or options")
+    if parts.query or parts.fragment:
+        raise ValueError("a store's URI has no options behind `?` or `#`: they come from the environment")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return PlacedStore(DirectoryStore(parts.path))
     if parts.scheme == "memory":

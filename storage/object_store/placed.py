@@ -24,6 +24,8 @@ TENANTS = "tenants/"
 _BEHIND_TENANTS = "tenants0"
 """First name behind those below ``tenants/``: 0 follows the slash."""
 _SHARD = re.compile(r"shard-(\d{1,9})(?:/|$)")
+KINDS = ("write", "read", "list", "delete")
+"""Kinds of requests, as stores charge for them: PUT, GET, LIST and DELETE."""
 FOLDERS = ("deletions", "erasures", "latest", "quarantine", "tables")
 """Folders with one folder for each tenant."""
 _OF_TENANT = re.compile(rf"(?:{'|'.join(FOLDERS)})/([^/]+)(?:/|$)")
@@ -93,6 +95,8 @@ class PlacedStore:
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
         self._places: Places | None = None
+        self.requests = dict.fromkeys(KINDS, 0)
+        """Number of calls of each kind. Attempts and pages are not counted one by one."""
 
     def learn(self, data: Buffer) -> None:
         """Take the places from the bytes of a ``cluster.json``; do nothing if they are damaged, or of a later
@@ -104,6 +108,7 @@ class PlacedStore:
 
     async def create(self, key: str, data: Buffer) -> str:
         """Create an object that must not exist yet."""
+        self.requests["write"] += 1
         etag = await self.inner.create(await self._name(key), data)
         if key == CLUSTER:
             self.learn(data)
@@ -111,10 +116,12 @@ class PlacedStore:
 
     async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
         """Create an object from parts."""
+        self.requests["write"] += 1
         return await self.inner.create_from(await self._name(key), parts)
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """Replace an object if its etag still is ``expected_etag``."""
+        self.requests["write"] += 1
         etag = await self.inner.swap(await self._name(key), data, expected_etag)
         if key == CLUSTER:
             self.learn(data)
@@ -122,6 +129,7 @@ class PlacedStore:
 
     async def get(self, key: str) -> Object:
         """Return the whole object."""
+        self.requests["read"] += 1
         found = await self.inner.get(await self._name(key))
         if key == CLUSTER:
             self.learn(found.data)
@@ -129,10 +137,12 @@ class PlacedStore:
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return bytes of an object."""
+        self.requests["read"] += 1
         return await self.inner.get_range(await self._name(key), start, length)
 
     async def delete(self, key: str) -> None:
         """Remove an object."""
+        self.requests["delete"] += 1
         await self.inner.delete(await self._name(key))
 
     async def sync(self, key: str) -> None:
@@ -150,6 +160,7 @@ class PlacedStore:
         A folder that has objects of several tenants takes one request more for each part of a tenant that lies in the
         page.
         """
+        self.requests["list"] += 1
         prefix = check_prefix(prefix)
         places = await self._known(f"{prefix}/") if prefix else await self._known("tables/")
         within = f"{prefix}/" if prefix else ""
@@ -197,6 +208,7 @@ class PlacedStore:
         """
         if self._places is not None and self._places.knows(key):
             return self._places
+        self.requests["read"] += 1
         try:
             data = (await self.inner.get(CLUSTER)).data
         except NotFound:
@@ -207,6 +219,11 @@ class PlacedStore:
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{CLUSTER} is damaged, or of a later release: {error}") from error
         return self._places
+
+
+def requests_of(store: ObjectStore) -> dict[str, int]:
+    """Return the number of calls of each kind that were made through a store; zeros if it does not count them."""
+    return store.requests if isinstance(store, PlacedStore) else dict.fromkeys(KINDS, 0)
 
 
 def bare(store: ObjectStore) -> ObjectStore:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
@@ -21,6 +22,8 @@ RACES = 10
 """Number of races, each for a key of its own."""
 WRITERS = 32
 """Number of writers of one race."""
+RACE = 1
+"""Number of this set of races, to be raised when they find more: a server is then raced again before it is trusted."""
 LARGE_RACES = 3
 LARGE_WRITERS = 4
 LARGE_BYTES = 1 << 20
@@ -60,24 +63,56 @@ async def probe(store: ObjectStore, second: ObjectStore | None = None) -> None:
         StoreUnfit: a promise is broken; the message names it, the server, and an alternative.
         StoreError: the store is unavailable.
     """
-    store, second = bare(store), None if second is None else bare(second)
+    await probe_in_sequence(store)
+    await race(store, second)
+
+
+async def probe_in_sequence(store: ObjectStore) -> None:
+    """Test the promises that one request after the other can test. Raises as ``probe``."""
+    store = bare(store)
     base = f"{PREFIX}/{os.urandom(8).hex()}"
     key, missing = f"{base}/object", f"{base}/missing"
-    races = [f"{base}/race-{number:02d}" for number in range(RACES + LARGE_RACES)]
-    again = [race + AGAIN for race in races[RACES:]]
     ordered = [f"{base}/order{end}" for end in ORDERED]
-    try:
+    async with _tested(store, (key, missing, *ordered)):
         await _probe_create(store, key)
         await _probe_swap(store, key, missing)
         await _probe_reads(store, base, key)
         await _probe_order(store, base, ordered)
+    await _expect_absent(store, key)
+
+
+async def race(store: ObjectStore, second: ObjectStore | None = None) -> None:
+    """Test the promises about writers at the same time: nearly all requests of a probe. Raises as ``probe``.
+
+    Args:
+        second: another client of the same store.
+    """
+    store, second = bare(store), None if second is None else bare(second)
+    base = f"{PREFIX}/{os.urandom(8).hex()}"
+    races = [f"{base}/race-{number:02d}" for number in range(RACES + LARGE_RACES)]
+    async with _tested(store, (*races, *(race + AGAIN for race in races[RACES:]))):
         await _probe_races([store, second or store], races)
+
+
+async def raced_key(store: ObjectStore) -> str | None:
+    """Return the key of the note that a process has raced this server; None for a store without a server. A copy of the
+    store elsewhere has the notes as well, which say nothing there."""
+    store = bare(store)
+    if not isinstance(store, Overlapping):
+        return None
+    return f"{PREFIX}/raced/{RACE}-{sha256((await store.name()).encode()).hexdigest()[:32]}"
+
+
+@contextlib.asynccontextmanager
+async def _tested(store: ObjectStore, keys: Sequence[str]) -> AsyncIterator[None]:
+    """Name the server in an error, and remove the objects."""
+    try:
+        yield
     except StoreUnfit as unfit:
         who = f"{await store.name()}: " if isinstance(store, Overlapping) else ""
         raise StoreUnfit(f"{who}{unfit}. {INSTEAD}") from unfit
     finally:
-        await asyncio.gather(*(_delete(store, name) for name in (key, missing, *ordered, *races, *again)))
-    await _expect_absent(store, key)
+        await asyncio.gather(*(_delete(store, key) for key in keys))
 
 
 async def _delete(store: ObjectStore, key: str) -> None:

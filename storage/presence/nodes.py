@@ -65,6 +65,15 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Tenants with quotas -> linked edges here, and links that send data: for the share of each process."""
     interval_s: float = 60.0
     """Longest time until the next write, seconds."""
+    cluster: str = ""
+    """Id of the cluster whose shards it serves; empty where its release did not say so yet."""
+    restored: int = 0
+    """Moment of the last restore of its store, as the cluster says it."""
+
+    def is_of(self, cluster: str, restored: int) -> bool:
+        """Return whether the process serves this history of a cluster, as far as it says: one that began with the store
+        that stood in the same place before has nothing to do with this one."""
+        return not self.cluster or (self.cluster, self.restored) == (cluster, restored)
 
 
 def decode_entry(data: bytes) -> NodeEntry | None:

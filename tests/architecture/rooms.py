@@ -139,7 +139,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("filesystem", "private_file", "histogram", "hub_keys", "native_threads", "payloads"),
         ("object_store", "segment_log"),
         ("cluster", "cluster_log", "data_directory", "manifest", "presence"),
-        ("chunks", "table"),
+        ("chunks", "fenced_store", "table"),
         ("chunk_log",),
         ("every_shard",),
         ("store_formats", "table_maker"),
@@ -149,7 +149,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("trace", "verify"),
     ),
     "proofs.backup": (
-        ("record", "places", "copying"),
+        ("record", "places"),
+        ("copying",),
         ("shards", "tables", "view"),
         ("making", "pruning", "restoring"),
     ),
@@ -187,7 +188,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cloud_hub": (
         ("clock", "settings"),
-        ("cluster",),
+        ("cluster", "store"),
         ("shard",),
         ("splits",),
         ("health",),

@@ -136,13 +136,22 @@ class Session:
         *,
         payload: int = 0,
         flags: int = 0,
+        offered_end: int | None = None,
     ) -> None:
         self.sequencer = sequencer
         self.acked = RangeSet()
         self.news = asyncio.Event()
         self.refusal: RefuseCode | None = None
+        self.told = ""
+        """Message of the refusal."""
         self.lane_session = LaneSession(
-            lane, LaneClaim(epoch), topics or [], self._acknowledge, self._refuse, payload=payload, flags=flags
+            lane,
+            LaneClaim(epoch, offered_end),
+            topics or [],
+            self._acknowledge,
+            self._refuse,
+            payload=payload,
+            flags=flags,
         )
 
     def _acknowledge(self, ranges: RangeSet) -> None:
@@ -152,7 +161,7 @@ class Session:
     def _refuse(self, code: RefuseCode, message: str, advice: str) -> None:
         assert message
         assert advice
-        self.refusal = code
+        self.refusal, self.told = code, message
         self.news.set()
 
     async def open(self) -> bool:
@@ -160,7 +169,7 @@ class Session:
         try:
             self.acked.update(await self.lane_session.opened)
         except SessionRefused as refusal:
-            self.refusal = refusal.code
+            self.refusal, self.told = refusal.code, refusal.message
             return False
         return True
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from tests.cloud_hub.live import get, running_hub
-from tests.support.waiting import until
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.storage.object_store.memory import MemoryStore
 
@@ -28,18 +27,19 @@ async def test_a_store_that_does_not_answer_makes_it_not_ready_and_a_restart_wou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("weft.cloud_hub.health.STORE_SILENCE_S", 0.5)
+    monkeypatch.setattr("weft.cloud_hub.health.LOOK_AGE_S", 0.0)
     store = FaultyStore(MemoryStore(), random.Random(1), replace(CALM, latency_s=0.0))
     async with running_hub(store, shards=1) as hub:
-        assert not hub.health().unready(), "an idle shard that asks nothing is not silent"
+        assert await get(hub, "/readyz") == (200, "ready\n")
         store.faults = replace(CALM, read=1.0, latency_s=0.0)
-        await until(lambda: bool(hub.health().unready()) and hub.sequencers[0].trouble is not None)
-        status, text = await get(hub, "/readyz")
-        assert status == 503
-        assert text.startswith("not ready: the store has not answered for ")
-        assert text.endswith("(shard 0)\n")
+        while (answer := await get(hub, "/readyz"))[0] == 200:
+            pass
+        assert answer[0] == 503
+        assert answer[1].startswith("not ready: the store has not answered for ")
         assert (await get(hub, "/healthz"))[0] == 200
         store.faults = replace(CALM, latency_s=0.0)
-        await until(lambda: not hub.health().unready())
+        while (await get(hub, "/readyz"))[0] == 503:
+            pass
 
 
 async def test_work_that_has_ended_is_a_reason_to_start_again() -> None:

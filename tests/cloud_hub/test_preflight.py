@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.storage.object_store.racy_server import racy_server
+from tests.support.certificates import Authority, Pem
 from tests.support.issuer import KeySetServer, key_of, key_set
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, create_token, hash_token
 from weft.cloud_hub.checks import preflight
+from weft.cloud_hub.declared import changes
+from weft.cloud_hub.declared.changes import Decision
 from weft.config.intake.jwt import Jwt
+from weft.config.intake.listeners import HubTls
 from weft.config.intake.tracing import Collector
 from weft.config.models import HubConfig
 from weft.storage.cluster import open_cluster
+from weft.storage.cluster_log.log import Author, ClusterLog
 from weft.storage.object_store import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -93,3 +101,74 @@ def test_a_hub_without_tables_says_that_it_makes_no_spans(tmp_path: Path) -> Non
     assert "they come with the tables" in str(next(each for each in found.doubtful if each.path == ("tracing",)))
     found = preflight.look(HubConfig(store=str(tmp_path), tracing=tracing), NOW)
     assert not [each for each in found.doubtful if each.path == ("tracing",)]
+
+
+def secure(tmp_path: Path, own: Pem, client_ca: str | None = None, **settings: Any) -> preflight.HubFindings:
+    """What is found of a hub with TLS, on the day that the certificates of these tests are good for."""
+    tls = HubTls(certificate=own.certificate, key=own.key, client_ca=client_ca)
+    return preflight.look(HubConfig(store=str(tmp_path / "store"), tls=tls, **settings), datetime.now(UTC))
+
+
+def test_what_edges_and_readers_would_refuse_of_the_certificates_is_unfit(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.sign("hub")
+    good = secure(tmp_path, own, authority.path, advertise=("https://hub.test:1", "https://[::1]:2"))
+    assert (good.needed, good.unfit) == ([], [])
+    (ended,) = secure(tmp_path, authority.sign("ended", expired=True), advertise=("https://hub.test",)).unfit
+    assert ended.path == ("tls", "certificate")
+    (named,) = secure(tmp_path, own, advertise=("https://hub.test", "https://10.0.0.1")).unfit
+    assert named.path == ("advertise", 1)
+    assert "under the name 10.0.0.1: it is for 127.0.0.1, ::1, localhost, hub.test." in named.message
+    (leaf,) = secure(tmp_path, own, own.certificate).unfit
+    assert leaf.path == ("tls", "client_ca")
+    assert "no client is ever accepted" in leaf.message
+    assert "the certificate of 'hub' that one has signed" in leaf.message
+
+
+def declare(store: str, *decisions: Decision) -> None:
+    async def append() -> None:
+        log = ClusterLog(open_store(store), (await open_cluster(open_store(store), 2)).cluster_id)
+        for decision in decisions:
+            await log.append(decision, Author(1, "mara", ""))
+
+    asyncio.run(append())
+
+
+def test_a_hub_that_no_token_opens_is_said(tmp_path: Path) -> None:
+    store, file = str(tmp_path / "store"), str(tmp_path / "tokens")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "tokens").touch(0o600)
+
+    def said(**settings: Any) -> list[str]:
+        found = preflight.look(HubConfig(store=store, shards=2, **settings), NOW)
+        return [f"{each.path[0]}: {each.message}" for each in found.doubtful if "refuses every request" in each.message]
+
+    assert said() == [], "anyone on this machine may come"
+    (empty,) = said(tokens_file=file)
+    assert "holds no token" in empty
+    identity = TokenIdentity("press", hash_token("secret"), Scope.READER)
+    declare(store, changes.add_token(identity, int((NOW - timedelta(days=1)).timestamp() * 1e9)))
+    for settings in ({}, {"anonymous": "never"}, {"tokens_file": file}):
+        (ended,) = said(**settings)
+        assert ended.startswith("store: every token in it has ended")
+    declare(store, changes.remove_token("press"))
+    (withdrawn,) = said()
+    assert withdrawn.startswith("store: its last token was withdrawn")
+    assert said(anonymous="never")[0].startswith("anonymous: the store declares no token")
+    create_token(file, "bi", Scope.READER)
+    assert said(tokens_file=file) == []
+    declare(store, changes.add_token(identity, None))
+    assert said() == []
+
+
+def test_numbers_of_processes_and_shards_that_do_not_fit_are_said(tmp_path: Path) -> None:
+    found = preflight.look(HubConfig(store=str(tmp_path / "store"), processes=40, shards_max=8), NOW)
+    said = {str(each.path[0]): each.message for each in found.doubtful}
+    assert "only 16 of them run" in said["processes"]
+    assert "16 shards, so it never splits" in said["shards_max"]
+
+
+def test_a_hub_without_its_libraries_is_said_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (found,) = preflight.look(HubConfig(store=str(tmp_path / "store")), NOW).needed
+    assert 'needs pyarrow, not installed here: pip install "weft-fabric[hub]"' in found.message

@@ -92,6 +92,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
             "tls.cert_file: is not a setting. Did you mean certificate?\n"
             "edge.yaml:3: listeners.mqtt.tls.key_file: is not a setting. Did you mean key?",
         ),
+        ("links: {cloud: {url: 'https://h'}}", "links.cloud.url: is not a setting. Did you mean to?"),
         ("listeners: {mqtt: {tls: {ca_file: c}}}", "tls.ca_file: is not a setting. Did you mean client_ca?"),
         ("listeners: {mqtt: {certificate: c}}", "not a setting here. Did you mean listeners.<name>.tls.certificate?"),
         ("listeners: {mqtt: {serial: c}}", "listeners.mqtt.serial: is not a setting. Known here: protocol, bind"),

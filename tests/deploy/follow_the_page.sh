@@ -21,8 +21,8 @@ install -d -o weft -g weft -m 750 /etc/weft /var/lib/weft /var/lib/weft-hub
 mkdir -p /etc/systemd/system
 
 install -m 644 "$page/hub.yaml" /etc/weft/
-sudo -u weft /opt/weft/bin/weft token create press-shop-7 --file /etc/weft/tokens --scope edge --edge press-shop-7 >/run/token
-/opt/weft/bin/weft token create spare --file /etc/weft/tokens --scope reader >/run/spare    # as root
+sudo -u weft /opt/weft/bin/weft token add press-shop-7 --file /etc/weft/tokens --scope edge --edge press-shop-7 >/run/token
+/opt/weft/bin/weft token add spare --file /etc/weft/tokens --scope reader >/run/spare    # as root
 sudo -u weft /opt/weft/bin/weft hub check /etc/weft/hub.yaml
 sed "s#^ExecStart=.*#&#" deploy/weft-hub.service >/etc/systemd/system/weft-hub.service
 systemctl enable --now weft-hub
@@ -67,7 +67,7 @@ for words in "edge status" "edge tail" "edge query" "log dump" "log drop"; do
 done
 for words in "edge check" "edge run" "edge rename"; do refused bob $words /etc/weft/edge.yaml; done
 for words in "hub check" "hub run" "hub status"; do refused bob $words /etc/weft/hub.yaml; done
-for words in "token list" "token create x --scope reader" "token revoke spare"; do
+for words in "token list" "token add x --scope reader" "token remove spare"; do
   refused bob $words --file /etc/weft/tokens
   refused anna $words --file /etc/weft/tokens
 done

@@ -175,6 +175,9 @@ CASES = {
     "WeftHubEdgesGone": Case(
         {hub("weft_hub_links"): "500+0x100 300+0x2000"}, {hub("weft_hub_links"): "500+0x100 480+0x2000"}
     ),
+    "WeftHubEdgesSilent": flag(hub("weft_hub_edges_silent", 'over="4m"'), 2, 0),
+    "WeftHubEdgesSilentForADay": flag(hub("weft_hub_edges_silent", 'over="1d"'), 1, 0),
+    "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 3 * DAY_S, DAY_S),
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),
     "WeftHubIssuerAway": flag(hub("weft_hub_jwt_keys_failing_seconds"), 3700, 3500),
     "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 90, 3),

@@ -24,11 +24,18 @@ LOOK_S_MAX = 60
 PLAIN = ("plainHttp=allowed_beyond_loopback",)
 TLS = ("tls.secret=hub-tls", "tls.clientCaSecret=edges-ca", "tls.hasCrl=true")
 EVERYTHING = (
-    *TLS, "replicas=3", "tokensSecret=weft-tokens", "storeSecret=s3", "env.AWS_REGION=eu-central-1",
+    *TLS, "replicas=3", "tokensSecret=weft-tokens", "storeSecret=s3", "operatorSecret=ops",
+    "env.AWS_REGION=eu-central-1",
     "podServices.enabled=true",
     "advertise=https://$(POD).hubs.example.com:8090", "antiAffinity=preferred", "nodeSelector.disk=ssd",
     "service.type=LoadBalancer", "serviceAccount.annotations.role=arn", "podAnnotations.a=b", "priorityClassName=high",
+    "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8", "networkPolicy.egress[0].ports[0].port=443",
     "tolerations[0].key=hub", "imagePullSecrets[0].name=registry", "hub.commit_interval=500ms",
+)  # fmt: skip
+EDGE = (
+    "service.type=NodePort", "ports.mqtts=8883", "edge.listeners.mqtts.tls.certificate=/etc/weft-secrets/tls.crt",
+    "edge.listeners.mqtts.tls.key=/etc/weft-secrets/tls.key", "networkPolicy.statusFrom[0].podSelector.matchLabels.a=b",
+    "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8", "networkPolicy.egress[0].ports[0].port=8090",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -62,12 +69,12 @@ def of_kind(objects: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("chart", "values", "count"),
     [
-        ("weft-hub", PLAIN, 6),
-        ("weft-hub", (*PLAIN, "replicas=1", "tokensSecret=weft-tokens"), 5),
-        ("weft-hub", TLS, 6),
-        ("weft-hub", EVERYTHING, 9),
-        ("weft-edge", (), 3),
-        ("weft-edge", ("secret=", "service.type=ClusterIP", "storage.className=fast", "ports.mqtts=8883"), 3),
+        ("weft-hub", PLAIN, 7),
+        ("weft-hub", (*PLAIN, "replicas=1", "tokensSecret=weft-tokens", "networkPolicy.enabled=false"), 5),
+        ("weft-hub", TLS, 7),
+        ("weft-hub", EVERYTHING, 10),
+        ("weft-edge", (), 4),
+        ("weft-edge", ("secret=", "storage.className=fast", "plainText=allowed_beyond_cluster", *EDGE), 4),
     ],
 )
 def test_kubernetes_takes_what_the_chart_makes(chart: str, values: tuple[str, ...], count: int) -> None:
@@ -102,6 +109,7 @@ def test_the_hub_takes_its_file(values: tuple[str, ...]) -> None:
     pod = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
     mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
     files = [config.tokens_file, *([] if config.tls is None else [config.tls.certificate, config.tls.crl_file])]
+    files.append("/etc/weft-operator/token" if values == EVERYTHING else None)
     for path in files:
         assert path is None or any(path.startswith(f"{place}/") for place in mounted)
 
@@ -131,15 +139,47 @@ def test_a_node_has_the_time_to_leave_and_never_do_two_leave_at_once() -> None:
     assert names == ["weft-weft-hub", "weft-weft-hub-pods", *(f"weft-weft-hub-{pod}" for pod in range(3))]
 
 
+def test_passwords_do_not_leave_the_cluster_in_clear_text_and_the_status_page_is_closed() -> None:
+    _, objects = rendered("weft-edge")
+    assert of_kind(objects, "Service")["spec"]["type"] == "ClusterIP"
+    (open_to_all,) = of_kind(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert open_to_all == {"ports": [{"port": "mqtt", "protocol": "TCP"}]}
+    _, objects = rendered("weft-edge", "plainText=allowed_beyond_cluster", *EDGE)
+    _, status = of_kind(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert status == {
+        "ports": [{"port": "status", "protocol": "TCP"}], "from": [{"podSelector": {"matchLabels": {"a": "b"}}}],
+    }  # fmt: skip
+    with_tls = ("service.type=LoadBalancer", "ports.mqtt=null", *EDGE[1:])
+    assert of_kind(rendered("weft-edge", *with_tls)[1], "Service")["spec"]["type"] == "LoadBalancer"
+
+
+def test_a_hubs_pods_are_reached_at_their_port_alone() -> None:
+    _, objects = rendered("weft-hub", *PLAIN)
+    policy = of_kind(objects, "NetworkPolicy")["spec"]
+    assert policy["podSelector"] == of_kind(objects, "StatefulSet")["spec"]["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"ports": [{"port": "hub", "protocol": "TCP"}]}]
+
+
 @pytest.mark.parametrize(
     ("chart", "values", "message"),
     [
-        ("weft-hub", (), "Set tls.secret, or plainHttp: allowed_beyond_loopback"),
+        ("weft-hub", (), "Set it, or plainHttp: allowed_beyond_loopback"),
         ("weft-hub", (*PLAIN, "replica=3"), "replica"),
-        ("weft-hub", (*PLAIN, "hub.listen=0.0.0.0:1"), "hub"),
+        ("weft-hub", (*PLAIN, "hub.stoer=x"), "'stoer'"),
+        ("weft-hub", (*PLAIN, "hub.shards=0"), "/hub/shards"),
+        ("weft-hub", (*PLAIN, "hub.limits.pnding=1GiB"), "'pnding'"),
+        ("weft-hub", (*PLAIN, "hub.listen=0.0.0.0:1"), "hub.listen: the chart writes this setting: a pod listens at"),
+        ("weft-hub", (*PLAIN, "hub.tokens_file=t"), "hub.tokens_file: the chart writes this setting: name the secret"),
+        ("weft-hub", (*TLS, "advertise=http://$(POD).x:1"), "with tls.secret a pod takes nothing but https:"),
+        ("weft-hub", (*TLS, "advertise=https://x:1"), "advertise: is the same URL for all pods. Write $(POD)"),
+        ("weft-hub", (*PLAIN, "tls.clientCaSecret=ca"), "tls.clientCaSecret: needs tls.secret"),
         ("weft-hub", (*PLAIN, "hub.store=/var/lib/weft"), "store"),
         ("weft-hub", (*PLAIN, "terminationGracePeriodSeconds=5"), "terminationGracePeriodSeconds"),
-        ("weft-edge", ("edge.data_dir=/data",), "edge"),
+        ("weft-edge", ("edge.data_dir=/data",), "edge.data_dir: the chart writes this setting"),
+        ("weft-edge", ("edge.links.cloud.tokenfile=x",), "'tokenfile'"),
+        ("weft-edge", ("ports.amqp=5672",), "ports.amqp: edge.listeners has no amqp"),
+        ("weft-edge", ("service.type=LoadBalancer",), "would carry passwords of listener mqtt over the network in"),
     ],
 )
 def test_what_cannot_work_is_refused(chart: str, values: tuple[str, ...], message: str) -> None:

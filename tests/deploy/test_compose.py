@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -44,9 +45,10 @@ def test_the_reference_reader_takes_the_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     assert sorted(services) == ["bucket", "edge", "hub-1", "hub-2", "store"]
-    for name in ("hub-1", "hub-2", "edge"):
-        assert services[name]["cap_drop"] == ["ALL"]
-        assert services[name]["read_only"] is True
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
     published = [port["host_ip"] for service in services.values() for port in service.get("ports", [])]
     assert set(published) == {"127.0.0.1"}, "nothing is open to other machines"
 
@@ -138,6 +140,39 @@ def fabric(tmp_path: Path) -> Iterator[Fabric]:
 
 def stored(hub: Node) -> int:
     return sum(stream["records"] for stream in hub.json("v1/streams")["streams"])
+
+
+STRANGER = "pages.example:8090"
+"""Host of a web page whose name resolves to 127.0.0.1."""
+
+
+def status_for(host: str, port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", path, headers={"Host": host})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["hub", "edge"])
+def test_web_pages_of_strangers_get_nothing(kind: str, tmp_path: Path) -> None:
+    """With the files of the folder, published to 127.0.0.1."""
+    port = free_port()
+    text = (FOLDER / f"{kind}.yaml").read_text().replace("s3://plant-data/weft", "store")
+    text = text.replace('"*:8090"' if kind == "hub" else '"*:8080"', f'"*:{port}"')
+    text = text.replace("*:1883", "127.0.0.1:0").replace("/var/lib/weft", "data")
+    config = tmp_path / f"{kind}.yaml"
+    config.write_text(text)
+    node = Node(kind, config)
+    try:
+        path = "/v1/streams" if kind == "hub" else "/status"
+        assert status_for(STRANGER, port, path) == 421
+        assert status_for(f"127.0.0.1:{port}", port, path) == 200
+        if kind == "hub":
+            assert status_for("hub-2:8090", port, path) == 200
+    finally:
+        assert node.stop() == 0
 
 
 def test_its_services_carry_data_and_one_hub_may_go(fabric: Fabric) -> None:

@@ -109,6 +109,7 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
                 declare(hub_yaml, "quality", "rules: {hot: {range: {field: t, max: 80}}}")
                 wait_until(lambda: nodes[0].json("v1/status")["cluster_log"]["entry"] == 2, what="the rules at the hub")
         hub, edge = nodes
+        assert weft("hub", "backup", hub_yaml, "--to", folder / "backup").exception is None
         jobs = {"weft-edge": [edge.url], "weft-hub": [hub.url]}
         prometheus = stack.enter_context(Prometheus(folder, jobs, FOLDER / "weft-alerts.yaml"))
         for wanted, temperature in ((500, 21.5), (1000, 19.5)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.certificates import Authority
 from weft.config.errors import Finding
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
@@ -85,3 +86,37 @@ def test_a_missing_extra_for_traces_lets_the_node_start(tmp_path: Path, monkeypa
     assert ([*found.needed], paths(found.unfit)) == ([], ["tracing"])
     assert "pip install 'weft-fabric[otel]'" in str(found.unfit[0])
     assert paths(loaded(tmp_path)[1].unfit) == []
+
+
+def test_a_links_certificate_names_the_edge(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    for name in ("a", "acme/a", "hub"):
+        authority.sign(name, name.replace("/", "-"))
+
+    def said(name: str, more: str = "", tenant: str = "default") -> tuple[list[str], list[str]]:
+        files = f"ca_file: {authority.path}, certificate: {tmp_path / name}.crt, key: {tmp_path / name}.key"
+        link = f"tenant: {tenant}\nlinks: {{cloud: {{to: 'https://hub.test', {files}{more}}}}}\n"
+        _, found = loaded(tmp_path / "data", f"disk: {{budget: 16MiB}}\n{link}")
+        return paths(found.unfit), paths([each for each in found.doubtful if "this edge is" in each.message])
+
+    assert said("a") == ([], [])
+    assert said("acme-a", tenant="acme") == ([], [])
+    assert said("a", tenant="acme") == (["links.cloud.certificate"], [])
+    assert said("hub") == (["links.cloud.certificate"], [])
+    (tmp_path / "token").write_text("weft_secret")
+    (tmp_path / "token").chmod(0o600)
+    assert said("hub", f", token_file: {tmp_path / 'token'}") == ([], ["links.cloud.certificate"]), "the token decides"
+
+
+def test_a_hub_at_port_80_is_doubted_unless_it_was_written(tmp_path: Path) -> None:
+    for url, said in (("http://127.0.0.1", ["links.cloud.to"]), ("http://127.0.0.1:80", []), ("https://localhost", [])):
+        _, found = loaded(tmp_path / "data", f"disk: {{budget: 16MiB}}\nlinks: {{cloud: {{to: '{url}'}}}}\n")
+        assert paths(found.doubtful) == said
+
+
+def test_a_link_with_a_certificate_needs_no_token(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.sign("a")
+    files = f"ca_file: {authority.path}, certificate: {own.certificate}, key: {own.key}"
+    _, found = loaded(tmp_path / "data", f"links: {{cloud: {{to: 'https://hub.test', {files}}}}}\n")
+    assert "links.cloud.token_file" not in paths(found.doubtful)

@@ -80,7 +80,7 @@ def open_hub_elsewhere(reader: PageReader) -> None:
 def edge_elsewhere(reader: PageReader) -> None:
     """An edge node that has the token which the page's first command printed, and a message."""
     (reader.folder / "edge.yaml").write_text(reader.replaced(EDGE))
-    printed = re.findall(r"^\$ weft token create press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
+    printed = re.findall(r"^\$ weft token add press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
     (reader.folder / "token").write_text(printed[0])
     (reader.folder / "token").chmod(0o600)
     reader.run("weft edge run edge.yaml")
@@ -137,9 +137,14 @@ RULES = {
         says=(
             "declared tenant acme",
             r"press-7\s+edge\s+acme\s+press-shop-7\s+1",
+            r"cluster log +entry",
+            "edge.yaml is good",
             "declared the edges of acme/telemetry",
             r"guest-7\s+write:telemetry\s+acme\s+guest-7\s+1",
         )
+    ),
+    "tls-at-the-hub.md": Rule(
+        programs=("openssl",), says=(r"(?s)hub.yaml is good.*certificate +\S+hub.pem, valid until.*hub.yaml is good",)
     ),
     "keep-a-tenant-apart.md": Rule(
         meanwhile={"weft hub tenant add": open_hub_elsewhere},

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import time
 
 import pytest
 import zstandard
 
-from tests.hostile.hub import GuardedHub
+from tests.hostile.hub import NEIGHBOUR, GuardedHub
 from tests.hostile.link_client import GoodLink, RawLink, link_to, records, sparse
 from tests.hostile.waits import at_most
+from tests.support.processes import processor_s
 from weft.protocols.batch import COUNT_MAX
-from weft.protocols.link import Ack, Data, FrameType, Ping, Pong, Refuse, Welcome, encode_frame
+from weft.protocols.link import Ack, Data, FrameType, LastWords, Marks, Ping, Pong, Refuse, Welcome, encode_frame
 from weft.protocols.link.canary import Canary, CanaryBack
 
 pytestmark = pytest.mark.processes
@@ -88,15 +90,41 @@ async def test_a_message_of_many_small_frames_is_taken_in_turns(hub: GuardedHub)
             context = link.encoder._context
             await link.send_raw(context.compress(gaps) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
             await asyncio.sleep(1)
-        async with link_to(hub, level=1) as link:
+        async with link_to(hub, NEIGHBOUR, level=1) as link:  # the other token has used up its budget
             await opened(link)
-            for first in range(0, 100_000, 10_000):
+            for first in range(0, 20_000, 10_000):
                 await link.send(*(Canary(first + at) for at in range(10_000)))
-            await link.send(Canary(100_000), Ping(1))
+            await link.send(Canary(20_000), Ping(1))
             while (await link.hear(Pong)).sent != 1:
                 pass
             await asyncio.sleep(1)  # as long as two marks wait
             await link.send(Ping(2))
-            assert (await link.hear(CanaryBack)).number == 100_000, "only the last one is kept"
+            assert (await link.hear(CanaryBack)).number == 20_000, "only the last one is kept"
         waits = good.take()
+    at_most(max(10 * usual.p99, MOST_S), waits.p99, usual, waits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Marks, LastWords])
+async def test_marks_without_end_are_read_later_and_go_with_their_link(
+    hub: GuardedHub, kind: type[Marks] | type[LastWords]
+) -> None:
+    lanes = 400
+    with GoodLink(hub) as good:
+        await asyncio.sleep(UNDISTURBED_S)
+        usual = good.take()
+        async with link_to(hub, level=1) as link:
+            assert isinstance(await link.greet(), Welcome)
+            await link.open(*(link.opening(number, f"s{number}") for number in range(lanes)))
+            marked = [(number, 0) for number in range(lanes)]
+            for _ in range(40):  # three times what a token may have at once, in 40 kB
+                await link.send(*(kind(time.time_ns(), marked) for _ in range(160)))
+            await asyncio.sleep(UNDISTURBED_S)
+            waits = good.take()
+        await asyncio.sleep(2)  # the hub looks every second whether an edge that waits has left
+        before = processor_s(hub.pid)
+        await asyncio.sleep(3)
+        assert processor_s(hub.pid) - before < 1.5, "what was sent is not worked off"
+        refused = 'weft_hub_refusals_total{bound="frames of links",owner="edge evil/mallory"}'
+        assert hub.metrics()[refused] > 0
     at_most(max(10 * usual.p99, MOST_S), waits.p99, usual, waits)

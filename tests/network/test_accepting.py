@@ -329,6 +329,17 @@ async def test_who_gives_way_as_soon_as_accepted_is_closed_without_a_garbage_col
             each.close()
 
 
+async def test_who_leaves_within_the_handshake_is_logged_with_that_reason(
+    server: Pem, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = server_context(TlsFiles(certificate=server.certificate, key=server.key))
+    async with echoing(tls=tls) as listener:
+        _, writer = await listener.open()
+        writer.close()
+        await until(lambda: "no connection with" in caplog.text)
+        assert [each.getMessage() for each in caplog.records if each.getMessage().rstrip().endswith(":")] == []
+
+
 async def test_half_open_connections_give_way_to_newer_ones(
     authority: Authority, server: Pem, caplog: pytest.LogCaptureFixture
 ) -> None:

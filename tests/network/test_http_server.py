@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals, address_owner
-from weft.network.http_server import IDLE_S_MAX, HttpServer
+from weft.network.http_server import AT_ONCE, IDLE_S_MAX, HttpServer
 
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
 IDLE_MAX = 8
@@ -197,5 +197,34 @@ async def test_all_addresses_of_both_families_have_one_port() -> None:
         for host, port in addresses.items():
             _, writer = await asyncio.open_connection("::1" if ":" in host else "127.0.0.1", port)
             writer.close()
+    finally:
+        await server.close()
+
+
+async def test_a_connection_ends_with_a_request_that_is_refused(server: Server) -> None:
+    asked = b"GET /none HTTP/1.1\r\nHost: hub\r\n\r\n" * 8
+    reader, writer = await half_open(server, asked)
+    said = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert said.count(b"HTTP/1.1 404 ") == 1, "the others were not looked at"
+    assert b"Connection: close" in said
+    writer.close()
+
+
+async def test_a_flood_of_one_address_takes_turns_with_others() -> None:
+    server = Server()
+    await server.run()
+    try:
+        order: list[str] = []
+        turns, flood, good = server._turns, Owner(OwnerKind.ADDRESS, "10.0.0.9"), Owner(OwnerKind.ADDRESS, "10.0.0.1")
+
+        async def ask(owner: Owner) -> None:
+            await turns.next(owner)
+            order.append(owner.name)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(1_000):
+                group.create_task(ask(flood))
+            group.create_task(ask(good))
+        assert order.index(good.name) <= AT_ONCE + 2, "behind one turn's work"
     finally:
         await server.close()

@@ -9,7 +9,15 @@ from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, Contr
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.completeness import HELD_BACK_MAX, SILENT_NS, Reason, completeness, matches
+from weft.protocols.shard.completeness import (
+    HELD_BACK_MAX,
+    SILENT_NS,
+    LostRecords,
+    Reason,
+    Tally,
+    completeness,
+    matches,
+)
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import ConflictBody, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import RetireBody, ShardState
@@ -102,6 +110,16 @@ def test_a_clock_that_was_set_back_is_named_with_how_far() -> None:
     assert "90 s before" in told.why
 
 
+def test_what_a_time_service_takes_back_within_a_millisecond_is_no_clock_that_was_set() -> None:
+    lanes = {lane("press-1"): held(3, Mark(T, 3))}
+    assert completeness(lanes, (), NOW, behind=lambda _: 10**6 - 1).held_back_by == []
+    [told] = completeness(lanes, (), NOW, behind=lambda _: 10**6).held_back_by
+    assert told.reason is Reason.CLOCK
+    lanes = {lane("press-1"): held(3, Mark(NOW - SILENT_NS, 3))}
+    [told] = completeness(lanes, (), NOW, behind=lambda _: 800).held_back_by
+    assert told.reason is Reason.SILENT, "another reason counts"
+
+
 def test_records_that_another_hub_may_have_hold_back_where_there_are_other_hubs() -> None:
     lanes = {lane("a"): held(5, Mark(T, 5), gaps=(GapRange(5, 8, GapReason.ABSENT),))}
     lanes[lane("a")].add_mark(Mark(T + US, 8))
@@ -137,6 +155,30 @@ def test_an_expected_edge_that_never_linked_holds_the_stream_back() -> None:
     assert completeness(lanes, ("press-2",), NOW).complete_up_to is None
     lanes[lane("press-2")] = held(0, Mark(T, 0))
     assert completeness(lanes, ("press-2",), NOW).complete_up_to == T
+
+
+def test_the_edge_that_a_moment_waits_for_is_named_from_the_first_second() -> None:
+    fast, slow = held(5, Mark(NOW, 5)), held(5, Mark(NOW - 3 * 10**9, 5))
+    answer = completeness({lane("a"): fast, lane("b"): slow, lane("c"): fast}, (), NOW)
+    assert answer.held_back_by == []
+    assert answer.slowest is not None
+    assert (answer.slowest.edge, answer.slowest.reason, answer.slowest.up_to) == ("b", Reason.LATE, NOW - 3 * 10**9)
+    assert completeness({lane("a"): fast}, (), NOW).slowest is None
+    silent = held(5, Mark(NOW - SILENT_NS, 5))
+    answer = completeness({lane("a"): silent, lane("b"): slow}, (), NOW)
+    assert [(each.edge, each.reason) for each in answer.held_back_by] == [("a", Reason.SILENT)]
+    assert answer.slowest is None, "a reason names it already"
+
+
+def test_lost_records_are_named_while_the_moment_waits_for_them() -> None:
+    lost = LostRecords(3, 5, 8)
+    ending = Tally((), NOW, peers=False, behind=lambda _: None, lost=lambda *_: lost)
+    ending.add(lane("a"), held(5, Mark(NOW, 5)))
+    assert [each.reason for each in ending.answer().held_back_by] == [Reason.LOST]
+    given_up = held(5, Mark(NOW, 8), gaps=(GapRange(5, 8, GapReason.BUDGET),))
+    past = Tally((), NOW, peers=False, behind=lambda _: None, lost=lambda *_: lost)
+    past.add(lane("a"), given_up)
+    assert past.answer().held_back_by == []
 
 
 def test_an_expected_edge_is_waited_for_until_a_person_retires_it() -> None:

@@ -36,7 +36,7 @@ RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.t
 
 def write(folder: Path) -> dict[str, Any]:
     """Run node and hub in a folder; return what has to come out of it."""
-    token = weft("token", "create", "press-1", "--file", folder / "tokens.json", "--scope", "edge", "--edge", "press-1")
+    token = weft("token", "add", "press-1", "--file", folder / "tokens.json", "--scope", "edge", "--edge", "press-1")
     (folder / "edge.token").write_text(token.output.strip().splitlines()[0])
     (folder / "edge.token").chmod(stat.S_IRUSR | stat.S_IWUSR)
     fabric = Fabric(folder)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
+from tests.support.certificates import Authority, Pem
 from weft.replication.attempts.outcome import refused_by_server
 from weft.replication.runner import connect_errors
 from weft.replication.status import LinkState
@@ -24,6 +26,30 @@ def test_a_refused_certificate_is_told_by_what_was_verified_or_else_by_the_error
         assert told.state is LinkState.WAITING
         assert told.reason.startswith(f"{URL}: the hub's certificate is refused (")
         assert cause in told.reason
+
+
+def test_a_refused_certificate_has_the_cure_of_its_cause(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own, ended = authority.sign("hub"), authority.sign("ended", expired=True)
+
+    def told(shown: Pem, host: str, **trusted: str) -> str:
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.load_cert_chain(shown.certificate, shown.key)
+        if trusted:
+            client.load_verify_locations(**trusted)
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        near, far = client.wrap_bio(back, there, server_hostname=host), server.wrap_bio(there, back, server_side=True)
+        for end in (near, far):
+            with pytest.raises(ssl.SSLWantReadError):
+                end.do_handshake()
+        with pytest.raises(ssl.SSLCertVerificationError) as refused:
+            near.do_handshake()
+        return connect_errors.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, refused.value)).reason
+
+    assert "Name the certificate of its authority in the link's `ca_file`" in told(own, "hub.test")
+    assert "Write a name of the certificate in the link's `to`" in told(own, "other.test", cafile=authority.path)
+    assert "Write a name of the certificate in the link's `to`" in told(own, "10.0.0.1", cafile=authority.path)
+    assert "Have it renewed" in told(ended, "hub.test", cafile=authority.path)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from weft.protocols.link import (
     LaneClosed,
     LaneOpen,
     LaneOpened,
+    LastWords,
     Marks,
     Ping,
     Pong,
@@ -42,6 +43,7 @@ from weft.replication.events import (
     HelloReceived,
     LaneClosedReceived,
     LaneOpenReceived,
+    MarksReceived,
     ReceiverEvent,
 )
 from weft.replication.liveness import SECOND
@@ -426,3 +428,52 @@ def test_the_answer_to_a_canary_goes_with_a_pong_and_says_what_was_no_work_of_th
         peer.now += 30 * SECOND
         peer.say(Ping(9))
         assert peer.heard() == [CanaryBack(number, told * SECOND), Pong(9, WALL)], "marks wait for 60 s at most"
+
+
+def test_of_marks_that_wait_only_the_newest_of_each_lane_is_left() -> None:
+    peer = Peer().opened()
+    batch = make_batch(1, 10, 2)
+    events = peer.say(
+        Marks(5, [(1, 10), (2, 10)]), Data(1, batch), Marks(6, [(1, 12)]), LastWords(7, [(2, 10)]), Marks(8, [(1, 12)])
+    )
+    assert [event for event in events if isinstance(event, MarksReceived)] == [
+        MarksReceived(7, [(2, 10)], last=True),
+        MarksReceived(8, [(1, 12)]),
+    ]
+    assert isinstance(events[0], BatchesReceived), "records come before the mark that covers them"
+
+
+def test_marks_of_a_lane_that_is_closed_behind_them_are_kept() -> None:
+    peer = Peer().opened()
+    events = peer.say(Marks(5, [(1, 10)]), LaneClosed(1, RefuseCode.CLOSED, "", ""), Marks(6, [(2, 10)]))
+    assert [type(event) for event in events] == [MarksReceived, LaneClosedReceived, MarksReceived]
+
+
+def test_frames_that_the_window_does_not_count_have_a_cost() -> None:
+    peer = Peer().opened()
+    peer.receiver.control_cost = 0
+    peer.say(Data(1, make_batch(1, 10, 2)))
+    assert peer.receiver.control_cost == 0, "records have the window"
+    costs = []
+    for frames in ([Ping(1)], [Marks(5, [(1, 10)] * 1000)], [Ping(number) for number in range(1000)]):
+        peer.say(*frames)
+        costs.append(peer.receiver.control_cost)
+        peer.receiver.control_cost = 0
+    assert 0 < costs[0] < costs[1] / 10 < costs[2]
+    peer.say(LaneClosed(1, RefuseCode.CLOSED, "", ""))
+    peer.receiver.control_cost = 0
+    peer.say(Data(1, make_batch(1, 12, 2)))
+    assert peer.receiver.control_cost > 0, "records of a closed lane count for no window"
+
+
+def test_short_messages_share_a_turn() -> None:
+    """Many of them may be here already: each of them alone would begin another turn."""
+    receiver = Receiver(ReceiverSettings(), "cluster", "test", lambda: WALL, 0, in_turns=True)
+    encoder, turns = FrameEncoder(), 0
+    frames: list[Frame] = [HELLO, *map(Ping, range(256))]  # of a cost of 1 KiB at least
+    for frame in frames:
+        receiver.receive_data(encoder.encode([frame]), 0)
+        turns += receiver.is_busy
+        while receiver.is_busy:
+            receiver.go_on()
+    assert turns >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -114,6 +115,12 @@ def memory_bytes(pid: int) -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
     raise LookupError(f"process {pid} has ended")
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def weft(*arguments: object, answer: str | None = None) -> Result:

@@ -69,8 +69,8 @@ BESIDE_NODES: set[Words] = {("hub", "drain"), ("hub", "pull")}
 OF_TWO: set[Words] = {("hub", "approve")}
 """Acts that need another person's before: test_second_person.py."""
 ON_FILES: dict[Words, Sequence[str]] = {
-    ("token", "create"): ("press", "--file", "tokens", "--scope", "edge", "--edge", "press-1"),
-    ("token", "revoke"): ("press", "--file", "tokens"),
+    ("token", "add"): ("press", "--file", "tokens", "--scope", "edge", "--edge", "press-1"),
+    ("token", "remove"): ("press", "--file", "tokens"),
     ("user", "add"): ("anna", "--file", "users", "--password-file", "-"),
     ("user", "remove"): ("anna", "--file", "users"),
 }
@@ -83,7 +83,8 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "token", "add"): [("ops", "--scope", "admin", "--yes")],
     ("hub", "token", "import"): [("--file", "imported", "--yes")],
     ("hub", "token", "rotate"): [("ops",)],
-    ("hub", "token", "remove"): [("ops",)],
+    ("hub", "token", "remove"): [("ops",), ("press",)],
+    ("hub", "open"): [("--yes",)],
     ("hub", "stream", "expect"): [("telemetry", "press-*")],
     ("hub", "group", "set"): [("all", "press-*")],
     ("hub", "config", "set"): [
@@ -162,7 +163,7 @@ def test_every_act_on_a_store_leaves_its_line(folder: Path) -> None:
     (folder / "settings.yaml").write_text("streams: {telemetry: {retention: {max_age: 7d}}}\n")
     (folder / "schema.yaml").write_text("fields: {temperature: float}\n")
     (folder / "quality.yaml").write_text("rules: {warm: {range: {field: temperature, max: 90}}}\n")
-    weft("token", "create", "press", "--file", "imported", "--scope", "edge", "--edge", "press-1")
+    weft("token", "add", "press", "--file", "imported", "--scope", "edge", "--edge", "press-1")
     seen = 0
     for words, calls in ON_STORE.items():
         for call in calls:
@@ -196,7 +197,7 @@ def test_every_act_on_a_file_leaves_its_line(folder: Path) -> None:
 
 
 def test_a_file_whose_lines_cannot_be_written_stays_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = ("token", "create", "{}", "--file", "tokens", "--scope", "reader")
+    create = ("token", "add", "{}", "--file", "tokens", "--scope", "reader")
     assert weft(*(each.format("a") for each in create)).exit_code == 0
     before = (folder / "tokens").read_bytes()
     with monkeypatch.context() as patch:

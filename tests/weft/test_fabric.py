@@ -128,7 +128,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     folder = edge_yaml.parent
     tokens = folder / "tokens"
     hub_yaml.write_text(hub_yaml.read_text() + "tokens_file: tokens\n")
-    arguments = ["token", "create", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
+    arguments = ["token", "add", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
     (folder / "token").write_text(weft(*arguments).output)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     assert [probe(hub, path) for path in ("healthz", "readyz")] == [(200, "healthy\n"), (200, "ready\n")]
@@ -178,10 +178,10 @@ def test_the_audit_agrees_once_the_table_has_everything(start: Start, configs: t
     assert "telemetry\t100\t" in shown
     assert "tables/default/telemetry (version " in shown
     assert "machine string" in shown
-    wait_until(lambda: "1 edge: 0 connected here" in weft("hub", "status", hub_yaml).output)
+    wait_until(lambda: "1 edge: 0 connected, 1 not connected" in weft("hub", "status", hub_yaml).output)
     gone = weft("hub", "status", hub_yaml).output
     assert "default/press-shop-7\t" in gone, "an edge that is gone stays in the list"
-    assert " ago\tnone here\t0.1.0\t0\t" in gone
+    assert " ago\tnone\t0.1.0\t0\t" in gone
     assert hub.stop() == 0
 
 

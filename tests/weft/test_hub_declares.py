@@ -83,7 +83,7 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
 def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     tokens = config.parent / "tokens"
     made = [
-        weft("token", "create", name, "--file", tokens, "--scope", "edge", "--edge", name, "--tenant", tenant).output
+        weft("token", "add", name, "--file", tokens, "--scope", "edge", "--edge", name, "--tenant", tenant).output
         for name, tenant in (("a", "default"), ("b", "acme"), ("c", "default"))
     ]
     first = weft("hub", "token", "import", config, "--file", tokens)
@@ -109,7 +109,7 @@ def test_a_secret_that_a_tokens_file_may_have_is_named_when_it_should_end(config
     config.write_text(config.read_text() + "tokens_file: tokens\n")
     for command in ("rotate", "remove"):
         warning = weft("hub", "token", command, config, "b").stderr
-        assert "until `weft token revoke b --file ...` on every host" in warning
+        assert "until `weft token remove b --file ...` on every host" in warning
 
 
 def test_a_user_without_a_name_is_its_number(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +166,9 @@ def test_the_first_token_of_an_open_hub_is_asked_about(config: Path) -> None:
         (("token", "add", "x", "--scope", "reader", "--expires", "yesterday"), "expected a duration such as"),
         (("token", "add", "x", "--scope", "reader", "--expires", "2001-01-01"), "is in the past"),
         (("token", "add", "x\n", "--scope", "reader"), "printable characters"),
+        (("token", "add", "k 1", "--scope", "reader"), "without spaces"),
+        (("token", "create", "k", "--scope", "reader"), "is called `"),
+        (("token", "add", "--from", "edges.txt", "--scope", "edge"), "--to FOLDER"),
         (("tenant", "add", "acme", "--edges", "-1"), "--edges: expected a number that is not negative"),
         (("tenant", "add", "acme", "--stored-bytes", "much"), "--stored-bytes: "),
         (("tenant", "set", "default"), "nothing to set"),
@@ -322,3 +325,123 @@ def test_groups_are_declared_listed_and_withdrawn(config: Path) -> None:
     assert isinstance(weft("hub", "group", "set", config, "All", "*").exception, Refused)
     assert weft("hub", "group", "remove", config, "acme/presses").output == "withdrew group acme/presses\n"
     assert "there are: default/all" in str(weft("hub", "group", "remove", config, "presses").exception)
+
+
+def test_a_rotated_token_keeps_its_end_unless_another_is_given(config: Path) -> None:
+    add = ("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", "--expires", "10d")
+    weft(*add)
+    (before,) = listed("token", config)
+    done = weft("hub", "token", "rotate", config, "press", "--json")
+    assert json.loads(done.stdout)["until"] == before["until"]
+    assert "ends with the one before" in done.stderr
+    (found,) = listed("token", config)
+    assert found["until"] == before["until"]
+    assert found["secrets"] == 2
+    assert found["older_until"] < before["until"], "the older secret ends after the overlap"
+    later = ("hub", "token", "rotate", config, "press", "--end-oldest", "--json", "--expires")
+    assert json.loads(weft(*later, "400d").stdout)["until"] > before["until"]
+    assert json.loads(weft(*later, "never").stdout)["until"] is None
+
+
+def test_a_token_is_written_for_its_owner_alone_and_not_printed(config: Path) -> None:
+    path = config.parent / "press.token"
+    done = weft("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", "--to", path)
+    token = path.read_text().strip()
+    assert token not in done.output
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = weft("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", "--to", path)
+    assert "is not overwritten" in str(again.exception)
+    other = config.parent / "other.token"
+    taken = weft("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", "--to", other)
+    assert "there is a token 'press' already" in str(taken.exception)
+    assert not other.exists(), "a secret of no token is left nowhere"
+
+
+def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -> None:
+    names, folder = config.parent / "edges.txt", config.parent / "secrets"
+    names.write_text("# hall 3\npress-1\npress-2 press-shop-2\n\n")
+    add = ("hub", "token", "add", config, "--from", names, "--scope", "edge", "--to", folder, "--expires", "365d")
+    assert weft(*add, "--dry-run").output == (
+        "would declare 2 tokens; nothing was declared\n"
+        "the hubs demand a token already, or their settings do: no link ends\n"
+    )
+    assert listed("token", config) == []
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "press-2.token").write_text("a-secret-that-a-run-has-left-which-was-killed\n")
+    assert weft(*add).output.startswith("declared 2 tokens; 0 were there already\n")
+    assert sorted(path.name for path in folder.iterdir()) == ["press-1.token", "press-2.token"]
+    assert [(each["name"], each["edge"]) for each in listed("token", config)] == [
+        ("press-1", "press-1"), ("press-2", "press-shop-2"),
+    ]  # fmt: skip
+    names.write_text(names.read_text() + "press-3\n")
+    assert weft(*add).output.startswith("declared 1 token; 2 were there already\n")
+    credentials = Credentials(None, False, time.time_ns)
+    store = open_store(str(config.parent / "store"))
+    cluster = asyncio.run(open_cluster(store, None))
+    credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
+    found = [credentials.identify(path.read_text().strip()) for path in sorted(folder.iterdir())]
+    assert [each.edge for each in found if each] == ["press-1", "press-shop-2", "press-3"]
+    (folder / "press-1.token").unlink()
+    assert "has no secrets of them: press-1" in str(weft(*add).exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("", "expected a line"), ("a\na\n", "a is there twice"), ("a b c\n", "NAME and EDGE"), ("A/b\n", "be a name")],
+)
+def test_a_file_of_names_with_a_mistake_declares_nothing(config: Path, text: str, error: str) -> None:
+    names = config.parent / "edges.txt"
+    names.write_text(text)
+    done = weft("hub", "token", "add", config, "--from", names, "--scope", "edge", "--to", config.parent / "secrets")
+    assert isinstance(done.exception, Refused)
+    assert error in str(done.exception)
+    assert listed("token", config) == []
+
+
+def test_hubs_that_were_closed_by_a_first_token_can_be_opened(config: Path) -> None:
+    config.write_text(config.read_text().replace("anonymous: never\n", ""))
+    assert "demands no token" in str(weft("hub", "open", config, "--yes").exception)
+    dry = weft("hub", "token", "add", config, "ops", "--scope", "admin", "--dry-run").output
+    assert "it is the first one" in dry
+    assert "no hub answers at 127.0.0.1:8090" in dry
+    weft("hub", "token", "add", config, "ops", "--scope", "admin", "--yes")
+    assert required(config)
+    assert "tokens are declared: ops" in str(weft("hub", "open", config, "--yes").exception)
+    assert "`weft hub open`" in weft("hub", "token", "remove", config, "ops").stderr
+    assert required(config), "to withdraw the last token opens nothing"
+    assert isinstance(weft("hub", "open", config).exception, Refused), "it asks, and there is no terminal"
+    assert weft("hub", "open", config, "--yes").exit_code == 0
+    assert not required(config)
+    weft("hub", "token", "add", config, "ops", "--scope", "admin", "--yes")
+    assert required(config), "the next token closes them again"
+
+
+def required(config: Path) -> bool:
+    store = open_store(str(config.parent / "store"))
+    credentials = Credentials(None, False, time.time_ns)
+    cluster = asyncio.run(open_cluster(store, None))
+    credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
+    return credentials.required
+
+
+def test_a_backup_is_declared_and_a_restore_says_whether_hubs_are_open(config: Path) -> None:
+    folder = config.parent
+    done = weft("hub", "backup", config, "--to", folder / "backup")
+    assert done.exit_code == 0, done.exception
+    (act,) = json.loads(weft("hub", "declarations", config, "--last", "1", "--json").output)
+    assert (act["kind"], act["command"]) == ("backup", "hub backup")
+    restored = weft("hub", "restore", "--from", folder / "backup", "--to", folder / "again")
+    assert "demands no token" in restored.stderr
+    assert "demands no token" in weft("hub", "verify", "--store", folder / "again").stderr
+    weft("hub", "token", "add", config, "ops", "--scope", "admin")
+    weft("hub", "backup", config, "--to", folder / "closed")
+    found = json.loads(weft("hub", "restore", "--from", folder / "closed", "--to", folder / "more", "--json").output)
+    assert found["demands_tokens"] is True
+    assert json.loads(weft("hub", "verify", "--store", folder / "closed", "--json").output)["demands_tokens"] is True
+
+
+def test_expected_edges_of_a_stream_without_a_table_are_asked_about(config: Path) -> None:
+    assert "is the name right?" not in weft("hub", "stream", "expect", config, "telemetrie", "a").stderr
+    config.write_text(config.read_text().replace("tables: null\n", ""))
+    assert "is the name right?" in weft("hub", "stream", "expect", config, "telemetrie", "b").stderr

@@ -41,7 +41,7 @@ def test_a_machine_is_drained_and_takes_shards_again(config: Path) -> None:
     assert "no other process that runs takes the shards of hub-2:8090" in str(refused)
     assert "Drained are: hub-1" in str(refused)
     assert "takes shards again" in weft("hub", "drain", config, "hub-1", "--undo").output
-    assert "1 links are still there" in weft("hub", "drain", config, "hub-2:8090", "--wait", "0s").output
+    assert "1 link is still there" in weft("hub", "drain", config, "hub-2:8090", "--wait", "0s").output
     assert sorted(drained(config)) == [("declared", "hub-1"), ("declared", "hub-2:8090"), ("withdrew", "hub-1")]
 
 

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "clone.yaml").write_text(EDGE.format(port=port, data_dir="copy"))
     (tmp_path / "hub.yaml").write_text(HUB.format(port=port))
     for name in ("press-shop-7", "press-shop-8"):
-        made = weft("token", "create", name, "--file", tmp_path / "tokens", "--scope", "edge", "--edge", name)
+        made = weft("token", "add", name, "--file", tmp_path / "tokens", "--scope", "edge", "--edge", name)
         (tmp_path / f"token of {name}").write_text(made.output)
     shutil.copy(tmp_path / "token of press-shop-7", tmp_path / "token")
     return tmp_path

@@ -411,7 +411,7 @@ def test_a_node_that_never_ran_needs_no_rename(fabric: Fabric) -> None:
 def test_the_old_token_delivers_and_a_token_of_the_new_name_is_told_apart(fabric: Fabric) -> None:
     tokens = str(fabric.folder / "tokens")
     for edge_name in ("press-1", "press-2"):
-        made = weft("token", "create", edge_name, "--file", tokens, "--scope", "edge", "--edge", edge_name)
+        made = weft("token", "add", edge_name, "--file", tokens, "--scope", "edge", "--edge", edge_name)
         (fabric.folder / edge_name).write_text(made.stdout.split()[0] + "\n")
     fabric.tokens["cloud"] = str(fabric.folder / "press-1")
     fabric.name("press-1")

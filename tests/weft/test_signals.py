@@ -43,7 +43,7 @@ def configs(tmp_path: Path) -> dict[str, Path]:
 
 
 def token(folder: Path, name: str) -> str:
-    return weft("token", "create", name, "--file", folder / "tokens", "--scope", "admin").output.strip()
+    return weft("token", "add", name, "--file", folder / "tokens", "--scope", "admin").output.strip()
 
 
 def hang_up(process: subprocess.Popen[str]) -> None:

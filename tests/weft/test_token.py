@@ -19,7 +19,7 @@ def token(*arguments: str) -> Result:
 
 def test_a_token_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
     path = str(tmp_path / "tokens")
-    made = token("create", "shop", "--file", path, "--scope", "edge", "--edge", "press-shop-7").output.strip()
+    made = token("add", "shop", "--file", path, "--scope", "edge", "--edge", "press-shop-7").output.strip()
     assert len(made) > 40
     assert made not in Path(path).read_text()
     listed = json.loads(token("list", "--file", path, "--json").output)
@@ -42,29 +42,27 @@ def test_a_token_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
 def test_a_token_that_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...], error: str) -> None:
     path = tmp_path / "tokens"
     with pytest.raises(Refused, match=error):
-        token("create", "shop", "--file", str(path), *arguments)
+        token("add", "shop", "--file", str(path), *arguments)
     assert not path.exists()
 
 
 def test_names_are_unique(tmp_path: Path) -> None:
     path = str(tmp_path / "tokens")
-    token("create", "reader", "--file", path, "--scope", "reader")
+    token("add", "reader", "--file", path, "--scope", "reader")
     with pytest.raises(Refused, match="already"):
-        token("create", "reader", "--file", path, "--scope", "reader")
+        token("add", "reader", "--file", path, "--scope", "reader")
 
 
 def test_a_revoked_token_opens_nothing_and_the_others_go_on(tmp_path: Path) -> None:
     path = str(tmp_path / "tokens")
-    anna, bert = (
-        token("create", name, "--file", path, "--scope", "reader").output.strip() for name in ("anna", "bert")
-    )
+    anna, bert = (token("add", name, "--file", path, "--scope", "reader").output.strip() for name in ("anna", "bert"))
     hub = TokenFile(path)
-    revoked = json.loads(token("revoke", "anna", "--file", path, "--json").output)["revoked"]
-    assert revoked == {"name": "anna", "scope": "reader", "tenant": "default", "edge": None, "grants": []}
+    removed = json.loads(token("remove", "anna", "--file", path, "--json").output)["removed"]
+    assert removed == {"name": "anna", "scope": "reader", "tenant": "default", "edge": None, "grants": []}
     assert hub.identify(anna) is None
     assert hub.identify(bert) is not None
     assert [each["name"] for each in json.loads(token("list", "--file", path, "--json").output)] == ["bert"]
-    assert token("revoke", "bert", "--file", path).output == "revoked bert\n"
+    assert token("remove", "bert", "--file", path).output == "removed bert\n"
     assert hub.identify(bert) is None
     assert json.loads(token("list", "--file", path, "--json").output) == []
 
@@ -72,19 +70,19 @@ def test_a_revoked_token_opens_nothing_and_the_others_go_on(tmp_path: Path) -> N
 def test_revoking_what_is_not_there_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     with pytest.raises(Refused, match="no token 'anna'; there are: none"):
-        token("revoke", "anna", "--file", str(path))
+        token("remove", "anna", "--file", str(path))
     assert not path.exists()
-    token("create", "bert", "--file", str(path), "--scope", "reader")
+    token("add", "bert", "--file", str(path), "--scope", "reader")
     before = path.read_bytes()
     with pytest.raises(Refused, match="no token 'anna'; there are: 'bert'"):
-        token("revoke", "anna", "--file", str(path))
+        token("remove", "anna", "--file", str(path))
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "x" * 200])
 def test_a_name_that_no_list_can_show_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(Refused, match="printable characters"):
-        token("create", name, "--file", str(tmp_path / "tokens"), "--scope", "reader")
+        token("add", name, "--file", str(tmp_path / "tokens"), "--scope", "reader")
 
 
 def test_a_file_that_is_no_tokens_file_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -92,5 +90,5 @@ def test_a_file_that_is_no_tokens_file_is_refused_with_its_name(tmp_path: Path) 
     for content in (b"tokens: [1", b"[" * 10_000, b"\xff\xfe", b"tokens: 7"):
         path.write_bytes(content)
         with pytest.raises(Refused, match=str(path)):
-            token("revoke", "anna", "--file", str(path))
+            token("remove", "anna", "--file", str(path))
         assert path.read_bytes() == content

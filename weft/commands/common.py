@@ -66,6 +66,25 @@ class LaterGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class TokenGroup(click.Group):
+    """A group of commands about tokens, those of a store or those of a file: they have the same names. Another usual
+    name gives a sentence with the right one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the called command."""
+        if (name := _TOKEN_COMMANDS.get(args[0])) is not None:
+            raise Refused(f"`{ctx.command_path} {args[0]}` is called `{ctx.command_path} {name}`")
+        return super().resolve_command(ctx, args)
+
+
+_TOKEN_COMMANDS = {
+    "create": "add", "new": "add", "issue": "add", "revoke": "remove", "delete": "remove", "withdraw": "remove",
+}  # fmt: skip
+"""Other name -> name."""
+
+
 class ExistingPath(click.Path):
     """A path that must exist. A path without read access for this user is reported as denied, not as missing."""
 
@@ -243,7 +262,8 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
         )
         return json.loads(client.fetch(path).body)
     except HubRefusal as refusal:
-        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {_advice(path, refusal)}") from None
+        advice = _advice(path, refusal, has_token=token is not None)
+        raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
     except HubUnreachable as error:
         raise Failed(f"{error}; is the node running?") from None
     except (OSError, ValueError) as error:
@@ -284,13 +304,23 @@ def get_pages(
         after = f"{'&' if '?' in path else '?'}{urlencode({'after': page['next_after']})}"
 
 
-def _advice(path: str, refusal: HubRefusal) -> str:
+def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     """Return advice on a refusal, in the terms of a command line."""
-    if refusal.status in (401, 403) and path == "/v1/status":
-        return (
-            "the token gives no access to the status page. Give an admin token with --token-file (`weft token create`)"
-        )
-    return f"{refusal.error}. {refusal.advice}" if refusal.error else ANOTHER_PROGRAM
+    if not refusal.error:
+        return ANOTHER_PROGRAM
+    scope = _SCOPES.get(path.partition("?")[0], "reader")
+    makes = f"`weft hub token add CONFIG NAME --scope {scope} --to FILE`"
+    if refusal.status == 401 and not has_token:
+        return f"the hub wants a token, and none was given. Give one with --token-file; {makes} makes one"
+    if refusal.status == 401:
+        return f"{refusal.error}. Give another one with --token-file; {makes} makes one"
+    if refusal.status == 403:
+        return f"{refusal.error}. Give another one with --token-file: {refusal.advice}"
+    return f"{refusal.error}. {refusal.advice}"
+
+
+_SCOPES = {"/v1/status": "admin", "/v1/acts": "admin", "/metrics": "admin"}
+"""Page -> scope of the tokens that open it, where `reader` does not."""
 
 
 @contextmanager

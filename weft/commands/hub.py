@@ -52,11 +52,11 @@ from weft.commands.on_store import (
     stream,
     tables,
     tenants,
-    tokens,
 )
+from weft.commands.on_store.tokens import first, group
 from weft.config.errors import format_path
 from weft.config.units import Address, kind_of, parse_bind
-from weft.output import Failed, Refused, print_facts, print_json, print_table
+from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges, show_issuer, show_quality
 from weft.text.table_makers import print_stopped, table_makers
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 """Difference of an edge's clock that is shown, and the number of such edges that are named."""
-OWN_EDGES = "/v1/edges?shards=own"
 Access = tuple[str | None, str | None]
 """Files of the token and of the hub's certificate."""
 
@@ -83,9 +82,9 @@ def command() -> None:
 for each in (
     messages.publish, messages.messages, hub_pulls.pull, hub_pulls.pulls, whoami, nodes.nodes, drain.drain, split.split,
     cluster.finalize, cluster.retire, cluster.adopt, skip.skip, clock.clock, deletion.declare_deletion, stream.command,
-    tables.command, tokens.command, tenants.command, groups.command, configs.command, schemas.command, quality.command,
-    declaring.declarations, acts, approvals.second_person, approvals.requests, approvals.approve,
-    backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
+    tables.command, group.command, first.open_hubs, tenants.command, groups.command, configs.command,
+    schemas.command, quality.command, declaring.declarations, acts, approvals.second_person, approvals.requests,
+    approvals.approve, backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
 ):  # fmt: skip
     command.add_command(each)
 
@@ -105,7 +104,7 @@ processes_option = click.option(
     metavar="URL",
     help="URL at which edges reach this machine, one for each process; instead of the setting `advertise`.",
 )
-@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR, from the supervisor to its processes.")
+@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR/FIRST, from the supervisor to its processes.")
 @log_level_option
 def run(config_file: str, processes: int | None, advertise: tuple[str, ...], part: str | None, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT.
@@ -116,11 +115,11 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
     loaded = _advertised(located_hub(config_file), advertise)
     log_to_stderr(log_level)
     if part is not None:
-        number, count, alive = map(int, part.split("/"))
+        number, count, alive, first = map(int, part.split("/"))
         from weft.service.supervisor import end_with_supervisor
 
         end_with_supervisor(alive)
-        _serve(config_file, loaded, number, count, advertise)
+        _serve(config_file, loaded, number, count, advertise, begins=bool(first))
         return
     from weft.cloud_hub.checks import preflight
     from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
@@ -129,7 +128,7 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
     count = process_count(loaded.config, processes, cores(), preflight.shards_of(loaded.config, found))
     if needed := [*found.needed, *check_processes(loaded.config, count)]:
         raise cannot_be_done(loaded, needed)
-    for finding in found.doubtful:
+    for finding in (*found.unfit, *found.doubtful):
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     if count == 1:
         _serve(config_file, loaded, 0, 1, advertise)
@@ -155,9 +154,10 @@ def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[st
     from weft.service.serving import Signals, run_until_stopped
     from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
 
-    def arguments(number: int, alive: int) -> list[str]:
+    def arguments(number: int, alive: int, is_first: bool) -> list[str]:
         urls = [f"--advertise={each}" for each in advertise]
-        return ["hub", "run", config_file, "--log-level", log_level, *urls, "--part", f"{number}/{count}/{alive}"]
+        part = f"{number}/{count}/{alive}/{is_first:d}"
+        return ["hub", "run", config_file, "--log-level", log_level, *urls, "--part", part]
 
     async def serve(signals: Signals) -> None:
         await Supervisor(arguments, count).run(signals)
@@ -170,7 +170,10 @@ def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[st
         raise Failed(f"{failure}. Mend that, or run the hub as one process: --processes 1") from None
 
 
-def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...]) -> None:
+def _serve(
+    config_file: str, loaded: Loaded[HubConfig], number: int, count: int, advertise: tuple[str, ...], *,
+    begins: bool = True,
+) -> None:  # fmt: skip
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
     from weft.service.reload import RunningSettings
@@ -182,7 +185,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int,
     settings = RunningSettings(config_file, config, lambda path: _advertised(located_hub(path), advertise).config)
 
     async def serve(signals: Signals) -> None:
-        hub = Hub(settings_of(config, number, count))
+        hub = Hub(replace(settings_of(config, number, count), begins=begins))
         collect_garbage_rarely()  # or a start would look at what it has loaded again and again: three times the time
         await hub.start()
         try:
@@ -190,7 +193,8 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int,
             let_threads_in_soon()
             click.echo(f"the hub is ready at {hub.url}")
             async with signals.reloading(lambda: _reload(hub, settings, number)):
-                await signals.stop.wait()
+                if (failure := await signals.stopped(hub.failed())) is not None:
+                    raise Failed(failure)
         finally:
             await hub.close()
 
@@ -213,9 +217,9 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     """Check CONFIG and what it names: tokens, the store, the ports.
 
     The command starts nothing. It probes the store as a hub does when it starts: it writes, races and deletes objects
-    below `probe/`, and leaves nothing behind. An error stops a hub from running: exit status 2. Warnings go to standard
-    error and leave exit status 0. Run it as the hub's user, whose access rights may differ from yours. While the hub
-    runs, its ports are not checked.
+    below `probe/`, and leaves none behind. An error stops a hub from running, or others from using it: exit status 2.
+    Warnings go to standard error and leave exit status 0. Run it as the hub's user, whose access rights may differ from
+    yours. While the hub runs, its ports are not checked.
     """
     from weft.cloud_hub.checks import preflight
 
@@ -229,7 +233,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     taken, untried = preflight.ports(config, addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
-        errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
+        errors=[*found.needed, *found.unfit, *wrong, *map(loaded.with_default, taken)],
         warnings=[*found.doubtful, *untried],
         facts={
             "listen": config.listen,
@@ -266,18 +270,18 @@ def _listening(config: HubConfig, count: int) -> str:
 )
 @json_option
 def status(config_file: str, token_file: str | None, edges: int, as_json: bool) -> None:
-    """Show the state of the running node of CONFIG: every edge that the hub knows, and the shards of all processes.
+    """Show every edge that the hub of CONFIG knows, whichever machine it is linked to, and this machine's shards.
 
-    A disconnected edge is shown until all its lanes have left the hub (`dropped_after`). Its version is known if it was
-    linked since the start of its process. Only links of this machine's processes are shown.
+    Edges with an alarm come first, then those without a link. Links to other machines are known some 15 s late. A
+    disconnected edge is shown until all its lanes have left the hub (`dropped_after`).
     """
     config = load_hub(config_file)
     bind, access = config.listen, (token_file, certificate_of(config))
     with using(token_file or ""):
         facts = get_status(bind, "/v1/status", *access)
-        facts |= _edges(bind, access)
-        for peer in facts["peers"]:
-            _join(facts, parse_bind(bind)._replace(port=peer["port"]), access)
+        facts |= get_pages(bind, "/v1/edges", "edges", *access)
+        peers = [parse_bind(bind)._replace(port=peer["port"]) for peer in facts["peers"]]
+        here = {facts["name"]}.union(*(_join(facts, peer, access) for peer in peers))
     _add_strays(facts)
     if as_json:
         print_json(facts)
@@ -334,51 +338,44 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     show_quality(facts.get("quality", []))
     for missing in facts.get("missing_shards", []):
         click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
-    show_edges(facts["edges"], time.time(), edges or None)
+    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
 
 
 def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
-    tls = facts.get("tls")
+    tls, away = facts.get("tls"), facts.get("store", {}).get("trouble")
     return {
         "hub": facts["cluster_id"],
         "software": facts["software"],
         "level": f"{facts['level']} (this release knows {facts['release_level']})",
         "cluster log": cluster_log_position(facts.get("cluster_log")),
+        "last backup": _backup(facts.get("backup")),
+        **({} if away is None else {"STORE": away}),
         **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
     }
 
 
-def _edges(address: str, access: Access) -> dict[str, Any]:
-    """Return a process's report on its edges; warn and return none if it fails, as on an earlier release."""
-    try:
-        return get_pages(address, OWN_EDGES, "edges", *access)
-    except Failed as failure:
-        click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
-        return {"edges": []}
+def _backup(last: dict[str, str] | None) -> str:
+    return "none is known" if last is None else f"up to {last['up_to'][:19]}Z, at {harmless(last['place'])}"
 
 
-def _join(facts: dict[str, Any], address: Address, access: Access) -> None:
-    """Add another process's links and own shards to the facts of the first."""
+def _join(facts: dict[str, Any], address: Address, access: Access) -> set[str]:
+    """Add another process's links and own shards to the facts of the first. Return its name."""
     try:
         others = get_status(str(address), "/v1/status", *access)
     except Failed as failure:
-        click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
-        return
-    edges = _edges(str(address), access)
+        click.echo(f"warning: {failure}. That process's shards and links are missing here", err=True)
+        return set()
     owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
-    facts["links"] += others["links"]
-    facts["conflicts"] += others["conflicts"]
-    facts["lost"] = facts.get("lost", []) + others.get("lost", [])
-    facts["open_gaps"] = facts.get("open_gaps", []) + others.get("open_gaps", [])
+    for name in ("links", "conflicts", "lost", "open_gaps"):
+        facts[name] = [*facts.get(name, []), *others.get(name, [])]
     facts["open_gaps_more"] = facts.get("open_gaps_more", 0) + others.get("open_gaps_more", 0)
-    facts["edges"] += edges["edges"]
-    facts["missing_shards"] = [*facts.get("missing_shards", []), *edges.get("missing_shards", [])]
+    return {others["name"]}
 
 
 def _add_strays(facts: dict[str, Any]) -> None:
-    """Report edges as connected whose link is at another process than their shard: they could not reach that one."""
+    """Report edges as connected whose link to a process of this machine the first process does not know yet."""
     links = {(link["tenant"], link["edge"]): link for link in facts["links"] if link["edge"]}
     for edge in facts["edges"]:
         link = links.get((edge["tenant"], edge["edge"]))

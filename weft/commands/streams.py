@@ -8,7 +8,16 @@ from urllib.parse import urlencode
 
 import click
 
-from weft.commands.common import ExistingPath, certificate_of, config_argument, get_pages, json_option, load_hub, using
+from weft.commands.common import (
+    ExistingPath,
+    certificate_of,
+    config_argument,
+    get_pages,
+    get_status,
+    json_option,
+    load_hub,
+    using,
+)
 from weft.output import print_json
 from weft.text.fleet import show_streams
 
@@ -30,6 +39,9 @@ def command(config_file: str, tenant: str | None, token_file: str | None, as_jso
         facts: dict[str, Any] = get_pages(
             config.listen, f"/v1/streams{query}", "streams", token_file, certificate_of(config)
         )
+        of_token = "default"
+        if token_file is not None and not tenant and not facts["streams"]:
+            of_token = get_status(config.listen, "/v1/whoami", token_file, certificate_of(config))["tenant"]
     if as_json:
         print_json(facts)
         return
@@ -38,4 +50,4 @@ def command(config_file: str, tenant: str | None, token_file: str | None, as_jso
     if facts["streams"]:
         show_streams(facts["streams"], time.time())
     else:
-        click.echo("the hub has no streams yet" + (f" of tenant {tenant}" if tenant else ""))
+        click.echo(f"the hub has no streams of tenant {tenant or of_token} yet; --tenant names another")

@@ -9,8 +9,10 @@ import time
 
 LINE_CHARACTERS_MAX = 2000
 """Longest message of one line. Peers write parts of some messages, and a disk holds only so much."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_CONTROL_IN_TRACEBACKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_DIRECTION = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""Characters that make a terminal show what follows backwards (Unicode, UAX 9)."""
+_CONTROL = re.compile(rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{_DIRECTION}]")
+_CONTROL_IN_TRACEBACKS = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029{_DIRECTION}]")
 
 
 class LineFormatter(logging.Formatter):

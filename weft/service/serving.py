@@ -9,12 +9,15 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from importlib.metadata import version
+from typing import Any, TypeVar
 
 from weft.service.hang_up import hang_up_has_come
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 COLLECT_AFTER_OBJECTS = 20_000
@@ -76,6 +79,17 @@ class Signals:
         signal.signal(signal.SIGHUP, hang_up)
         if hang_up_has_come():
             self._hang_up.set()
+
+    async def stopped(self, failed: Coroutine[Any, Any, T]) -> T | None:
+        """Wait for SIGTERM or SIGINT, or for the end of ``failed``. Return what that returned; None after a signal."""
+        tasks = asyncio.create_task(self.stop.wait()), asyncio.create_task(failed)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return None if self.stop.is_set() else tasks[1].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def _stop(self, number: signal.Signals) -> None:
         logger.info("%s: stopping", number.name)

@@ -44,12 +44,12 @@ class Supervisor:
     """The processes of one node, which end with this one.
 
     Args:
-        arguments: returns the arguments of ``python -m weft`` for a process, from its number and the descriptor to
-            give to ``end_with_supervisor``.
+        arguments: returns the arguments of ``python -m weft`` for a process, from its number, the descriptor to give to
+            ``end_with_supervisor``, and whether no process of the node was ready before.
         count: number of processes.
     """
 
-    def __init__(self, arguments: Callable[[int, int], list[str]], count: int) -> None:
+    def __init__(self, arguments: Callable[[int, int, bool], list[str]], count: int) -> None:
         self._arguments = arguments
         self._count = count
         self._processes: dict[int, Process] = {}
@@ -103,9 +103,10 @@ class Supervisor:
         loop, wait = asyncio.get_running_loop(), RESTART_MIN_S
         while True:
             started = loop.time()
+            is_first = number == 0 and not ready.done()
             try:
                 process = self._processes[number] = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "weft", *self._arguments(number, self._alive),
+                    sys.executable, "-m", "weft", *self._arguments(number, self._alive, is_first),
                     stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, pass_fds=[self._alive],
                 )  # fmt: skip
             except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,27 +18,44 @@ ENDS_SOON_S = 14 * 86_400.0
 """Time before the end of a token from which on the status says so."""
 
 
-def show_edges(edges: list[dict[str, Any]], now: float, most: int | None) -> None:
-    """Print the edges that a hub knows, those in trouble first.
+def show_edges(
+    edges: list[dict[str, Any]], now: float, most: int | None, here: Collection[str], unknown_at: Sequence[str]
+) -> None:
+    """Print the edges that a hub knows: those with an alarm first, then those without a link.
 
     Args:
         now: seconds since 1970.
         most: maximum number of edges that are printed; None for all.
+        here: names of this machine's processes.
+        unknown_at: names of processes whose links are not known.
     """
-    ordered = sorted(edges, key=lambda each: (not each["alarms"], each["tenant"], each["edge"]))
+    all_known = not unknown_at
+    if unknown_at:
+        click.echo(f"warning: the edges that are linked to {', '.join(unknown_at)} are not known here yet", err=True)
+    away = [each for each in edges if each["connected_since"] is None and not each["retired"]]
+    gone = {(each["tenant"], each["edge"]) for each in away}
+
+    def order(each: Mapping[str, Any]) -> tuple[object, ...]:
+        name = each["tenant"], each["edge"]
+        return not each["alarms"], name not in gone, *name
+
+    ordered = sorted(edges, key=order)
     shown_edges = ordered if most is None else ordered[:most]
     if edges:
-        columns = ("edge", "log", "last seen", "link", "version", "records missing", "behind by", "alarms")
-        print_table(columns, [_edge_row(each, now) for each in shown_edges])
+        columns = ("edge", "log", "last seen", "link", "version", "records missing", "complete up to", "alarms")
+        print_table(columns, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
     in_trouble, linked = (sum(bool(each[key]) for each in edges) for key in ("alarms", "connected_since"))
-    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected here, {in_trouble} with an alarm")
+    not_connected = f"{len(away)} not connected" + ("" if all_known else " or unknown")
+    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {in_trouble} with an alarm")
     if len(shown_edges) < len(edges):
         click.echo(f"{len(edges) - len(shown_edges)} of them are not shown: --edges 0 shows all")
 
 
-def _edge_row(edge: dict[str, Any], now: float) -> tuple[object, ...]:
-    since = edge["connected_since"]
-    link = "none here" if since is None else f"for {_ago(since, now)}"
+def _edge_row(edge: dict[str, Any], now: float, here: Collection[str], *, all_known: bool) -> tuple[object, ...]:
+    since, at = edge["connected_since"], edge.get("connected_at")
+    link = ("none" if all_known else _UNKNOWN) if since is None else f"for {_ago(since, now)}"
+    if at and at not in here:
+        link += f" at {shown(at)}"
     alarms = [f"{each['reason']} ({each['stream']}): {each['why']}" for each in edge["alarms"]]
     if edge["retired"]:
         alarms.append("retired")
@@ -49,14 +66,14 @@ def _edge_row(edge: dict[str, Any], now: float) -> tuple[object, ...]:
         link,
         shown((edge["software"] or _UNKNOWN).removeprefix("weft ")),
         edge["missing_records"],
-        _UNKNOWN if edge["complete_up_to"] is None else _ago(edge["complete_up_to"], now),
+        _UNKNOWN if edge["complete_up_to"] is None else f"{_ago(edge['complete_up_to'], now)} ago",
         shown("; ".join(alarms)),
     )
 
 
 def show_streams(streams: list[dict[str, Any]], now: float) -> None:
     """Print a hub's streams, and of each its columns. ``now`` is seconds since 1970."""
-    columns = ("stream", "records", "records/s", "edges", "complete up to", "table", "behind")
+    columns = ("stream", "records", "records/s", "edges", "complete up to", "held back by", "table", "behind")
     print_table(columns, [_stream_row(each, now) for each in streams])
     click.echo()
     print_facts({each["stream"]: _columns(each) for each in streams})
@@ -70,8 +87,13 @@ def _stream_row(stream: dict[str, Any], now: float) -> tuple[object, ...]:
         _UNKNOWN if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}",
         stream["edges"],
         _UNKNOWN if up_to is None else f"{_ago(up_to, now)} ago",
+        shown("; ".join(_held_back(each) for each in stream.get("held_back_by", []))),
         *_table(stream.get("table")),
     )
+
+
+def _held_back(reason: dict[str, Any]) -> str:
+    return f"{reason['edge'] or 'the hub'} ({reason['reason']})"
 
 
 def _table(table: dict[str, Any] | None) -> tuple[object, ...]:

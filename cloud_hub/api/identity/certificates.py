@@ -12,7 +12,7 @@ from aiohttp import web
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.network.tls.certificate import CertificateName, certificate_name
 from weft.network.tls.contexts import common_name
-from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.lane import NAME_RULE, node_in_certificate
 from weft.protocols.link import RefuseCode
 
 End = Callable[[RefuseCode, str, str], object]
@@ -59,14 +59,13 @@ class Certificates:
             return None
         assert request.transport is not None
         name = common_name(request.transport.get_extra_info("peercert")) or ""
-        tenant, slash, edge = name.rpartition("/")
-        tenant = tenant if slash else "default"
-        if not valid_name(tenant) or not valid_name(edge):
+        node = node_in_certificate(name)
+        if node is None:
             raise NoEdge(
                 f"the certificate's common name {name!r} is neither an edge nor tenant, slash and edge ({NAME_RULE})"
             )
         fingerprint = hashlib.sha256(certificate).hexdigest()
-        return CertificateIdentity(name, fingerprint, Scope.EDGE, tenant, edge)
+        return CertificateIdentity(name, fingerprint, Scope.EDGE, node.tenant, node.edge)
 
     def is_shown(self, request: web.Request) -> bool:
         """Return whether a request came with a certificate."""

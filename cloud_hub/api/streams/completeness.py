@@ -73,19 +73,24 @@ class StreamCompleteness:
                         tally.add(lane, held)
                 await asyncio.sleep(0)
         answer, error = tally.answer(), self._table_error((tenant, stream))
+        if answer.slowest is not None:
+            answer = answer._replace(held_back_by=[answer.slowest, *answer.held_back_by])
         if error is not None:
             answer = answer._replace(held_back_by=[_stands_still(tenant, stream, error), *answer.held_back_by])
         if (wrong := self._clock.wrong()) is not None:
             # Which edges are silent, and which left as not seen for long, is by a clock.
-            by_clock = HeldBack("", None, Reason.HUB_CLOCK, None, None, wrong, ADVICE)
-            answer = answer._replace(complete_up_to=None, held_back_by=[by_clock, *answer.held_back_by])
+            answer = answer._replace(complete_up_to=None, held_back_by=[_by_clock(wrong), *answer.held_back_by])
         return answer
 
     async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
         """Return facts about a stream's lanes, including its moment, without blocking the event loop."""
         expected = self._expected.get((tenant, stream), ())
-        found = await summarise(states, tenant, stream, expected, peers=self.peers)
-        return found if self._clock.wrong() is None else found._replace(complete_up_to=None)
+        found = await summarise(
+            states, tenant, stream, expected, self._clock.now(), peers=self.peers, behind=self.behind, lost=self.lost
+        )
+        if (wrong := self._clock.wrong()) is None:
+            return found
+        return found._replace(complete_up_to=None, held_back_by=[_by_clock(wrong), *found.held_back_by])
 
     def expecting(self) -> dict[StreamKey, Callable[[], Awaitable[int | None]]]:
         """Return the streams with expected edges, each with a function that returns its moment."""
@@ -106,6 +111,10 @@ class StreamCompleteness:
         """Return the nanoseconds by which the clock of a linked edge was set back; None if it was not."""
         found = (sequencer.sessions.behind.get(lane) for sequencer in self._shards)
         return next((each for each in found if each is not None), None)
+
+
+def _by_clock(wrong: str) -> HeldBack:
+    return HeldBack("", None, Reason.HUB_CLOCK, None, None, wrong, ADVICE)
 
 
 def _stands_still(tenant: str, stream: str, error: str) -> HeldBack:

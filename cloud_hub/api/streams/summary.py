@@ -11,12 +11,25 @@ from typing import NamedTuple
 
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind, strictest
-from weft.protocols.shard.completeness import has_spoken, is_heard, moment_of
+from weft.protocols.shard.completeness import (
+    Behind,
+    HeldBack,
+    LostOf,
+    has_spoken,
+    held_back,
+    is_heard,
+    late,
+    moment_of,
+    never_came,
+)
+from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.open_gaps import renamed
 from weft.protocols.shard.shard_state import ShardState
 
 SLICE_LANES = 2_000
 """Number of lanes walked without a pause: some milliseconds."""
+REASONS_MAX = 3
+"""Maximum number of reasons in a summary."""
 
 
 class StreamSummary(NamedTuple):
@@ -29,6 +42,9 @@ class StreamSummary(NamedTuple):
     complete_up_to: int | None
     """Nanoseconds since 1970; None while the hub has heard nothing from a lane that counts, or from an expected
     edge."""
+    held_back_by: list[HeldBack] = []
+    """The edges that the moment waits for: expected ones that never came, and that of the lane with the earliest
+    moment, or without one; at most ``REASONS_MAX``."""
 
 
 def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, peers: bool) -> set[Lane]:
@@ -45,7 +61,15 @@ def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, pee
 
 
 async def summarise(
-    states: Sequence[ShardState], tenant: str, stream: str, expected: Iterable[str] = (), *, peers: bool = False
+    states: Sequence[ShardState],
+    tenant: str,
+    stream: str,
+    expected: Iterable[str] = (),
+    now: int = 0,
+    *,
+    peers: bool = False,
+    behind: Behind = lambda _: None,
+    lost: LostOf = lambda *_: None,
 ) -> StreamSummary:
     """Return the summary of a stream. Chunks may be applied meanwhile: moments only advance, so an older one claims
     nothing false.
@@ -53,14 +77,18 @@ async def summarise(
     Args:
         states: of all shards.
         expected: names and patterns of edges; without all of them there is no moment.
+        now: nanoseconds since 1970 by the hub's clock.
         peers: whether another cluster may have records that this one lacks.
+        behind, lost: of lanes whose edges are linked to this node (``completeness``).
     """
     lanes = 0
     edges: set[str] = set()
     heard: set[str] = set()
     kinds: set[int] = set()
     earliest: int | None = None
-    all_known, any_counts = True, False
+    slowest: tuple[Lane, LaneState] | None = None
+    unknown: tuple[Lane, LaneState] | None = None
+    any_counts = False
     ended = renamed_lanes(states, tenant, stream, peers=peers)
     for state in states:
         names = state.stream_lane_names(tenant, stream)
@@ -78,9 +106,14 @@ async def summarise(
                     any_counts = True
                     moment = moment_of(held, peers=peers)
                     if moment is None:
-                        all_known = False
+                        unknown = unknown or (lane, held)
                     elif earliest is None or moment < earliest:
-                        earliest = moment
+                        earliest, slowest = moment, (lane, held)
             await asyncio.sleep(0)
-    is_whole = all_known and any_counts and all(is_heard(pattern, heard) for pattern in expected)
-    return StreamSummary(lanes, len(edges), strictest(kinds), earliest if is_whole else None)
+    reasons = [never_came(each) for each in dict.fromkeys(expected) if not is_heard(each, heard)]
+    is_whole = any_counts and unknown is None and not reasons
+    waits_for = unknown or slowest
+    if waits_for is not None:
+        why = held_back(*waits_for, now, peers=peers, behind=behind, lost=lost) or late(*waits_for, now, peers=peers)
+        reasons = [*reasons[: REASONS_MAX - 1], *([why] if why else [])]
+    return StreamSummary(lanes, len(edges), strictest(kinds), earliest if is_whole else None, reasons[:REASONS_MAX])

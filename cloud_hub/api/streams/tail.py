@@ -108,7 +108,7 @@ class StreamTails:
             if shards.missing:
                 raise ApiError(503, f"shard {next(iter(shards.missing))} is not loaded, so the end is not known", SOON)
             position = {state.shard: state.next_offset.get((tenant, stream), 0) for state in shards.states}
-        with self._places.taken(self._access.owner(request), tenant):
+        with self._places.taken(self._access.charged(request).owner, tenant):
             writer: TailWriter = SocketMessages() if is_socket else SentEvents()
             try:
                 response = await writer.begin(request)

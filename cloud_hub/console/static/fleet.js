@@ -11,7 +11,7 @@ const ROUND_MS = 30_000;
 const state = (edge) => {
   if (edge.retired) return "retired";
   if (edge.alarms.length) return "alarm";
-  return edge.connected_since ? "linked" : "not linked here";
+  return edge.connected_since ? "linked" : "not linked";
 };
 const lag = (edge) => (edge.complete_up_to ? Math.max(0, edge.read - millis(edge.complete_up_to)) : null);
 const clock = (edge) => edge.alarms.find((each) => CLOCK.has(each.reason));
@@ -43,7 +43,9 @@ const COLUMNS = [
   { key: "missing", title: "Missing records", kind: "number", value: (e) => e.missing_records,
     cell: (e) => count(e.missing_records) },
   { key: "link", title: "Linked for", value: (e) => millis(e.connected_since),
-    cell: (e) => (e.connected_since ? duration(e.read - millis(e.connected_since)) : "") },
+    cell: (e) => (e.connected_since
+      ? el("span", { title: e.connected_at ? `at ${e.connected_at}` : "" }, duration(e.read - millis(e.connected_since)))
+      : "") },
   { key: "software", title: "Release", value: (e) => e.software,
     cell: (e) => e.software || el("span", { class: "unknown" }, "unknown") },
   { key: "clock", title: "Clock", value: (e) => (clock(e) ? 0 : e.clock_off_seconds ?? null),
@@ -67,7 +69,7 @@ export function fleet({ main, signal, onChange }) {
   const troubles = el("div");
   const text = el("input", { type: "search", id: "edge-filter", placeholder: "name, group, release, alarm" });
   const states = el("select", { id: "edge-state" },
-    ["any state", "alarm", "late", "linked", "not linked here", "retired"].map((each) => el("option", {}, each)));
+    ["any state", "alarm", "late", "linked", "not linked", "retired"].map((each) => el("option", {}, each)));
   const apply = () => {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
     const wanted = states.value;
@@ -115,7 +117,7 @@ export function fleet({ main, signal, onChange }) {
 function figures(edges, summary, isWhole) {
   const more = isWhole ? "" : "+";
   const of = (matches) => count(edges.filter(matches).length) + more;
-  const told = [["Edges", count(edges.length) + more, ""], ["Linked here", of((e) => e.connected_since), ""],
+  const told = [["Edges", count(edges.length) + more, ""], ["Linked", of((e) => e.connected_since), ""],
     ["With alarms", of((e) => e.alarms.length && !e.retired), edges.some((e) => e.alarms.length && !e.retired) && "bad"],
     ["Late", of((e) => !e.retired && lag(e) > LATE_MS), ""],
     ["Missing records", count(edges.reduce((sum, e) => sum + (e.retired ? 0 : e.missing_records), 0)) + more, ""]];

@@ -58,6 +58,11 @@ class TenantCounts:
             self._opening[lane] = sequencer
         return None
 
+    def has_stream(self, tenant: str, stream: str) -> bool:
+        """Return whether a shard of this process has a stream: a deleted one is in none."""
+        shards = self._shards()
+        return shards is not None and any(each.loaded and each.state.has_stream(tenant, stream) for each in shards)
+
     def closed(self, lane: Lane) -> None:
         """Note that a lane is closed: without a record it is none."""
         self._opening.pop(lane, None)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
+from weft.cloud_hub.declared.tenants.use import NAMED_MAX
 from weft.config.log_lines.repeats import Repeats, left_out
+from weft.config.metrics.exposition import Sample
 from weft.config.units import format_size
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.hub_keys import table_key
@@ -49,6 +52,11 @@ class TenantSizes:
     def of(self, tenant: str) -> int | None:
         """Return the bytes of a tenant's tables of all rows; None without a quota, and before the first look."""
         return self._sizes.get(tenant)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the sizes for Prometheus. At most ``NAMED_MAX`` tenants have quotas of them in the metrics."""
+        for tenant, size in islice(sorted(self._sizes.items()), NAMED_MAX):
+            yield Sample("weft_hub_tenant_table_bytes", size, (tenant,))
 
     def held(self, key: StreamKey) -> str | None:
         """Return why a stream's table gets no rows for now; None if it does."""

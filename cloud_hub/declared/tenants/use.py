@@ -16,6 +16,7 @@ from weft.cloud_hub.declared.tenants.counts import TenantCounts
 from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
 from weft.cloud_hub.declared.tenants.rates import SECOND, TenantRate
 from weft.config.metrics.exposition import Sample
+from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.presence.nodes import TENANTS_MAX, NodeEntry
 
 KNOWN_MAX = 4096
@@ -24,6 +25,8 @@ STREAMS_MAX = 1000
 """Maximum number of streams of one tenant with an account of their own."""
 NAMED_MAX = 100
 """Maximum number of tenants with series of their own in the metrics."""
+STREAMS_NAMED_MAX = 500
+"""Maximum number of streams with series of their own."""
 OTHERS = "(other)"
 """Name of all others. No tenant and no stream can have it."""
 LOOK_S = 5.0
@@ -114,6 +117,8 @@ class Tenants:
         """The account of tenants without one of their own."""
         self._named: dict[str, None] = {}
         """Tenants with series of their own, in the order of their first links."""
+        self._named_streams: dict[StreamKey, None] = {}
+        """Streams with series of their own, in the order of their first data."""
         self._told: frozenset[str] = frozenset()
         self._task = BackgroundTask()
 
@@ -204,6 +209,23 @@ class Tenants:
                 links, waited, refused = links + len(use.links), waited + use.waited_ns, refused + use.refused
         if len(self._of) > len(self._named) or self._rest.records:
             yield from _samples(OTHERS, rest, links, waited, refused)
+        yield from self._streams()
+
+    def _streams(self) -> Iterator[Sample]:
+        rest = self._rest.bytes
+        for use in self._of.values():
+            for stream, came in use.streams.items():
+                key = use.name, stream
+                if stream != OTHERS and not self.counts.has_stream(*key):  # it was deleted, or its shards moved
+                    continue
+                if key not in self._named_streams and len(self._named_streams) < STREAMS_NAMED_MAX:
+                    self._named_streams[key] = None
+                if key in self._named_streams:
+                    yield Sample("weft_hub_stream_received_bytes_total", came.bytes, key)
+                else:
+                    rest += came.bytes
+        if rest:
+            yield Sample("weft_hub_stream_received_bytes_total", rest, (OTHERS, OTHERS))
 
 
 def _samples(name: str, total: StreamUse, links: int, waited_ns: int, refused: int) -> Iterator[Sample]:

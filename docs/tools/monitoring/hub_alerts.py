@@ -50,6 +50,24 @@ COMMITTING = (
         "watch-a-fleet.md", by_instance=False,
     ),
     Alert(
+        "WeftHubEdgesSilent", 'sum by (job) (weft_hub_edges_silent{over="4m"}) > 0', "1m", WARNING,
+        "{{ $value }} edges were not heard of for four minutes or more",
+        "`weft hub status` at any host names them, and since when. Look at their power and their network.",
+        "watch-a-fleet.md", by_instance=False,
+    ),
+    Alert(
+        "WeftHubEdgesSilentForADay", 'sum by (job) (weft_hub_edges_silent{over="1d"}) > 0', "1m", CRITICAL,
+        "{{ $value }} edges were not heard of for a day or more",
+        "`weft hub status` at any host names them. Their disks fill up; what is gone for good, `weft hub retire` ends.",
+        "watch-a-fleet.md", by_instance=False,
+    ),
+    Alert(
+        "WeftHubBackupOld", f"min by (job) (weft_hub_backup_age_seconds < +Inf) > 2 * {_DAY_S}", "1h", WARNING,
+        "the last complete backup has nothing of the last {{ $value | humanizeDuration }}",
+        "Run `weft hub backup`, and look at the timer that should. `weft hub status` names the place of the last one.",
+        "backup-and-restore.md", by_instance=False,
+    ),
+    Alert(
         "WeftHubConflict", "weft_hub_conflicts > 0", "1m", CRITICAL, "a second node claims the log of an edge",
         "`weft hub status` names it. Stop the copy that should not run.", "two-copies-of-a-node.md",
     ),

@@ -6,6 +6,7 @@ from docs.tools.monitoring.panel import Row, Variable, dashboard, figure, plot, 
 
 _HUB = '{job=~"$job"}'
 _STREAMS = '{job=~"$job", tenant=~"$tenant"}'
+_SILENT = '{job=~"$job", over="4m"}'
 _RATE = "[$__rate_interval]"
 _WORST = 20
 
@@ -30,6 +31,7 @@ ROWS = (
         (
             figure("Processes that answer", f"count(weft_hub_build_info{_HUB})"),
             figure("Edges linked", f"sum(weft_hub_links{_HUB})"),
+            figure("Edges silent", f"sum(weft_hub_edges_silent{_SILENT})", red_from=1),
             figure("Shards without a store", f"sum(weft_hub_store_trouble{_HUB})", red_from=1),
             figure("Conflicts", f"sum(weft_hub_conflicts{_HUB})", red_from=1),
             figure("Stopped tables", f"sum(weft_hub_stopped_tables{_HUB})", red_from=1),
@@ -62,6 +64,8 @@ ROWS = (
             plot("Trouble", (_sum("weft_hub_retries_total"), "waits for the store"),
                  (_sum("weft_hub_unclear_total"), "unclear creations"),
                  (_sum("weft_hub_reloads_total"), "shards loaded again"), unit="cps"),
+            plot("Requests", (_sum("weft_hub_store_requests_total", "kind"), "{{kind}}"), unit="cps",
+                 about="Calls of the store, by what it charges for them."),
             plot("Foreign chunks", (_sum("weft_hub_foreign_chunks_total"), "of other nodes"), unit="cps",
                  about="Chunks that other processes wrote to shards of this one."),
         ),
@@ -70,6 +74,8 @@ ROWS = (
         "Links",
         (
             plot("Edges linked", (f"sum by (instance) (weft_hub_links{_HUB})", "{{instance}}")),
+            plot("Edges silent", (f"sum by (over) (weft_hub_edges_silent{_HUB})", "{{over}} and longer")),
+            plot("Edges in alarm", (f"sum by (reason) (weft_hub_edges_in_alarm{_HUB})", "{{reason}}")),
             plot("Sessions refused", (_sum("weft_hub_sessions_refused_total"), "lanes"), unit="cps"),
             plot("Handshakes that failed", (_sum("weft_hub_tls_handshakes_failed_total"), "TLS"),
                  (_sum("weft_hub_tls_connections_rate_limited_total"), "too many from an address"), unit="cps"),
@@ -82,6 +88,8 @@ ROWS = (
         "Streams",
         (
             table("Largest", f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_records{_STREAMS}))"),
+            table("Growth, bytes a day", f"topk({_WORST}, sum by (tenant, stream)"
+                  f" (86400 * rate(weft_hub_stream_received_bytes_total{_STREAMS}[1h])))", "bytes"),
             table("Busiest, records a second",
                   f"topk({_WORST}, max by (tenant, stream) (deriv(weft_hub_stream_records{_STREAMS}[5m])))", "cps"),
             table(
@@ -119,6 +127,7 @@ ROWS = (
         "Clocks, declarations and processes",
         (
             plot("Clock ahead of the store's", (f"weft_hub_clock_off_seconds{_HUB}", "{{instance}}"), unit="s"),
+            plot("Age of the last backup", (f"min(weft_hub_backup_age_seconds{_HUB} < +Inf)", "age"), unit="s"),
             plot("Age of the cluster log", (f"weft_hub_cluster_log_age_seconds{_HUB}", "{{instance}}"), unit="s"),
             plot("Processor", (f"rate(process_cpu_seconds_total{_HUB}{_RATE})", "{{instance}}")),
             plot("Memory", (f"process_resident_memory_bytes{_HUB}", "{{instance}}"), unit="bytes"),

@@ -29,7 +29,7 @@ from weft.storage.object_store.memory import MemoryStore
 def test_without_tokens_all_addresses_of_one_customer_share_a_budget(remote: str, owner: str) -> None:
     access = Access(Credentials(None, False, lambda: 0), open_to_network=True)
     request = make_mocked_request("GET", "/v1/streams").clone(remote=remote)
-    assert access.owner(request) == Owner(OwnerKind.ADDRESS, owner)
+    assert access.charged(request).owner == Owner(OwnerKind.ADDRESS, owner)
 
 
 async def test_refused_requests_and_links_are_events_with_an_owner(

@@ -27,7 +27,9 @@ def shape(value: Any) -> Any:
     """What stays of a document when its values change: keys, and kinds of values."""
     if isinstance(value, dict):
         # Shard numbers are values.
-        return {"#" if key.isdigit() else key: shape(item) for key, item in value.items()}
+        # Whom a moment waits for depends on how fast the machine is.
+        kept = {key: [] if key == "held_back_by" else item for key, item in value.items()}
+        return {"#" if key.isdigit() else key: shape(item) for key, item in kept.items()}
     if isinstance(value, list):
         return [shape(item) for item in value]
     return type(value).__name__
@@ -75,7 +77,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
                 assert shape(answer) == shape(json.loads(example[1])), f"{path}: change the example in api.md"
                 if ("GET", path) in BY_PATH:
                     check_answer("GET", path, answer)
-    assert sum(EXAMPLE.search(text) is not None for text in SECTIONS.values()) == len(SECTIONS) - 13  # none here
+    assert sum(EXAMPLE.search(text) is not None for text in SECTIONS.values()) == len(SECTIONS) - 14  # none here
 
 
 async def test_a_node_without_tables_does_not_guess_their_rows(tmp_path: Path) -> None:

@@ -37,9 +37,15 @@ async def test_the_files_need_no_token_and_everything_else_does(tmp_path: Path) 
             assert (await get(hub, path))[0] == 401
 
 
+async def test_the_hubs_address_leads_to_the_console() -> None:
+    async with running_hub(MemoryStore()) as hub, aiohttp.ClientSession(hub.url) as session:
+        answer = await session.get("/")
+        assert (answer.status, answer.url.path, answer.content_type) == (200, WAY, "text/html")
+
+
 async def test_a_page_under_a_foreign_name_is_refused() -> None:
     async with running_hub(MemoryStore(), hosts=frozenset()) as hub, aiohttp.ClientSession(hub.url) as session:
-        for path in (WAY, f"{WAY}/console.js", "/v1/changes"):
+        for path in ("/", WAY, f"{WAY}/console.js", "/v1/changes"):
             assert (await session.get(path, headers={"Host": "evil.example"})).status == 421
 
 

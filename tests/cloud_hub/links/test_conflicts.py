@@ -39,7 +39,7 @@ def log_of(count: int) -> EdgeLog:
 
 async def held_back(hub: Hub) -> list[str]:
     status, answer = await get(hub, COMPLETENESS)
-    return [each["reason"] for each in answer["held_back_by"]] if status == 200 else []
+    return [each["reason"] for each in answer["held_back_by"] if each["reason"] != "late"] if status == 200 else []
 
 
 async def moment(hub: Hub) -> str | None:

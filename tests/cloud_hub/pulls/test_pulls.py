@@ -57,7 +57,7 @@ def vibrations(hub: Any) -> list[LaneState]:
 
 async def completeness(hub: Any) -> Any:
     _, body = await call(hub, "GET", "/v1/streams/vibration/completeness")
-    held_back_by = [each["edge"] for each in body["held_back_by"]]
+    held_back_by = [each["edge"] for each in body["held_back_by"] if each["reason"] != "late"]
     del body["lanes"]  # with the times of their last chunks
     return body | {"held_back_by": held_back_by}
 

@@ -309,6 +309,36 @@ def test_an_epoch_taken_at_another_node_ends_the_session_here() -> None:
     play(story)
 
 
+def test_the_end_of_a_session_whose_edge_has_left_is_not_told_as_a_copied_log() -> None:
+    """A node that was stopped finds that its edges went on elsewhere. They have made records since they came here."""
+
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        left = Session(sequencer, LANE, 1, offered_end=3)
+        assert await left.open()
+        await left.send(0, 9)
+        await left.until_acked(0, 9)
+        late = Session(sequencer, OTHER, 1, offered_end=3)
+        elsewhere = make_sequencer(store.inner, random.Random(3))
+        await elsewhere.start()
+        store.running.clear()  # this node is stopped, the one session open, the other about to be
+        opening = asyncio.create_task(late.open())
+        for lane in (LANE, OTHER):
+            await opened(elsewhere, lane, epoch=2)
+        await asyncio.sleep(40)
+        store.running.set()
+        assert not await opening
+        await asyncio.sleep(5)
+        for session in (left, late):
+            assert session.refusal is RefuseCode.IDENTITY_CONFLICT
+            assert "a connection with epoch 2 has taken over, this one has 1" in session.told
+        copy = Session(sequencer, LANE, 1, offered_end=3)
+        assert not await copy.open()
+        assert "restored from an old copy" in copy.told
+        await elsewhere.close()
+
+    play(story)
+
+
 def test_a_reader_sees_what_another_node_wrote_while_this_node_s_commit_had_no_answer() -> None:
     async def story(sequencer: Sequencer, store: FaultyStore) -> None:
         session = await opened(sequencer)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,6 +195,28 @@ def test_the_command_skips_once_and_says_what(tmp_path: Path) -> None:
     )  # fmt: skip
     assert weft(*arguments).output == "the table of default/telemetry skips offsets 1 to 2 of shard 0 already\n"
     assert "has offsets 0 to 5 of the stream" in str(weft(*arguments[:7], "90", *arguments[8:]).exception)
+
+
+def test_offsets_that_are_rows_are_not_skipped(tmp_path: Path) -> None:
+    async def prepare() -> None:
+        from weft.storage.object_store import open_store
+
+        store = open_store(str(tmp_path / "store"))
+        log = await LogWriter.open(store, 1)
+        await log.append(0, BEFORE)
+        await TableService(store, log.cluster).run_once()
+        await log.append(0, Run(OTHER, 0, 2))
+
+    asyncio.run(prepare())
+    config = tmp_path / "hub.yaml"
+    config.write_text(f"store: {tmp_path}/store\nshards: 1\n")
+
+    def said(first: int, end: int) -> Any:
+        span = ("--from", str(first), "--to", str(end))
+        return weft("hub", "skip", config, "telemetry", *span, "--reason", "a test", "--yes")
+
+    assert "the table has all offsets of shard 0 below 5, so none of these stops it" in str(said(0, 5).exception)
+    assert said(5, 6).output == "the table of default/telemetry skips offsets 5 to 5 of shard 0: a test\n"
 
 
 async def test_a_table_that_was_moved_away_after_its_chunks_were_deleted_says_how_to_go_on(

@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
@@ -25,6 +26,7 @@ from weft.storage.manifest import changed
 from weft.storage.object_store import NotFound, Object, StoreError, open_store
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Buffer
+from weft.storage.presence.nodes import NodeEntry
 from weft.storage.store_formats import check_store
 
 
@@ -346,3 +348,32 @@ async def test_a_damaged_record_and_one_of_a_later_release_are_named() -> None:
         await place.create(RECORD, data)
         with pytest.raises(BackupUnusable, match=sentence):
             await view_of(place)
+
+
+async def test_a_place_that_a_hub_process_uses_is_refused_also_when_it_comes_meanwhile() -> None:
+    store, place = MemoryStore(), MemoryStore()
+    await busy(store)
+    await backed_up(store, place)
+    now = 1_900_000_000_000_000_000
+    entry = NodeEntry("1", "http://127.0.0.1:8090", "weft", 1, now - 4_000_000_000, name="hub-1:8090")
+    used = MemoryStore()
+    await used.create("nodes/1", msgspec.json.encode(entry))
+    with pytest.raises(BackupUnusable, match=r"hub-1:8090 at http://127.0.0.1:8090 wrote to it 4 s ago. Stop it"):
+        await restore(await view_of(place), used, clock=lambda: now, note=quiet)
+
+    class Joined(MemoryStore):
+        joins = True
+
+        async def create(self, key: str, data: Buffer) -> str:
+            if key.startswith("shard-0/chunk/") and self.joins:
+                self.joins = False
+                await super().create("nodes/1", msgspec.json.encode(entry))
+            return await super().create(key, data)
+
+    joined = Joined()
+    with pytest.raises(BackupUnusable, match="a hub process uses this place"):
+        await restore(await view_of(place), joined, clock=lambda: now, note=quiet)
+    assert "cluster.json" not in [item.key for item in await joined.list("")]
+    await joined.delete("nodes/1")
+    await restore(await view_of(place), joined, clock=lambda: now, note=quiet)
+    assert await states(joined) == await states(await restored(place))

@@ -215,6 +215,7 @@ def test_no_task_shows_its_token(served: Serving, token_file: Path) -> None:
         ({"hub": "http://h:1", "store": "/data"}, "store: with the option hub, the store is not read"),
         ({"hub": "http://h:1", "store.aws_region": "x"}, "with the option hub, the store is not read"),
         ({"hub": "ftp://h"}, "hub: expected http://host:port"),
+        ({"hub": "127.0.0.1:8090"}, "without a password; got 127.0.0.1:8090"),
         ({"hub": "http://u:p@h:1"}, "without a password; got http://h"),
         ({"hub": " , "}, "the URL of at least one node"),
         ({"hub": "http://[::1"}, "a URL that cannot be read"),

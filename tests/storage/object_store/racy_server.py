@@ -13,10 +13,19 @@ from aiohttp import web
 _OPTIONS = {"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 
-class _Bucket:
+class RacyBucket:
+    """The bucket of the server.
+
+    Args:
+        checks_late: whether a condition is looked at when the whole request has come, as it must be.
+    """
+
     def __init__(self, *, checks_late: bool) -> None:
         self._objects: dict[str, bytes] = {}
-        self._checks_late = checks_late
+        self.checks_late = checks_late
+        self.puts = 0
+        self.unavailable = 0
+        """Number of next PUTs that are answered with 503."""
         self._one_at_a_time = asyncio.Lock()
 
     def _etag(self, key: str) -> str | None:
@@ -31,7 +40,11 @@ class _Bucket:
 
     async def put(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
-        if self._checks_late:
+        self.puts += 1
+        if self.unavailable:
+            self.unavailable -= 1
+            return web.Response(status=503)
+        if self.checks_late:
             body = await request.read()
             refused = self._refused(request, key)
         else:
@@ -90,13 +103,16 @@ _MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 @asynccontextmanager
-async def racy_server(*, checks_late: bool) -> AsyncIterator[tuple[str, dict[str, str]]]:
+async def racy_server(
+    *, checks_late: bool = True, bucket: RacyBucket | None = None
+) -> AsyncIterator[tuple[str, dict[str, str]]]:
     """Run the server; yield the URI of its bucket and the options.
 
     Args:
-        checks_late: whether a condition is looked at when the whole request has come, as it must be.
+        checks_late: as of a new bucket.
+        bucket: instead of a new one.
     """
-    bucket = _Bucket(checks_late=checks_late)
+    bucket = bucket or RacyBucket(checks_late=checks_late)
     application = web.Application(client_max_size=64 << 20)
     path = "/bucket{slash:/?}{key:.*}"
     application.add_routes([

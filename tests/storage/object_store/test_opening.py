@@ -41,6 +41,12 @@ def test_credentials_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
     assert "pass@" not in str(told.value)
 
 
+def test_options_in_a_uri_are_refused_and_not_shown() -> None:
+    with pytest.raises(ValueError, match="no options behind") as told:
+        open_store("s3://bucket/x?secret_access_key=hunter2")
+    assert "hunter2" not in str(told.value)
+
+
 def test_a_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("obstore", "obstore.exceptions", "obstore.store"):
         monkeypatch.setitem(sys.modules, name, None)

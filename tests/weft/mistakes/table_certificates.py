@@ -130,12 +130,25 @@ CERTIFICATES = [
     Mistake(
         "a hub's certificate that has expired",
         "hub check hub.yaml --offline",
-        "warning: hub.yaml:3: tls.certificate: edges and readers refuse <dir>/expired.crt: it has expired on <past>. "
+        "weft: hub.yaml:3: tls.certificate: edges and readers refuse <dir>/expired.crt: it has expired on <past>. "
         "Renew it",
+        files=hub(
+            "store: store\nlisten: 127.0.0.1:0\ntls: {certificate: expired.crt, key: expired.key}\n",
+            **{"expired.crt": "<expired.crt>", "expired.key@0600": "<expired.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub's certificate as the authority of edges",
+        "hub check hub.yaml --offline",
+        "warning: hub.yaml:3: tls.client_ca: <dir>/long.crt holds no authority, but the certificate of 'long': no "
+        "client is accepted but with that very certificate. Name an authority\n"
+        "warning: hub.yaml:3: tls.certificate: <dir>/long.crt has no subjectAltName, so most clients refuse it. Issue "
+        "one with the hub's names",
         exit_status=0,
         files=hub(
-            "store: store\nlisten: '[::]:0'\ntls: {certificate: expired.crt, key: expired.key, client_ca: good.crt}\n",
-            **{"expired.crt": "<expired.crt>", "expired.key@0600": "<expired.key>", "good.crt": "<good.crt>"},
+            "store: store\nlisten: 127.0.0.1:0\ntls: {certificate: long.crt, key: long.key, client_ca: long.crt}\n",
+            **{"long.crt": "<long.crt>", "long.key@0600": "<long.key>"},
         ),
         in_process=True,
     ),
@@ -169,7 +182,9 @@ CERTIFICATES = [
     Mistake(
         "a link's certificate that has expired",
         "edge check edge.yaml",
-        "weft: edge.yaml:6: links.cloud.certificate: the hub refuses <dir>/expired.crt: it has expired on <past>. "
+        "edge.yaml:6: links.cloud.certificate: the hub refuses the link: <dir>/expired.crt is for 'expired', and this "
+        "edge is 'press-shop-7'. Issue one with this common name\n"
+        "edge.yaml:6: links.cloud.certificate: the hub refuses <dir>/expired.crt: it has expired on <past>. "
         "Renew it",
         files=edge(
             link("https://127.0.0.1:1", "certificate: expired.crt, key: expired.key"),

@@ -112,7 +112,7 @@ CREDENTIALS = [
         "a token file that is not there",
         "edge check edge.yaml",
         "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: there is no such file. Write the token into it "
-        "that `weft token create` printed on the hub",
+        "that `weft token add` printed on the hub",
         files=edge(QUIET + "links: {cloud: {to: 'http://localhost:8090', token_file: token}}\n"),
         in_process=True,
     ),
@@ -155,16 +155,16 @@ CREDENTIALS = [
         "a token over http to another machine",
         "edge check edge.yaml",
         "warning: edge.yaml:7: links.cloud.to: the token crosses the network in clear text to "
-        "http://hub.example.com. Use https",
+        "http://hub.example.com:8090. Use https",
         exit_status=0,
-        files=edge(QUIET + "links: {cloud: {to: 'http://hub.example.com', token_file: token}}\n", token="abc\n"),
+        files=edge(QUIET + "links: {cloud: {to: 'http://hub.example.com:8090', token_file: token}}\n", token="abc\n"),
         in_process=True,
     ),
     Mistake(
         "no token for a hub on another machine",
         "edge check edge.yaml",
         "warning: edge.yaml:7: links.cloud.token_file: is missing: hubs that other machines reach require a "
-        "token. `weft token create` creates one there",
+        "token. `weft token add` creates one there",
         exit_status=0,
         files=edge(QUIET + "links: {cloud: {to: 'https://hub.example.com'}}\n"),
         in_process=True,
@@ -187,7 +187,7 @@ CREDENTIALS = [
     Mistake(
         "a hub's tokens file that is not there",
         "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:3: tokens_file: <dir>/tokens: there is no such file. `weft token create NAME --file "
+        "weft: hub.yaml:3: tokens_file: <dir>/tokens: there is no such file. `weft token add NAME --file "
         "<dir>/tokens ...` creates one",
         exit_status=1,
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n"),
@@ -204,7 +204,7 @@ CREDENTIALS = [
         "a token in the hub's tokens file",
         "hub check hub.yaml",
         "weft: hub.yaml:3: tokens_file: <dir>/tokens is not a tokens file (Expected object, got str). Restore "
-        "it, or name a file that `weft token create` made",
+        "it, or name a file that `weft token add` made",
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="abc\n"),
         in_process=True,
     ),
@@ -212,7 +212,7 @@ CREDENTIALS = [
         "a hub's tokens file without tokens",
         "hub check hub.yaml",
         "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so the hub refuses every request. `weft "
-        "token create` adds one",
+        "token add` adds one",
         exit_status=0,
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="tokens: []\n"),
         in_process=True,

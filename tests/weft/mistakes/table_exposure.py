@@ -8,7 +8,7 @@ USERS = "alice:$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0c2FsdA$cGFzc3dvcmR
 TOKENS = "tokens: []\n"
 NO_TOKEN = (
     "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so the hub refuses every request. `weft token "
-    "create` adds one"
+    "add` adds one"
 )
 EXPOSURE = [
     Mistake(
@@ -51,6 +51,20 @@ EXPOSURE = [
         "warning: edge.yaml: http: every program that reaches 0.0.0.0:0 may read the status page, which names streams, "
         "hubs and topics. Bind to 127.0.0.1, unless you trust that network",
         exit_status=0,
+        files=edge(
+            STREAM
+            + "http: {bind: '0.0.0.0:0', anonymous: allowed_beyond_loopback, hosts: []}\nlisteners: {mqtt: null}\n"
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a status page that web pages of strangers may read",
+        "edge check edge.yaml",
+        "warning: edge.yaml: http: every program that reaches 0.0.0.0:0 may read the status page, which names streams, "
+        "hubs and topics. Bind to 127.0.0.1, unless you trust that network\n"
+        "warning: edge.yaml: http: a web page in a browser of that network may read the status page under a name of "
+        "its own (DNS rebinding). List the names of the node in http.hosts, or none: `hosts: []`",
+        exit_status=0,
         files=edge(STREAM + "http: {bind: '0.0.0.0:0', anonymous: allowed_beyond_loopback}\nlisteners: {mqtt: null}\n"),
         in_process=True,
     ),
@@ -67,7 +81,18 @@ EXPOSURE = [
         "a hub for everyone in the network",
         "hub check hub.yaml --offline",
         "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
-        "token create` creates one",
+        "token add` creates one",
+        exit_status=0,
+        files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\nhosts: []\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub that web pages of strangers may read",
+        "hub check hub.yaml --offline",
+        "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
+        "token add` creates one\n"
+        "warning: hub.yaml: hosts: is missing: a web page in a browser of that network may read all under a name of "
+        "its own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\n"),
         in_process=True,
@@ -107,8 +132,8 @@ EXPOSURE = [
     Mistake(
         "a hub's tokens file that everyone may read",
         "hub check hub.yaml --offline",
-        f"{NO_TOKEN}\nwarning: hub.yaml:3: tokens_file: every user of this machine may read <dir>/tokens (mode 644). "
-        "Run `chmod o-rwx <dir>/tokens`",
+        "warning: hub.yaml:3: tokens_file: every user of this machine may read <dir>/tokens (mode 644). "
+        f"Run `chmod o-rwx <dir>/tokens`\n{NO_TOKEN}",
         exit_status=0,
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", **{"tokens@0644": TOKENS}),
         in_process=True,

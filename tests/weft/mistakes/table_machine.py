@@ -272,4 +272,28 @@ MACHINE = [
         files=hub("store: store\nlisten: 127.0.0.1:<busy>\nprocesses: 1\n"),
         in_process=True,
     ),
+    Mistake(
+        "a backup in a folder that is not there",
+        "hub restore --from nowhere --to new",
+        "weft: nowhere to new: there is no such folder. Name the place that `weft hub backup --to` wrote",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "a hub's store in place of its backup",
+        "hub restore --from store --to new",
+        "weft: store to new: the place holds a hub's store and no backup. Name the place that `weft hub backup --to` "
+        "wrote",
+        exit_status=1,
+        files={"store/cluster.json": "{}"},
+        in_process=True,
+    ),
+    Mistake(
+        "a store within the backup that it is restored from",
+        "hub restore --from backup --to backup/store",
+        "weft: backup to backup/store: the new store would be inside the backup: name another place",
+        exit_status=1,
+        files={"backup/backup.json": "{}"},
+        in_process=True,
+    ),
 ]

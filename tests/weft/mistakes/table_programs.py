@@ -91,7 +91,7 @@ PROGRAMS = [
     ),
     Mistake(
         "a token's name twice, for a program",
-        "token create bi --file tokens --scope reader --json",
+        "token add bi --file tokens --scope reader --json",
         '{"error":"tokens: there is a token \'bi\' already; revoke it first, or choose another '
         'name","exit_status":2,"problems":[]}',
         files={"tokens": "<tokens>"},

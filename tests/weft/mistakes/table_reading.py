@@ -243,16 +243,17 @@ READING = [
     Mistake(
         "hub status without the token",
         "hub status <hub>/hub.yaml",
-        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the token gives no access to the "
-        "status page. Give an admin token with --token-file (`weft token create`)",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the hub wants a token, and none "
+        "was given. Give one with --token-file; `weft hub token add CONFIG NAME --scope admin --to FILE` makes one",
         exit_status=1,
         in_process=True,
     ),
     Mistake(
         "hub status with a token for an edge",
         "hub status <hub>/hub.yaml --token-file <hub>/shop.token",
-        "weft: http://127.0.0.1:<hub port>/v1/status answered 403 Forbidden: the token gives no access to the "
-        "status page. Give an admin token with --token-file (`weft token create`)",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 403 Forbidden: the token 'shop' of tenant default "
+        "has the scope edge. Give another one with --token-file: use a token of scope admin (`weft hub token add NAME "
+        "--scope admin`), or the grant status",
         exit_status=1,
         in_process=True,
     ),

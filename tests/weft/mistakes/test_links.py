@@ -83,8 +83,8 @@ LINKS = [
     ),
     Link(
         "a hub whose authority is not known", "untrusted", "to: 'https://127.0.0.1:<tls port>'", "waiting",
-        "https://127.0.0.1:<tls port>: the hub's certificate is refused (self-signed certificate). Name the hub as its "
-        "certificate does, and trust its authority",
+        "https://127.0.0.1:<tls port>: the hub's certificate is refused (self-signed certificate). Name the "
+        "certificate of its authority in the link's `ca_file`",
     ),
     Link(
         "a status page in place of the hub", "page", "to: 'http://127.0.0.1:<node http>'", "refused",

@@ -27,7 +27,9 @@ def test_the_time_is_iso_8601_in_utc_to_the_millisecond(monkeypatch: pytest.Monk
     assert LineFormatter().format(record) == "2025-11-20T07:51:26.062Z WARNING part: said"
 
 
-@pytest.mark.parametrize("hostile", ["a\nb", "a\r\nb", "a\x1b[2Jb", "a\x00b", "a\x85b", "a\u2028b", "a\x9b31mb"])
+@pytest.mark.parametrize(
+    "hostile", ["a\nb", "a\r\nb", "a\x1b[2Jb", "a\x00b", "a\x85b", "a\u2028b", "a\x9b31mb", "a\u202eb", "a\u2066b"]
+)
 def test_what_a_client_wrote_is_one_line_and_drives_no_terminal(hostile: str) -> None:
     written = line("client %s", hostile)
     assert TIME.match(written)

@@ -32,7 +32,7 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", sometimes)
     signals = Signals()
-    node = asyncio.create_task(Supervisor(lambda _number, _alive: ["--version"], 1).run(signals))
+    node = asyncio.create_task(Supervisor(lambda _number, _alive, _first: ["--version"], 1).run(signals))
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(PATIENCE_S):
             await again.wait()
@@ -61,7 +61,7 @@ async def test_a_process_that_is_killed_before_it_is_ready_is_started_again(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", killed_at_first)
     signals = Signals()
-    node = asyncio.create_task(Supervisor(lambda _number, _alive: ["--version"], 1).run(signals))
+    node = asyncio.create_task(Supervisor(lambda _number, _alive, _first: ["--version"], 1).run(signals))
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(PATIENCE_S):
             await again.wait()
@@ -73,11 +73,11 @@ async def test_a_process_that_is_killed_before_it_is_ready_is_started_again(
 
 async def test_a_process_that_never_was_ready_ends_the_node() -> None:
     with pytest.raises(DidNotStart) as ended:
-        await Supervisor(lambda _number, _alive: ["no-such-command"], 1).run(Signals())
+        await Supervisor(lambda _number, _alive, _first: ["no-such-command"], 1).run(Signals())
     assert ended.value.status == 2
 
 
 async def test_a_machine_that_starts_no_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(CannotStart, match=r"process 0 of the hub, /nonexistent/python, cannot be started: No such"):
-        await Supervisor(lambda _number, _alive: ["--version"], 1).run(Signals())
+        await Supervisor(lambda _number, _alive, _first: ["--version"], 1).run(Signals())

@@ -9,7 +9,16 @@ import click
 
 from weft.commands.acts.authors import Decided
 from weft.commands.acts.file_acts import acting_on_file, by_option, reason_option
-from weft.commands.common import ExistingPath, certificate_of, config_argument, get_status, json_option, load_hub, using
+from weft.commands.common import (
+    ExistingPath,
+    TokenGroup,
+    certificate_of,
+    config_argument,
+    get_status,
+    json_option,
+    load_hub,
+    using,
+)
 from weft.output import Refused, harmless, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -63,7 +72,7 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
     return Scope.GRANTED if scope is None else Scope(scope)
 
 
-@click.group("token")
+@click.group("token", cls=TokenGroup)
 def command() -> None:
     """Manage the tokens file of a hub.
 
@@ -79,7 +88,7 @@ def command() -> None:
 @reason_option
 @by_option
 @json_option
-def create(
+def add(
     name: str,
     path: str,
     *,
@@ -91,7 +100,7 @@ def create(
     by: str | None,
     as_json: bool,
 ) -> None:
-    """Create token NAME and print it. The token is shown only once and stored nowhere."""
+    """Add token NAME and print it. The token is shown only once and stored nowhere."""
     from weft.cloud_hub.api.tokens import TokensUnusable, create_token
 
     access = access_of(scope, grants, edge)
@@ -115,19 +124,19 @@ def create(
 @reason_option
 @by_option
 @json_option
-def revoke(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
-    """Revoke token NAME. Running hubs reject it immediately, and its links end within seconds."""
+def remove(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
+    """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
     from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
     try:
         with using(path), acting_on_file(path, f"token {name}", Decided(by, reason)):
-            revoked = revoke_token(path, name)
+            removed = revoke_token(path, name)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     if as_json:
-        print_json({"revoked": _facts(revoked)})
+        print_json({"removed": _facts(removed)})
     else:
-        click.echo(f"revoked {name}")
+        click.echo(f"removed {name}")
 
 
 @command.command("list")
@@ -162,7 +171,7 @@ def read_file(path: str) -> list[TokenIdentity]:
     from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:
-        with using(path, makes="weft token create"), open(path, "rb") as file:
+        with using(path, makes="weft token add"), open(path, "rb") as file:
             return read_tokens(file.read(), path)
     except TokensUnusable as error:
         raise Refused(str(error)) from None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+import msgspec
 
 from weft.commands.common import config_argument, json_option, load_hub, open_hub_store, store_trouble
+from weft.config.units import is_bucket
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.text.record import timestamp
 
@@ -17,11 +21,17 @@ if TYPE_CHECKING:
     from weft.proofs.backup.copying import Copied
     from weft.proofs.backup.record import BackupRecord
     from weft.proofs.verify.report import LaneEnd, VerifyReport
+    from weft.storage.object_store import ObjectStore
 
 T = TypeVar("T")
 EDGES_SHOWN = 20
 RUNS_SHOWN = 5
 """Runs of lost records that are shown of a lane."""
+OPEN = (
+    "the cluster log of this store demands no token: a hub of it without `tokens_file`, `jwt` or `anonymous: never` "
+    "admits everybody. Tokens that were declared after the backup are not there: `weft hub token add`"
+)
+"""Warning at the end of a restore or a verification of a store that admits everybody."""
 
 
 def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -43,6 +53,30 @@ def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
         raise Failed(f"{uris}: {store_trouble(uris, error)}. Run the command again: it goes on") from None
 
 
+def _refuse_links(uri: str) -> None:
+    """Refuse a folder with links to other folders, whose files a restore would copy with the rights of its user."""
+    if is_bucket(uri):
+        return
+    for folder, folders, _ in os.walk(uri):
+        for name in folders:
+            if os.path.islink(path := os.path.join(folder, name)):
+                raise Failed(f"{uri}: {path} is a symbolic link, and a backup has none. Ask who may write there")
+
+
+async def _is_open(store: ObjectStore) -> bool:
+    """Return whether the cluster log of a store, or of a backup, demands no token. One that cannot be read does."""
+    from weft.cloud_hub.declared.credentials import demands_tokens
+    from weft.protocols.errors import CodecError
+    from weft.storage.cluster import open_cluster
+    from weft.storage.cluster_log.log import ClusterLog
+
+    try:
+        state = await ClusterLog(store, (await open_cluster(store, None)).cluster_id).load()
+    except CodecError:
+        return False
+    return not demands_tokens(state) and not state.skipped
+
+
 def _note(as_json: bool) -> Callable[[str], None]:
     return (lambda line: None) if as_json else (lambda line: click.echo(harmless(line)))  # noqa: ARG005
 
@@ -57,7 +91,8 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
 
     The copy has every record that was acknowledged before the command began, and is consistent: log, snapshots, tables
     and everything else fit each other. Given again, the command copies what is new. After an interruption it goes on;
-    the last complete backup remains until the next one is complete. With --prune, chunks that the hub has deleted,
+    the last complete backup remains until the next one is complete. Its end is declared in the cluster log, so that
+    `weft hub status` and `weft_hub_backup_age_seconds` tell its age. With --prune, chunks that the hub has deleted,
     files that its tables no longer have, and streams that were deleted leave the backup after that.
 
     \b
@@ -76,6 +111,7 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
         return *made, 0 if view is None else await prune_backup(place, view)
 
     record, copied, deleted = _on_stores(f"{uri} to {target}", work)
+    _declare(config_file, target, record)
     if as_json:
         print_json({
             "started": record.started,
@@ -95,6 +131,20 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
     click.echo(f"{timestamp(record.started)}. `weft hub verify --store {target}` reads it through")
 
 
+def _declare(config_file: str, target: str, record: BackupRecord) -> None:
+    """Declare that the backup is complete, so that hubs tell its age."""
+    from weft.cloud_hub.declared.changes import note_backup
+    from weft.cloud_hub.declared.documents import BackupDocument
+    from weft.commands.on_store.declaring import declare
+
+    done = BackupDocument(record.started, record.finished)
+    try:
+        declare(config_file, lambda _: note_backup(target, done), None, "")
+    except Failed as failure:  # the backup is complete all the same, as with credentials that may only read
+        click.echo(f"warning: hubs do not know of this backup, and go on to tell the age of the last: {failure}",
+                   err=True)  # fmt: skip
+
+
 @click.command()
 @click.option("--from", "source", required=True, metavar="URI", help="Place of the backup.")
 @click.option("--to", "target", required=True, metavar="URI", help="The new store, which is empty.")
@@ -109,23 +159,44 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     weft hub restore --from s3://plant-backup/weft --to s3://plant-data/weft-2
     """
 
-    async def work() -> tuple[Copied, int]:
+    async def work() -> tuple[Copied, int, bool]:
+        from weft.proofs.backup.places import is_inside
         from weft.proofs.backup.record import BackupUnusable
         from weft.proofs.backup.restoring import restore as restore_backup
         from weft.proofs.backup.view import open_backup
 
+        _refuse_links(source)
+        if is_inside(open_hub_store(target), open_hub_store(source)):
+            raise BackupUnusable("the new store would be inside the backup: name another place")
         view = await open_backup(open_hub_store(source))
         if view is None:
-            raise BackupUnusable("there is no complete backup")
+            raise BackupUnusable(await _no_backup(open_hub_store(source), source))
         copied = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=_note(as_json))
-        return copied, view.record.started
+        return copied, view.record.started, await _is_open(view)
 
-    copied, started = _on_stores(f"{source} to {target}", work)
+    copied, started, is_open = _on_stores(f"{source} to {target}", work)
     if as_json:
-        print_json({"backup_of": started, "copied": copied.objects, "copied_bytes": copied.bytes})
+        facts = {"backup_of": started, "copied": copied.objects, "copied_bytes": copied.bytes}
+        print_json({**facts, "demands_tokens": not is_open})
         return
     click.echo(f"restored {counted(copied.objects, 'object')} of {copied.bytes / 1e6:.1f} MB, of {timestamp(started)}.")
     click.echo(f"Start a hub with `store: {target}`; `weft hub verify --store {target}` says what is lost")
+    if is_open:
+        click.echo(f"warning: {OPEN}", err=True)
+
+
+async def _no_backup(store: ObjectStore, uri: str) -> str:
+    """Return what is in place of a backup."""
+    from weft.storage import hub_keys
+    from weft.storage.object_store import NotFound
+
+    with contextlib.suppress(NotFound):
+        await store.get(hub_keys.CLUSTER)
+        return "the place holds a hub's store and no backup. Name the place that `weft hub backup --to` wrote"
+    path = uri.removeprefix("file://")
+    if "://" not in path and not os.path.exists(path):
+        return "there is no such folder. Name the place that `weft hub backup --to` wrote"
+    return "there is no complete backup. If `weft hub backup` was interrupted, run it again"
 
 
 @click.command()
@@ -147,17 +218,22 @@ def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
     weft hub verify --store s3://plant-data/weft
     """
 
-    async def work() -> VerifyReport:
+    async def work() -> tuple[VerifyReport, bool]:
+        from weft.proofs.backup.view import open_backup
         from weft.proofs.verify.verify import verify as verify_store
 
-        return await verify_store(open_hub_store(uri))
+        store = open_hub_store(uri)
+        report = await verify_store(store)
+        return report, await _is_open(await open_backup(store) or store)
 
-    report = _on_stores(uri, work)
+    report, is_open = _on_stores(uri, work)
     gone = [lane for lane in report.lanes if lane.gone]
     if as_json:
-        print_json(report)
+        print_json({**msgspec.to_builtins(report), "demands_tokens": not is_open})
     else:
         _show(report, report.lanes if lanes else gone)
+        if is_open:
+            click.echo(f"note: {OPEN}", err=True)
     return 0 if report.is_whole and not gone and not report.lost else FAILURE_EXIT_CODE
 
 

@@ -10,7 +10,7 @@ from weft.commands.common import config_argument
 from weft.commands.on_store.declaring import declare
 from weft.commands.on_store.opening import by_option, on_store, reason_option
 from weft.config.units import parse_duration_ns
-from weft.output import Failed, Refused
+from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 from weft.storage.presence.nodes import NodeEntry
 
@@ -40,12 +40,13 @@ def drain(config_file: str, node: str, *, undo: bool, wait: str, reason: str, by
         wait_s = parse_duration_ns(wait) / 1e9
     except ValueError as error:
         raise Refused(f"--wait: {error}") from None
+    node = node.rstrip("/")
     if undo:
         declare(config_file, lambda _now: changes.undo_drain(node), by, reason)
         click.echo(f"{node} takes shards again within some seconds")
         return
     found = _entries(config_file)
-    own = _of(found, node)
+    own = _of(found, node) or _of(found, node := node.rstrip("/"))
     if not own:
         names = sorted({each.host for each in found} | {each.name for each in found})
         raise Failed(f"no hub process {node} runs on this store; there are: {', '.join(names) or 'none'}")
@@ -56,7 +57,8 @@ def drain(config_file: str, node: str, *, undo: bool, wait: str, reason: str, by
         time.sleep(LOOK_S)
         own = _of(_entries(config_file), node)
     if left := sum(each.links for each in own):
-        click.echo(f"{node} is drained; {left} links are still there (`weft hub nodes` shows them)")
+        are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
+        click.echo(f"{node} is drained; {are} still there. Stop it when `weft hub nodes` shows none")
     else:
         click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
 

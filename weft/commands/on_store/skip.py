@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from weft.storage.object_store import ObjectStore
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
     from weft.protocols.shard.shard_state import ShardState
+    from weft.storage.chunk_log import ShardLog
 
 
 @click.command()
@@ -57,7 +59,10 @@ def skip(
         log = ShardLog(store, cluster, shard)
 
         async def plan(state: ShardState) -> Ending:
-            return await skips.skip(state, log, (tenant, stream), first, end, reason)
+            ending = await skips.skip(state, log, (tenant, stream), first, end, reason)
+            if ending.controls:
+                await _check_needed(store, log, (tenant, stream), end)
+            return ending
 
         return await lane_ends.write_ending(
             log, plan, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits
@@ -78,3 +83,19 @@ def skip(
         click.echo(f"the table of {tenant}/{stream} skips offsets {first} to {end - 1} of shard {shard}: {reason}")
     else:
         click.echo(f"the table of {tenant}/{stream} skips offsets {first} to {end - 1} of shard {shard} already")
+
+
+async def _check_needed(store: ObjectStore, log: ShardLog, stream: tuple[str, str], end: int) -> None:
+    """Refuse to skip what the table has gone past: audit and completeness would call rows that are there skipped."""
+    from weft.cloud_hub.shard import skips
+    from weft.storage.table.errors import TableError
+    from weft.storage.table_maker.tabled import table_position
+
+    position = None
+    with contextlib.suppress(TableError):  # what a table that cannot be read has is unknown
+        position = await table_position(store, log, stream)
+    if position is not None and end <= position:
+        raise skips.CannotSkip(
+            f"the table has all offsets of shard {log.shard} below {position}, so none of these stops it. "
+            "`weft hub status` names those that do"
+        )

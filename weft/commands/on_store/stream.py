@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from weft.commands.common import config_argument, confirm, load_hub, user_name, yes_option
 from weft.commands.on_store.declaring import declare, read_facts
-from weft.commands.on_store.opening import acting, by_option, reason_option
+from weft.commands.on_store.opening import acting, by_option, on_store, reason_option
 from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 
@@ -85,6 +86,12 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     click.echo("Its table stays; the log keeps its records until the log's retention")
 
 
+async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
+    from weft.storage.hub_keys import table_key
+
+    return bool(await store.list(table_key(*key), limit=1))
+
+
 @command.command("expect")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
@@ -113,6 +120,10 @@ def expect(
     if withdraw or edges:
         declare(config_file, lambda _: changes.expect_edges(key, None if withdraw else edges), by, reason)
         click.echo(f"withdrew the edges of {'/'.join(key)}" if withdraw else f"declared the edges of {'/'.join(key)}")
+        if edges and load_hub(config_file).tables is not None and not on_store(config_file, partial(_has_table, key)):
+            name = "/".join(key)
+            click.echo(f"warning: there is no table of {name} yet: is the name right? `weft streams` lists those "
+                       "that are there", err=True)  # fmt: skip
         return
     fact = read_facts(config_file).facts(STREAM).get(stream_name(key))
     try:

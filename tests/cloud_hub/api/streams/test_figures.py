@@ -209,7 +209,7 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
             text = (await get(hub, "/metrics"))[1]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     labels = [sample.labels for sample in samples if sample.name.startswith("weft_hub_stream")]
-    assert labels == [{"tenant": "default", "stream": "telemetry"}] * 4
+    assert labels == [{"tenant": "default", "stream": "telemetry"}] * 5
     values = {sample.name: sample.value for sample in samples}
     assert values["weft_hub_stream_records"] == 30
     assert values["weft_hub_stream_table_lag_records"] == 0

@@ -158,6 +158,20 @@ async def test_what_holds_back_the_most_is_named_however_the_lanes_come() -> Non
     assert answer.complete_up_to is None
 
 
+async def test_a_list_of_streams_names_who_holds_each_back() -> None:
+    now = 1_000 * SECOND
+    lanes = {lane("e1"): at(990), lane("e2"): at(999)}
+    moments = StreamCompleteness([], {("default", "t"): ("e*", "z1", "z2")}, HubClock(lambda: now, lambda: now))
+    found = await moments.summarise(states(lanes, 3), "default", "t")
+    assert found.complete_up_to is None
+    assert [(each.edge, each.reason) for each in found.held_back_by] == [
+        ("z1", "expected_edge_missing"), ("z2", "expected_edge_missing"), ("e1", "late"),
+    ]  # fmt: skip
+    answer = await moments.of(states(lanes, 3), "default", "t")
+    assert answer.complete_up_to is None
+    assert [each.edge for each in answer.held_back_by] == ["z1", "z2"], "without them there is no moment to wait for"
+
+
 @pytest.mark.slow
 async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
     held = states({lane(f"edge-{n}", f"s{s}"): at(1) for s in range(20) for n in range(10_000)}, 4)

@@ -7,23 +7,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands.common import config_argument, confirm, json_option, load_hub, yes_option
+from weft.commands.common import (
+    TokenGroup,
+    config_argument,
+    json_option,
+    load_hub,
+    yes_option,
+)
 from weft.commands.credentials.token import access_of, scope_options, shown_access
 from weft.commands.on_store.declaring import declare, declare_all, end_of, read_facts
-from weft.commands.on_store.opening import by_option, reason_option
-from weft.output import counted, print_json, print_table
+from weft.commands.on_store.opening import by_option, on_store, reason_option
+from weft.commands.on_store.tokens.first import confirm_first, say_what_would_be
+from weft.commands.on_store.tokens.fleet import Fleet, check_name, secret_file
+from weft.config.units import approximate_duration
+from weft.output import Refused, counted, print_json, print_table
+from weft.text.fleet import ENDS_SOON_S
 
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
     from weft.storage.cluster_log.log import Change
     from weft.storage.cluster_log.state import ClusterState, Fact
 
+NEVER = "never"
+to_option = click.option(
+    "--to", metavar="FILE", type=click.Path(), help="Write the token to FILE, new and of mode 600, and do not print it."
+)
 expires_option = click.option(
     "--expires", metavar="TIME", help="End of the token: a duration such as 90d, or a date. None by default."
 )
 
 
-@click.group("token")
+@click.group("token", cls=TokenGroup)
 def command() -> None:
     """Manage the tokens of all hubs of a store, whether nodes run or not.
 
@@ -34,41 +48,73 @@ def command() -> None:
 
 @command.command()
 @config_argument
-@click.argument("name")
+@click.argument("name", required=False)
 @scope_options
 @expires_option
+@to_option
+@click.option(
+    "--from",
+    "names",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each.",
+)
+@click.option("--dry-run", is_flag=True, help="Declare nothing: say what would be, and which links would end.")
 @reason_option
 @by_option
 @json_option
 @yes_option
 def add(
     config_file: str,
-    name: str,
+    name: str | None,
     *,
     scope: str | None,
     grants: tuple[str, ...],
     edge: str | None,
     tenant: str,
     expires: str | None,
+    to: str | None,
+    names: str | None,
+    dry_run: bool,
     reason: str,
     by: str | None,
     as_json: bool,
     yes: bool,
 ) -> None:
-    """Add token NAME at the hubs of CONFIG and print it. The token is shown only once and stored nowhere.
+    """Add token NAME at the hubs of CONFIG and print it, or write it to a file of mode 600 with --to.
 
-    After the first token of a store, its hubs admit no one without a token, and links without one end. To withdraw all
-    tokens does not open them again.
+    The token is shown only once and stored nowhere else. After the first token of a store, its hubs admit no one
+    without a token, and links without one end: --dry-run lists them. `weft hub open` is the way back.
 
     \b
-    weft hub token add hub.yaml press-7 --scope edge --edge press-shop-7 --expires 365d
+    weft hub token add hub.yaml press-7 --scope edge --edge press-shop-7 --expires 365d --to press-7.token
     weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
+    weft hub token add hub.yaml --from edges.txt --scope edge --to tokens
     """
     from weft.cloud_hub.api.tokens import TokenIdentity, hash_token, new_token
     from weft.cloud_hub.declared import changes
 
+    if (name is None) == (names is None):
+        raise Refused("expected a NAME, or a file of names with --from")
+    if names is not None:
+        if edge is not None:
+            raise Refused("--from names the edges: leave out --edge")
+        if to is None:
+            raise Refused("expected a folder for the secrets: --to FOLDER")
+        fleet = Fleet(names, to, scope, grants, tenant)
+        if dry_run:
+            say_what_would_be(config_file, [each.name for each in fleet.tokens], as_json=as_json)
+            return
+        confirm_first(config_file, yes)
+        fleet.declare(config_file, end_of(expires, time.time_ns(), "--expires"), by, reason, as_json=as_json)
+        return
+    assert name is not None, "it was checked"
     access = access_of(scope, grants, edge)
-    _confirm_first(config_file, yes)
+    check_name(name)
+    if dry_run:
+        say_what_would_be(config_file, [name], as_json=as_json)
+        return
+    confirm_first(config_file, yes)
     token = new_token()
     until: int | None = None
 
@@ -77,8 +123,9 @@ def add(
         until = end_of(expires, now, "--expires")
         return changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
 
-    declare(config_file, decision, by, reason)
-    _print_secret(name, token, until, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
+    with secret_file(to, token):
+        declare(config_file, decision, by, reason)
+    _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
 
 
 @command.command("import")
@@ -100,7 +147,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     from weft.commands.credentials.token import read_file
 
     identities = read_file(path)
-    _confirm_first(config_file, yes)
+    confirm_first(config_file, yes)
     known = changes.KnownTokens()
     changed = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
     names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
@@ -111,10 +158,15 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 @command.command()
 @config_argument
 @click.argument("name")
-@expires_option
+@click.option(
+    "--expires",
+    metavar="TIME",
+    help="End of the new secret: a duration such as 90d, a date, or `never`. That of the one before by default.",
+)
 @click.option("--overlap", metavar="DURATION", default="7d", show_default=True, help="Time for which the secret before "
               "stays in force; 0s for none.")  # fmt: skip
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
+@to_option
 @reason_option
 @by_option
 @json_option
@@ -125,17 +177,18 @@ def rotate(
     expires: str | None,
     overlap: str,
     end_oldest: bool,
+    to: str | None,
     reason: str,
     by: str | None,
     as_json: bool,
 ) -> None:
     """Give token NAME at the hubs of CONFIG another secret and print it. The one before stays in force for a while.
 
-    Its owner takes the new one meanwhile; then links with the old one end. Access and name remain the same. A secret
-    that a tokens file of a host has, too, stays in force there: see `weft token revoke`.
+    Its owner takes the new one meanwhile; then links with the old one end. Access, name and end remain the same. A
+    secret that a tokens file of a host has, too, stays in force there: see `weft token remove`.
 
     \b
-    weft hub token rotate hub.yaml press-7 --overlap 14d
+    weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
     """
     from weft.cloud_hub.api.tokens import hash_token, new_token
     from weft.cloud_hub.declared import changes
@@ -143,26 +196,32 @@ def rotate(
 
     token = new_token()
     until: int | None = None
-    had_end = False
+    began = 0
 
     def decision(now: int) -> Decision:
-        nonlocal until
-        until = end_of(expires, now, "--expires")
+        nonlocal began
+        began = now
+        given = None if expires == NEVER else end_of(expires, now, "--expires")
         old_until = end_of(overlap, now, "--overlap")
         assert old_until is not None, "the option has a default"
-        rotate = changes.rotate_token(name, Secret(hash_token(token), until), now, old_until, ends_oldest=end_oldest)
 
         def decide(state: ClusterState) -> Change | None:
-            nonlocal had_end
-            had_end = changes.has_end(state, name)
-            return rotate(state)
+            nonlocal until
+            until = given if expires is not None else changes.end_of_token(state, name, now)
+            secret = Secret(hash_token(token), until)
+            return changes.rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
 
         return decide
 
-    declare(config_file, decision, by, reason)
-    _print_secret(name, token, until, as_json=as_json)
-    if until is None and had_end:
-        click.echo(f"the new secret of {name} has no end, unlike the one before: --expires gives it one", err=True)
+    with secret_file(to, token):
+        declare(config_file, decision, by, reason)
+    _print_secret(name, token, until, to, as_json=as_json)
+    if expires is None and until is not None and until - began < ENDS_SOON_S * 1e9:
+        left = approximate_duration((until - began) / 1e9)
+        click.echo(
+            f"the new secret of {name} ends with the one before, in {left}: --expires 365d gives it a later end",
+            err=True,
+        )
     _warn_of_file(config_file, name)
 
 
@@ -175,7 +234,7 @@ def rotate(
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later.
 
-    A token that a tokens file of a host has, too, stays in force there: see `weft token revoke`.
+    A token that a tokens file of a host has, too, stays in force there: see `weft token remove`.
     """
     from weft.cloud_hub.declared import changes
     from weft.cloud_hub.declared.documents import TOKEN
@@ -188,45 +247,41 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json:
         return
     click.echo(f"withdrew {name}")
     if not left and load_hub(config_file).tokens_file is None:
-        click.echo("no token is left in the cluster log: its hubs admit no one until `weft hub token add`", err=True)
+        click.echo("no token is left in the cluster log: its hubs admit no one until `weft hub token add`, or "
+                   "`weft hub open`", err=True)  # fmt: skip
 
 
 @command.command("list")
 @config_argument
 @json_option
 def list_tokens(config_file: str, *, as_json: bool) -> None:
-    """List the tokens in the cluster log of CONFIG, not the tokens themselves."""
+    """List the tokens in the cluster log of CONFIG, not the tokens themselves.
+
+    A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
+    """
     from weft.cloud_hub.declared.documents import TOKEN
+    from weft.cloud_hub.declared.token_use import last_uses
 
     facts = read_facts(config_file).facts(TOKEN)
+    uses = on_store(config_file, last_uses)
     now = time.time_ns()
-    found = [_view(fact, now) for _, fact in sorted(facts.items())]
+    found = [_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
     if as_json:
         print_json(found)
         return
-    columns = ("name", "scope", "tenant", "edge", "secrets in force", "until", "changed", "by", "reason")
+    columns = (
+        "name", "scope", "tenant", "edge", "secrets in force", "until", "older secret until", "last used", "changed",
+        "by", "reason",
+    )  # fmt: skip
     print_table(columns, [
         (
             each["name"], f"not usable: {each['unusable']}" if each["unusable"] else shown_access(each),
             each["tenant"] or "", each["edge"] or "",
-            each["secrets"], each["until"] or "", each["changed"], each["by"], each["reason"],
+            each["secrets"], each["until"] or "", each["older_until"] or "", each["last_used"] or "not seen",
+            each["changed"], each["by"], each["reason"],
         )
         for each in found
     ])  # fmt: skip
-
-
-def _confirm_first(config_file: str, yes: bool) -> None:
-    from weft.cloud_hub.declared.documents import TOKEN
-
-    config = load_hub(config_file)
-    if yes or config.tokens_file is not None or config.jwt is not None or config.anonymous == "never":
-        return
-    if read_facts(config_file).last(TOKEN) == 0:
-        confirm(
-            "this is the first token of the store: from now on, all of its hubs demand a token, for good, and links "
-            "without one end. Add it?",
-            "nothing was declared",
-        )
 
 
 def _warn_of_file(config_file: str, name: str) -> None:
@@ -234,21 +289,22 @@ def _warn_of_file(config_file: str, name: str) -> None:
     if load_hub(config_file).tokens_file is not None:
         click.echo(
             f"warning: the tokens file of a hub may have {name}, too, for instance after `weft hub token import`. Its "
-            f"secret is then in force there until `weft token revoke {name} --file ...` on every host",
+            f"secret is then in force there until `weft token remove {name} --file ...` on every host",
             err=True,
         )
 
 
-def _print_secret(name: str, token: str, until: int | None, *, as_json: bool, **more: Any) -> None:
+def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:
     from weft.cloud_hub.api.views import moment
 
+    secret = {"token": token} if to is None else {"token_file": to}
     if as_json:
-        print_json({"name": name, **more, "until": moment(until), "token": token})
+        print_json({"name": name, **more, "until": moment(until), **secret})
     else:
-        click.echo(token)
+        click.echo(token if to is None else f"wrote the token to {to}")
 
 
-def _view(fact: Fact, now: int) -> dict[str, Any]:
+def _view(fact: Fact, now: int, used: int | None) -> dict[str, Any]:
     from weft.cloud_hub.api.tokens import TokensUnusable
     from weft.cloud_hub.api.views import moment
     from weft.cloud_hub.declared.credentials import identities_of
@@ -258,11 +314,12 @@ def _view(fact: Fact, now: int) -> dict[str, Any]:
     try:
         secrets = list(identities_of(fact))
     except (UnreadableDocument, TokensUnusable) as error:
-        nothing = dict.fromkeys(("scope", "tenant", "edge", "until"))
+        nothing = dict.fromkeys(("scope", "tenant", "edge", "until", "older_until", "last_used"))
         return {"name": fact.name, **nothing, "grants": [], "secrets": 0, **about, "unusable": str(error)}
     in_force = [until for _, until in secrets if until is None or until > now]
     identity = secrets[-1][0] if secrets else None
     ends = None if None in in_force else max((until for until in in_force if until is not None), default=now)
+    older = in_force[0] if len(in_force) > 1 else None
     return {
         "name": fact.name,
         "scope": identity and str(identity.scope),
@@ -270,6 +327,8 @@ def _view(fact: Fact, now: int) -> dict[str, Any]:
         "edge": identity and identity.edge,
         "grants": list(identity.grants) if identity else [],
         "until": moment(ends) if in_force else "ended",
+        "older_until": moment(older),
+        "last_used": moment(used),
         "secrets": len(in_force),
         **about,
         "unusable": None,

@@ -1,0 +1,200 @@
+"""Edges that are linked to the hub processes of a store, for one that is asked about all of them.
+
+Each process keeps an object of its own with the edges that are linked to it, which it writes again when they changed,
+at most each ten seconds, and not at all while no other process is there. Only a process that is asked reads the others'
+objects. What they say is a hint for people: no log, no claim and no right depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from weft.bounds.background import BackgroundTask
+from weft.cloud_hub.api.edges import Linked, LinksElsewhere
+from weft.config.log_lines.repeats import Repeats, left_out
+from weft.protocols.fields import Nanoseconds
+from weft.protocols.lane import NodeName, valid_name
+from weft.storage import hub_keys
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
+from weft.storage.presence.nodes import NodeEntry
+
+_logger = logging.getLogger(__name__)
+WRITE_S = 10.0
+"""Shortest time between two writes."""
+REWRITE_LOOKS = 30
+"""Number of looks after which it is written though nothing changed: an object that was removed comes again."""
+CLEAN_LOOKS = 360
+"""Number of looks between two removals of objects that processes which were killed have left."""
+READ_AGE_S = 5.0
+"""Maximum age of what a request gets."""
+EDGES_MAX = 65_536
+"""Maximum number of edges in an object; further ones are left out."""
+OBJECT_BYTES_MAX = 8 << 20
+DECODED_BYTES_MAX = 32 << 20
+SOFTWARE_CHARACTERS_MAX = 64
+LISTED_MAX = 10_000
+READS_AT_ONCE = 16
+
+
+class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
+    """An edge that is linked to a process."""
+
+    tenant: str
+    edge: str
+    since: Nanoseconds
+    """Moment of the connection by the clock of the process."""
+    software: str
+
+
+_DECODER = msgspec.msgpack.Decoder(list[LinkedEdge])
+
+
+class LinkedEdges:
+    """The linked edges of the other processes, for one that tells them of its own.
+
+    Args:
+        node_id: name of its object, that of its entry in ``nodes/``.
+        own: its linked edges at present.
+        others: entries of the other processes that are there.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        node_id: str,
+        own: Callable[[], Mapping[NodeName, Linked]],
+        others: Callable[[], Sequence[NodeEntry]],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store, self._own, self._others, self._monotonic = store, own, others, monotonic
+        self._node_id, self._key = node_id, hub_keys.linked_key(node_id)
+        self._etag: str | None = None
+        self._written: dict[NodeName, int] | None = None
+        """Linked edges of the last write, each with its moment."""
+        self._looks = 0
+        self._known = LinksElsewhere({}, [])
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+        self._repeats = Repeats()
+        self._task = BackgroundTask()
+
+    def start(self) -> None:
+        """Write in the background."""
+        self._task.start(self._run(), name="linked-edges")
+
+    async def close(self) -> None:
+        """Stop, and remove the object."""
+        if await self._task.close() and self._etag is not None:
+            try:
+                await self._store.delete(self._key)
+            except StoreError as error:
+                _logger.info("%s stays in the store until others remove it: %s", self._key, error)
+
+    async def elsewhere(self) -> LinksElsewhere:
+        """Return the edges that are linked to other processes, as of some seconds ago."""
+        async with self._reading:
+            now = self._monotonic()
+            if self._read_at is None or now - self._read_at >= READ_AGE_S:
+                self._known, self._read_at = await self._read(), now
+            return self._known
+
+    async def _read(self) -> LinksElsewhere:
+        found, unknown = dict[NodeName, Linked](), list[str]()
+        others = list(self._others())
+        for at in range(0, len(others), READS_AT_ONCE):
+            part = others[at : at + READS_AT_ONCE]
+            for entry, linked in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
+                if linked is None:
+                    unknown.append(entry.name)
+                    continue
+                for name, link in linked.items():
+                    if name not in found or found[name].since < link.since:  # an edge that has just moved
+                        found[name] = link
+        return LinksElsewhere(found, unknown)
+
+    async def _read_one(self, entry: NodeEntry) -> dict[NodeName, Linked] | None:
+        try:
+            data = (await self._store.get(hub_keys.linked_key(entry.id))).data
+            return await asyncio.to_thread(_decode, data, entry.name)
+        except (NotFound, StoreError, msgspec.MsgspecError, zlib.error, ValueError):
+            return None
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except StoreError as error:
+                count = self._repeats.say("write", self._monotonic())
+                if count is not None:
+                    _logger.warning("other processes do not see which edges are linked: %s%s", error, left_out(count))
+            except Exception:  # without this task, the edges would seem to be linked for good
+                _logger.exception("linked edges could not be stored")
+            await asyncio.sleep(WRITE_S)
+
+    async def look(self) -> None:
+        """Write the object if the edges changed, or another process has come.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if not self._others():
+            return
+        own = self._own()
+        since = {name: link.since for name, link in own.items()}
+        if since != self._written or self._looks % REWRITE_LOOKS == 0:
+            await self._write(await asyncio.to_thread(_encode, own))
+            self._written = since
+        if self._looks % CLEAN_LOOKS == 0:
+            await self._clean()
+        self._looks += 1
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            if self._etag is None:
+                self._etag = await self._store.create(self._key, data)
+            else:
+                self._etag = await self._store.swap(self._key, data, self._etag)
+        except (AlreadyExists, PreconditionFailed):  # an earlier attempt, or it was removed: no other process writes it
+            await self._store.delete(self._key)
+            self._etag = await self._store.create(self._key, data)
+
+    async def _clean(self) -> None:
+        """Remove objects of processes that have no entry any more."""
+        left = await self._store.list(hub_keys.LINKED, limit=LISTED_MAX)
+        there = {each.key.rpartition("/")[2] for each in await self._store.list(hub_keys.NODES, limit=LISTED_MAX)}
+        for each in left:
+            if each.key.rpartition("/")[2] not in {*there, self._node_id}:
+                await self._store.delete(each.key)
+
+
+def _encode(linked: Mapping[NodeName, Linked]) -> bytes:
+    edges = [
+        LinkedEdge(*name, link.since, link.software[:SOFTWARE_CHARACTERS_MAX])
+        for name, link in list(linked.items())[:EDGES_MAX]
+    ]
+    return zlib.compress(msgspec.msgpack.encode(edges), 1)
+
+
+def _decode(data: bytes, at: str) -> dict[NodeName, Linked]:
+    """Return the linked edges of the process ``at``.
+
+    Raises:
+        MsgspecError, zlib.error, ValueError: it holds something else.
+    """
+    if len(data) > OBJECT_BYTES_MAX:
+        raise ValueError(f"{len(data)} bytes")
+    inflate = zlib.decompressobj()
+    plain = inflate.decompress(data, DECODED_BYTES_MAX)
+    if inflate.unconsumed_tail:
+        raise ValueError(f"more than {DECODED_BYTES_MAX} bytes")
+    return {
+        NodeName(each.tenant, each.edge): Linked(each.since, each.software, None, at)
+        for each in _DECODER.decode(plain)[:EDGES_MAX]
+        if valid_name(each.tenant) and valid_name(each.edge)
+    }

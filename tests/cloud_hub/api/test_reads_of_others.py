@@ -1,0 +1,106 @@
+"""What one tenant's reads of the past cost does not depend on what others have, and does not hold up theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from weft.cloud_hub.api.history import READERS_MAX, _Readers
+from weft.cloud_hub.api.lowest_rows import LowestRows
+from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.views import View
+from weft.protocols.chunk import Chunk
+from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store.memory import MemoryStore
+
+STREAM = LANE.tenant, LANE.stream
+OTHERS, CHUNKS = 300, 8
+
+
+async def test_indexes_are_decoded_for_the_stream_that_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = await LogWriter.open(MemoryStore(), 1)
+    for n in range(CHUNKS):
+        others = [Run(LANE._replace(tenant="busy", stream=f"s{at}"), n, 1) for at in range(OTHERS)]
+        await writer.append(0, Run(LANE, 5 * n, 5), *others)
+    decoded = []
+    index = ShardLog.index
+
+    async def counted(log: ShardLog, n: int, only: frozenset[StreamKey] | None = None) -> Chunk | None:
+        chunk = await index(log, n, only)
+        if chunk is not None:
+            decoded.append(len(chunk.footer.streams))
+        return chunk
+
+    monkeypatch.setattr(ShardLog, "index", counted)
+    reader = RecordReader(ShardLog(writer.store, writer.cluster, 0), 1 << 20)
+    helping = await reader.read(STREAM, 0, 5 * CHUNKS, 1000)
+    assert [record["seq"] for record in helping.records] == list(range(5 * CHUNKS))
+    beginning = await reader.first(writer.states[0], STREAM, Search(), since=writer.created)
+    assert beginning.offset == 0
+    assert set(decoded) == {1}
+
+
+def row(offset: int, size: int) -> View:
+    return {"offset": offset, "_bytes": size, "key": ""}
+
+
+def lowest(rows: list[View], limit: int, bytes_max: int) -> list[int]:
+    """The rows that are wanted, by the rule alone."""
+    kept: list[int] = []
+    size = 0
+    for each in sorted(rows, key=lambda each: each["offset"])[:limit]:
+        size += each["_bytes"]
+        if kept and size > bytes_max:
+            break
+        kept.append(each["offset"])
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_in_any_order_leave_the_lowest_and_each_batch_is_cut_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    rows = [row(offset, random.choice((0, 1, 90, 900))) for offset in range(400)]
+    random.shuffle(rows)
+    limit, bytes_max = random.choice((1, 50, 1_000)), random.choice((1, 5_000, 1_000_000))
+    cuts: list[int] = []
+    cut = LowestRows.cut
+
+    def counted(rows: LowestRows, end: int) -> None:
+        cuts.append(end)
+        cut(rows, end)
+
+    monkeypatch.setattr(LowestRows, "cut", counted)
+    found = LowestRows(1_000, limit, bytes_max)
+    found.add(rows[:200])
+    found.add(rows[200:])
+    assert sorted(found.rows) == lowest(rows, limit, bytes_max)
+    assert len(cuts) <= 2
+
+
+async def test_tenants_take_turns_at_tables() -> None:
+    readers, order = _Readers(), []
+    may_end = asyncio.Event()
+
+    async def read(tenant: str) -> None:
+        async with readers.place(tenant):
+            order.append(tenant)
+            await may_end.wait()
+
+    tasks = [asyncio.create_task(read("evil")) for _ in range(20)]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(read("good")))
+    await asyncio.sleep(0)
+    tasks[READERS_MAX].cancel()  # a reader that left while it waited
+    may_end.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order.index("good") <= READERS_MAX + 1
+    assert len(order) == 20
+    async with readers.place("good"), readers.place("evil"):
+        pass

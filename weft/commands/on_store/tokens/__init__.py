@@ -1,0 +1,1 @@
+"""Commands about the tokens of a store."""
