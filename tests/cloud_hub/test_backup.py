@@ -47,11 +47,6 @@ async def lane_of(hub: Hub, edge: str) -> dict[str, Any]:
     return next((lane for lane in lanes if lane["edge"] == edge), {"ranges": [], "gaps": []})
 
 
-async def held_back(hub: Hub) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await get(hub, f"/v1/streams/{STREAM}/completeness"))[1]["held_back_by"]
-    return found
-
-
 async def until_told(hub: Hub, edge: Edge) -> None:
     """Wait until the hub accounts for every number of an edge."""
 
@@ -104,8 +99,9 @@ async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(tmp_path: P
             for edge in (keeps, forgets):
                 await until_told(hub, edge)
         assert (await verify(place)).is_whole
-        for item in await store.list(""):
-            await store.delete(item.key)
+        anew = opener("store")  # that of the hub deletes nothing any more without its cluster.json
+        for item in await anew.list(""):
+            await anew.delete(item.key)
         new = opener("new")
         await restored_from(place, new)
         found = await verify(new)
@@ -126,10 +122,9 @@ async def test_what_edges_hold_comes_again_and_what_is_lost_is_named(tmp_path: P
             assert (await lane_of(hub, "keeps"))["gaps"] == []
             named = (await lane_of(hub, "forgets"))["gaps"]
             assert [(gap["first"], gap["end"], gap["reason"]) for gap in named] == [(*run, "absent") for run in lost]
-            [reason] = [each for each in await held_back(hub) if each["edge"] == "forgets"]
-            assert reason["reason"] == "lost_records"
-            first, count = next(iter(lost))[0], lost.count()
-            assert f"lacks {count} records, from seq {first} on, that it had acknowledged" in reason["why"]
+            # Who holds the stream back says so only until the next mark; the status, for as long as they are missing.
+            [named] = [each for each in (await get(hub, "/v1/status"))[1]["lost"] if each["edge"] == "forgets"]
+            assert (named["first_seq"], named["records"]) == (next(iter(lost))[0], lost.count())
 
             async def is_tabled() -> bool:
                 return (await audit(new, "default", STREAM)).total("waiting") == 0

@@ -176,6 +176,7 @@ class TablesStorm(Storm):
     def _halfway(self) -> None:
         self._hub.write(1)
         assert self._hub.tier()
+        self._hub.write(ROUNDS)  # the hub has taken what was there, and the next life needs commits to die at
 
 
 def rows(table: Path) -> list[tuple[Any, ...]]:
