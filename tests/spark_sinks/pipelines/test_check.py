@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from spark_sinks.pipelines.analysis import is_own, marked
 from spark_sinks.pipelines.check.check import check
 from spark_sinks.pipelines.check.report import Report
+from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.job import start
 from spark_sinks.pipelines.steps import select
 from spark_sinks.pipelines.windows import rule_of
@@ -369,6 +370,17 @@ def test_windows_by_keys_that_let_one_replace_another(place: dict[str, str]) -> 
 def test_all_edges_and_some(place: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"complete\.edges: expected `all`, or names"):
         loaded(WINDOWS + HOURS + "complete: {edges: [all, press-1]}\n", place)
+
+
+def test_a_source_that_ends_at_a_moment(place: dict[str, str]) -> None:
+    """A day is filled in again without what came later."""
+    day = SOURCE.replace("telemetry}", "telemetry, since: 2026-11-01, until: 2026-11-02}")
+    options = Context(loaded(day + CONSOLE, place).config).options()
+    assert (options["since"], options["until"]) == ("2026-11-01", "2026-11-02")
+    with pytest.raises(ConfigError, match=r"source\.until: expected a time such as"):
+        loaded(day.replace("2026-11-02", "tomorrow") + CONSOLE, place)
+    with pytest.raises(ConfigError, match=r"source\.until: cuts the last window"):
+        loaded(WINDOWS.replace("telemetry}", "telemetry, until: 2026-11-02}") + HOURS, place)
 
 
 def test_windows_wait_for_records_that_a_peer_may_have(place: dict[str, str]) -> None:

@@ -69,8 +69,8 @@ def test_a_step_that_loses_the_time_of_the_event_is_named(spark: SparkSession, t
 def test_windows_of_another_time_than_the_source_s_are_refused_when_they_run(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 1, devices=1, only=["press-1"])
-    fleet.until(1)
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 30, devices=1, only=["press-1"])
+    fleet.until(30)
     for columns, time in (("machine, ts, ts AS _time, _from", "_time"), ("machine, _time, _time AS ts, _from", "ts")):
         shifts = pipeline(fleet, tmp_path, columns)
         with pytest.raises(PipelineError, match=f"a {time} that is not the source's own"):

@@ -422,7 +422,7 @@ def test_read_through_a_hub_stays_as_it_was_at_the_call(spark: SparkSession, hub
         assert records(frame) == expected
         assert records(some) == [each for each in expected if each[0] == "press-1"]
         assert some.columns == ["_edge", "_seq", "payload"]
-        heads = {int(shard): end for shard, end in hub.heads().items()}
+        heads = {int(shard): end for shard, end in hub.heads().items() if end}
         assert read_stream(spark, STREAM, **named, starting=heads).count() == 0
 
 
