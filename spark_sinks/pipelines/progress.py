@@ -107,7 +107,7 @@ class Watcher:
         self._began: float | None = None
         """When the present micro-batch was first seen."""
         self._told = 0.0
-        """Seconds of it that were told of."""
+        """Seconds of it at the last line about it."""
 
     def running(self, query: StreamingQuery | WindowQuery | TablesQuery) -> float | None:
         """Return for how many seconds the present micro-batch runs, once for each ``RUNNING_S`` of it; else None."""

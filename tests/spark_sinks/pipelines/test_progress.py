@@ -1,4 +1,4 @@
-"""A micro-batch that takes long is told from one that hangs in silence."""
+"""A micro-batch that takes long says so; one that hangs looks different from it."""
 
 from __future__ import annotations
 
