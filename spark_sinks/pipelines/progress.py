@@ -87,9 +87,9 @@ def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
 
 
 RUNNING_S = 30.0
-"""Time after which a micro-batch that goes on is told of, and again after each such time."""
+"""Time between two lines about a micro-batch that goes on."""
 _AT_WORK = "Processing new data"
-"""What Spark says of a query whose micro-batch is under way."""
+"""Spark's message about a query whose micro-batch is under way."""
 
 
 class Watcher:
@@ -105,7 +105,7 @@ class Watcher:
         self._last: WindowProgress | None = None
         self._clock = clock
         self._began: float | None = None
-        """When the present micro-batch was first seen."""
+        """Time at which the present micro-batch was first seen."""
         self._told = 0.0
         """Seconds of it at the last line about it."""
 

@@ -69,7 +69,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """
     given = {name.lower(): value for name, value in options.items()}
     if "provider" in given:
-        given = {name: value for name, value in given.items() if name not in OF_CATALOG and not _is_copy(name)}
+        # Spark keeps the options of a table with a prefix, and hands them over with it, without it, or both.
+        given = {name.removeprefix("option."): value for name, value in given.items() if name not in OF_CATALOG}
     _check_names(given)
     hub = hub_access(given)
     if hub is not None and (taken := [name for name in given if name == "store" or name.startswith(STORE_PREFIX)]):
@@ -99,10 +100,6 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=_truth("fail_on_data_loss", given, default=True),
         hub=hub,
     )
-
-
-def _is_copy(name: str) -> bool:
-    return name.startswith("option.")  # Spark gives each option of a table a second time so
 
 
 def source_options(

@@ -15,7 +15,7 @@ KINDS_MAX = 64
 """Maximum number of kinds of reasons that are counted; rows with further ones are left out."""
 KIND_CHARACTERS_MAX = 200
 _VALUES = re.compile(r"""\"[^"]*"|'[^']*'|\d[\d.:TZ+-]*""")
-"""What differs from row to row in reasons of one kind, and may be of a payload."""
+"""Parts that differ from row to row in reasons of one kind, and may be of a payload."""
 ROWS = 10_000
 """Rows after which the count starts again: devices may change their messages after a year."""
 
