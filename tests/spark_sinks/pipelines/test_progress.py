@@ -22,7 +22,7 @@ def test_a_long_micro_batch_is_told_of_each_half_minute() -> None:
     assert [at(5 + RUNNING_S), at(6 + RUNNING_S), at(5 + 2 * RUNNING_S)] == [RUNNING_S, None, 2 * RUNNING_S]
     facts = '{"batchId": 0, "sources": [{"startOffset": null, "endOffset": {"0": 7}, "latestOffset": {"0": 7}}]}'
     query.recentProgress.append(SimpleNamespace(json=facts))
-    assert [each.records for each in watcher.new(query)] == [7]
+    assert [each[1] for each in watcher.new(query)] == [7]
     assert at(100) is None, "the next one has just begun"
     query.status = {"message": "Waiting for next trigger"}
     assert [at(200), at(300)] == [None, None]
