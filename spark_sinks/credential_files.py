@@ -58,6 +58,10 @@ def check_urls(urls: Sequence[str]) -> None:
             found = f"{parts.scheme}://{parts.hostname}" if "@" in url else url[:_URL_CHARACTERS_SHOWN]
         except ValueError as error:
             named, found = None, f"a URL that cannot be read: {error}"
+        if not named and "://" not in url and "@" not in url:
+            raise ValueError(
+                f"hub: {found} has no scheme. Write http://{found}, or https://{found} for a hub with certificates"
+            )
         if not named:
             raise ValueError(f"hub: expected http://host:port or https://host:port without a password; got {found}")
     if not urls:

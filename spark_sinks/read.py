@@ -21,7 +21,8 @@ from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.runtime.session import register
 from spark_sinks.source.file_index import TableFile
-from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
+from spark_sinks.source.hub.readers import client_of, columns_of
+from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options, source_options
 from spark_sinks.source.positions import Offsets, check_offsets, offsets_text, parse_moment
 from spark_sinks.source.selection import condition
 from spark_sinks.source.stream_log import StreamLog, open_hub, subset
@@ -39,7 +40,10 @@ def read(
     spark: SparkSession,
     stream: str,
     *,
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    hub: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
     tenant: str = "default",
     since: datetime | str | None = None,
     until: datetime | str | None = None,
@@ -63,7 +67,12 @@ def read(
     ``format("weft")``.
 
     Args:
-        store: root of the hub's store.
+        store: root of the hub's store. Give this or ``hub``.
+        hub: URL of a hub, or of several of its nodes separated by commas: all rows come through it, as far back as its
+            log goes, and Spark needs no access to the store.
+        token_file: file with a token of scope reader, with ``hub``. None: the environment variable ``WEFT_TOKEN``, as
+            it was when the session started.
+        ca_file: certificate authorities in PEM, with ``hub``. None: the system's.
         since: only records received at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
         until: only records received before this moment; a text likewise.
         edges: only records of these edge nodes; a text is a list of names as in the option ``edges``.
@@ -77,15 +86,17 @@ def read(
         store_options: for the object store: ``{"AWS_REGION": ...}``.
 
     Raises:
-        ReadError: the store holds no hub, the hub has no such stream, the stream has no such column, the log does not
-            reach these offsets, or an argument is not valid.
+        ReadError: the store holds no hub, the hub does not answer, it has no such stream, the stream has no such
+            column, the log does not reach these offsets, or an argument is not valid.
     """
     given = {"since": since, "until": until, "edges": edges, "keys": keys, "columns": columns}
-    options = replace(_options(stream, store, tenant, store_options or {}), **_selection(given))
-    options = replace(options, schema=declared(schema, payload_format))
+    place = source_options(stream, tenant, store, store_options, hub=hub, token_file=token_file, ca_file=ca_file)
+    options = replace(parse_options(place), **_selection(given), schema=declared(schema, payload_format))
+    if options.hub is not None:
+        return _through_hub(spark, place, options, starting, ending)
     log, snapshot = run(_opened(options))
     wanted = subset(log.schema, options.columns)
-    start, end = _range(log, starting, ending)
+    start, end = _range(log.heads, starting, ending)
     # Spark reads only a directory store itself: its pip package has no file system for object stores.
     native = snapshot if snapshot is not None and not snapshot.is_remote else None
     tail = start
@@ -104,7 +115,7 @@ def read(
             parts.append(rows)
     # A result needs at least one part for its columns, even if it has no rows.
     if not parts or tail != end:
-        parts.append(_between(spark, options, tail, end, from_arrow_schema(wanted)))
+        parts.append(_between(spark, place | _named(options), (tail, end), from_arrow_schema(wanted)))
     return _commented(reduce(DataFrame.unionByName, parts), options.schema)
 
 
@@ -128,10 +139,9 @@ def _selection(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _range(
-    log: StreamLog, starting: Mapping[int, int] | None, ending: Mapping[int, int] | None
+    heads: Offsets, starting: Mapping[int, int] | None, ending: Mapping[int, int] | None
 ) -> tuple[Offsets, Offsets]:
-    """Return the offsets to read of every shard of the log."""
-    heads = log.heads
+    """Return the offsets to read of every shard of the log, which ends at ``heads``."""
     given = {"starting": starting or {}, "ending": heads if ending is None else ending}
     for option, offsets in given.items():
         check_offsets(option, dict.fromkeys(heads, 0) | {int(shard): at for shard, at in offsets.items()}, heads)
@@ -165,7 +175,7 @@ def table(
     Raises:
         ReadError: there is no table yet, or only a Delta reader can read it here.
     """
-    options = _options(stream, store, tenant, store_options or {})
+    options = parse_options(source_options(stream, tenant, store, store_options))
     snapshot = _snapshot(options, version)
     if snapshot is None:
         run(StreamLog.open(options))  # raises ReadError when there is no such stream
@@ -179,11 +189,6 @@ def table(
     if snapshot.is_remote:
         raise ReadError(f"{snapshot.uri} needs a session with delta-spark and the store's file system; or use read()")
     return _parquet(spark, snapshot, list(snapshot.files))
-
-
-def _options(stream: str, store: str | os.PathLike[str], tenant: str, store_options: Mapping[str, str]) -> ReadOptions:
-    named = {f"{STORE_PREFIX}{name}": value for name, value in store_options.items()}
-    return parse_options({"stream": stream, "store": os.fspath(store or ""), "tenant": tenant} | named)
 
 
 def _names(option: str, given: Collection[str] | None) -> tuple[str, ...] | None:
@@ -224,19 +229,41 @@ def _history(
         yield _parquet(spark, table, outer).where(reduce(or_, inside))
 
 
-def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Offsets, schema: StructType) -> DataFrame:
-    """Return offsets ``[start, end)`` through the source. With the schema given, Spark does not start a worker to ask
-    for it."""
+def _through_hub(
+    spark: SparkSession,
+    place: Mapping[str, str],
+    options: ReadOptions,
+    starting: Mapping[int, int] | None,
+    ending: Mapping[int, int] | None,
+) -> DataFrame:
+    """Return the stream through a hub. The driver asks it first, so that a mistake is one sentence of Python."""
+    client = client_of(options)
+    heads = client.heads()
+    start, end = _range(heads, starting, ending)
+    if starting is None:  # the log's beginning, which is not 0 where old chunks are deleted
+        start = {shard: min(client.first_offset(shard), end[shard]) for shard in heads}
+    schema = from_arrow_schema(subset(columns_of(options), options.columns))
+    return _commented(_between(spark, dict(place) | _named(options), (start, end), schema), options.schema)
+
+
+def _named(options: ReadOptions) -> dict[str, str]:
+    """Return what selects rows, and what opens the store, as options of ``format("weft")``."""
     named = {f"{STORE_PREFIX}{name}": value for name, value in options.store_options}
-    named |= {"store": options.store, "tenant": options.tenant, "stream": options.stream}
-    named |= {"starting": offsets_text(start), "ending": offsets_text(end)}
     for name, moment in (("since", options.since), ("until", options.until)):
         named |= {} if moment is None else {name: moment.isoformat()}
     for name, names in (("edges", options.edges), ("keys", options.keys)):
         named |= {} if names is None else {name: msgspec.json.encode(sorted(names)).decode()}
-    named |= {} if options.schema is None else {"schema": schema_text(options.schema)}
+    return named if options.schema is None else {**named, "schema": schema_text(options.schema)}
+
+
+def _between(
+    spark: SparkSession, named: Mapping[str, str], span: tuple[Offsets, Offsets], schema: StructType
+) -> DataFrame:
+    """Return offsets ``[start, end)`` through the source. With the schema given, Spark does not start a worker to ask
+    for it."""
+    place = {"starting": offsets_text(span[0]), "ending": offsets_text(span[1])}
     register(spark)
-    return spark.read.format("weft").options(**named).schema(schema).load()
+    return spark.read.format("weft").options(**named, **place).schema(schema).load()
 
 
 def _conformed(frame: DataFrame, snapshot: TableSnapshot, schema: pa.Schema) -> DataFrame:

@@ -332,7 +332,7 @@ class Api:
         )
         limit = integer(request, "limit", LIMIT_MAX, 0, LIMIT_MAX)
         wanted = RowsWanted((tenant, stream), await self.payload_kind(shards, tenant, stream), offset, chunk, limit)
-        answer = await rows_answer(shards.readers[shard].log, shards.states, wanted, self._response_bytes_max)
+        answer = await rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):
             raise ApiError(503, f"shard {lost[0]}, which has edges of shard {shard}, is not loaded", SOON)

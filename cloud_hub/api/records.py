@@ -20,6 +20,7 @@ from weft.protocols import batch as batches
 from weft.protocols.chunk import ChunkIndex, StreamSection, section_entries
 from weft.protocols.origin import by_number, origin_text
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import CollectedPast, ShardLog
@@ -29,12 +30,16 @@ from weft.storage.table.record_time import batch_times, known_clocks
 if TYPE_CHECKING:
     from weft.cloud_hub.api.history import Histories
     from weft.cloud_hub.api.streams.table_reading import Past
+    from weft.storage.table.deletions import FollowedErasures
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record in a shard."""
 SOON = "try again in a moment"
 LOCATE_LOOKS = 8
 """Number of snapshots read to find an offset: they are halved, and few are kept."""
+
+
+NOT_ERASED = RangeSet()
 
 
 class Helping(NamedTuple):
@@ -61,6 +66,7 @@ class _Wanted(NamedTuple):
     limit: int
     bytes_max: int
     payload: PayloadKind
+    erased: RangeSet = NOT_ERASED
 
 
 def _no_history() -> Histories | None:
@@ -73,18 +79,37 @@ class RecordReader:
     Args:
         bytes_max: bytes of payload of an answer.
         histories: returns the reader of tables, which imports what a node without tables does not need; None for none.
+        erasures: what was erased, and is not read though chunks have it; None reads all.
     """
 
-    def __init__(self, log: ShardLog, bytes_max: int, histories: Callable[[], Histories | None] = _no_history) -> None:
+    def __init__(
+        self,
+        log: ShardLog,
+        bytes_max: int,
+        histories: Callable[[], Histories | None] = _no_history,
+        erasures: FollowedErasures | None = None,
+    ) -> None:
         self.log = log
+        self._erasures = erasures
         self._bytes_max = bytes_max
         self.histories = histories
+
+    async def erased(self, stream: StreamKey) -> RangeSet:
+        """Return the offsets of the shard whose records were erased.
+
+        Raises:
+            StoreError: the store did not answer.
+            TableError: a declaration of an erasure is damaged.
+        """
+        found = {} if self._erasures is None else await self._erasures.of(*stream)
+        return found.get(self.log.shard, NOT_ERASED)
 
     async def read(
         self, stream: StreamKey, offset: int, end: int, limit: int, *,
         payload: PayloadKind = PayloadKind.BYTES, chunk: int = 0, search: Search | None = None,
     ) -> Helping:  # fmt: skip
-        """Return records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
+        """Return records ``[offset, end)`` without erased ones, at most ``limit`` and about ``bytes_max`` bytes of
+        payload, at least one.
 
         The result may be empty if ``search`` reaches its bound.
 
@@ -97,10 +122,11 @@ class RecordReader:
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
             CollectedPast: the log no longer has the records, and there is no table.
-            TableError: the table with them cannot be read.
+            TableError: the table with them, or a declared erasure, cannot be read.
         """
         if offset >= end:
             return Helping([], offset)
+        erased = await self.erased(stream)
         search = search or Search(records_bytes=self._bytes_max)
         found: list[View] = []
         for may_repeat in (True, False):
@@ -115,7 +141,7 @@ class RecordReader:
                     offset, n, chunk = past.next_offset, watermark, 0
                     if not past.is_end or offset >= end or len(found) >= limit or search.is_spent:
                         return Helping(found, offset)
-            wanted = _Wanted(offset, limit - len(found), 0, payload)
+            wanted = _Wanted(offset, limit - len(found), 0, payload, erased)
             try:
                 helping = await self._from_log(stream, wanted, end, n, search, is_given=bool(chunk))
             except CollectedPast:
@@ -145,7 +171,7 @@ class RecordReader:
             is_given: whether the reader named the chunk, which may be too late.
         """
         found: list[View] = []
-        offset, limit, _, payload = wanted
+        offset, limit, _, payload, erased = wanted
         looked_at, began = 0, offset
         async for each in self.log.indexes(n, only=frozenset([stream])):
             section = _section(each.footer, stream)
@@ -159,7 +185,7 @@ class RecordReader:
                 search.chunks_left -= 1
                 data = await self.log.section(each.header.n, section)
                 left = min(self._bytes_max, search.records_bytes)
-                step = _Wanted(offset, limit - len(found), left, payload)
+                step = _Wanted(offset, limit - len(found), left, payload, erased)
                 helping = await asyncio.to_thread(_decode, section, data, each.footer, step)
                 found += helping.records
                 offset = helping.next_offset
@@ -250,7 +276,7 @@ def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
 
 
 def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wanted) -> Helping:
-    offset, limit, bytes_max, payload = wanted
+    offset, limit, bytes_max, payload, erased = wanted
     lanes, clocks = footer.lanes_of(section), known_clocks(footer.clocks_of(section))
     found: list[View] = []
     at = section.base_offset
@@ -266,8 +292,10 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wa
         at += first
         for view in record_views(records, lanes[entry.lane], section, Taken(entry.received, times, origin), payload):
             view["offset"] = at
-            found.append(view)
             at += 1
+            if erased and at - 1 in erased:
+                continue
+            found.append(view)
             bytes_max -= view["_bytes"] + len(view["key"])
             if len(found) >= limit or bytes_max <= 0:
                 return Helping(found, at)

@@ -19,6 +19,7 @@ from weft.protocols.chunk import ChunkIndex, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import NOTHING
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
@@ -50,18 +51,23 @@ class _Made(NamedTuple):
     size: int
 
 
-async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsWanted, bytes_max: int) -> LongAnswer:
-    """Return rows of one shard from the log, at least one if it has some, unless the search for it reached its bound.
+async def rows_answer(
+    reader: RecordReader, states: Sequence[ShardState], wanted: RowsWanted, bytes_max: int
+) -> LongAnswer:
+    """Return rows of one shard from the log without erased ones, at least one if it has some, unless the search for it
+    reached its bound.
 
     Args:
         states: those of all shards, of which the columns are made, and the topic levels of lanes that moved; with that
-            of ``log``.
+            of the reader's.
         bytes_max: bytes of the rows; one row may go beyond.
 
     Raises:
         StoreError, NotFound, Corrupt: the log cannot be read.
         CollectedPast: the log no longer has the records.
+        TableError: a declaration of an erasure is damaged.
     """
+    log = reader.log
     state = next(each for each in states if each.shard == log.shard)
     fields = usable_fields(name for each in states for name in each.stream_fields(*wanted.stream))
     end = state.next_offset.get(wanted.stream, 0)
@@ -71,6 +77,7 @@ async def rows_answer(log: ShardLog, states: Sequence[ShardState], wanted: RowsW
         wanted = wanted._replace(offset=first.offset, chunk=first.chunk)
     offset, next_chunk = wanted.offset, wanted.chunk
     reading = _Reading(log, [state, *states], wanted, fields, bytes_max)
+    reading.erased = await reader.erased(wanted.stream)
     if offset is not None and offset < end and wanted.limit:
         next_chunk = await reading.read(offset, end)
         offset = reading.next_offset
@@ -92,6 +99,8 @@ class _Reading:
     def __init__(
         self, log: ShardLog, states: Sequence[ShardState], wanted: RowsWanted, fields: Sequence[str], bytes_max: int
     ) -> None:
+        self.erased = RangeSet()
+        """Offsets whose rows are left out."""
         self._log, self._wanted, self._fields = log, wanted, fields
         self._states = states
         self._rows_left, self._bytes_left = wanted.limit, bytes_max
@@ -148,11 +157,14 @@ class _Reading:
             [rows], self._log.shard, self._fields, self._topics, offset, section_end,
             payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX,
         ):  # fmt: skip
-            taken = batch.slice(0, min(rows_left, _rows_within(batch, bytes_left)))
+            kept = _without(batch, self.erased)
+            if not kept.num_rows:
+                continue
+            taken = kept.slice(0, min(rows_left, _rows_within(kept, bytes_left)))
             made.append(taken)
             rows_left -= taken.num_rows
             bytes_left -= taken.nbytes
-            if taken.num_rows < batch.num_rows or rows_left <= 0 or bytes_left <= 0:
+            if taken.num_rows < kept.num_rows or rows_left <= 0 or bytes_left <= 0:
                 last = taken.column("_offset")[taken.num_rows - 1].as_py()
                 return _Made(made, last + 1, self._bytes_left - bytes_left)
         return _Made(made, section_end, self._bytes_left - bytes_left)
@@ -165,6 +177,19 @@ class _Reading:
 
 def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
+
+
+def _without(batch: pa.RecordBatch, erased: RangeSet) -> pa.RecordBatch:
+    """Return a batch of consecutive offsets without those that were erased."""
+    if not batch.num_rows or not erased:
+        return batch
+    first = batch.column("_offset")[0].as_py()
+    gone = erased.within(first, first + batch.num_rows)
+    if not gone:
+        return batch
+    kept = RangeSet([(first, first + batch.num_rows)]).minus(gone)
+    places = [at for low, high in kept for at in range(low - first, high - first)]
+    return batch.take(pa.array(places, pa.int64()))
 
 
 def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:

@@ -119,13 +119,13 @@ def _source(pipeline: Pipeline) -> Iterator[Finding]:
             )
     if source.schema is not None:
         yield from check_schema(source.schema, ("source", "schema"))
-    if source.since is not None:
+    for name, text in (("since", source.since), ("until", source.until)):
         try:
-            datetime.fromisoformat(source.since.strip())
+            datetime.fromisoformat((text or "2024-05-01").strip())
         except ValueError:
-            yield Finding(
-                ("source", "since"), f"expected a time such as 2024-05-01T06:00:00Z, got {quoted(source.since)}"
-            )
+            yield Finding(("source", name), f"expected a time such as 2024-05-01T06:00:00Z, got {quoted(text or '')}")
+    if source.until is not None and pipeline.window_step is not None:
+        yield Finding(("source", "until"), "cuts the last window, which would then be called complete. Take it out")
 
 
 def _steps(pipeline: Pipeline) -> Iterator[Finding]:
@@ -240,6 +240,7 @@ def _tables(pipeline: Pipeline) -> Iterator[Finding]:
         ("keys", source.keys),
         ("schema", source.schema),
         ("since", source.since),
+        ("until", source.until),
     ):
         if given is not None:
             yield Finding(

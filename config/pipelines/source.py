@@ -42,6 +42,13 @@ class PipelineSource(Section, frozen=True, kw_only=True):
             "Unset: from the first record of the log on."
         ),
     ] = None
+    until: Annotated[
+        Text | None,
+        Meta(
+            description="Only records with an earlier `_time` are read, as ISO 8601 text; with `since`, a bounded "
+            "backfill of a day. Not with a `window` step. Unset: all later records."
+        ),
+    ] = None
     records_per_trigger_max: Annotated[
         Count | None,
         Meta(description="Maximum number of records of one micro-batch, shared evenly by the shards of the log."),

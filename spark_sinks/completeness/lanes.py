@@ -10,8 +10,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_sinks.completeness.moment import ALL, Complete, in_datetime, lanes_at, open_gaps, stream_options, waited_for
+from spark_sinks.completeness.moment import ALL, Complete, in_datetime, lanes_at, open_gaps, waited_for
 from spark_sinks.completeness.states import LanesAt
+from spark_sinks.source.options import parse_options, source_options
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import completeness as rule
@@ -67,7 +68,7 @@ def lanes(
         ReadError: the store holds no hub, the hub has no such stream, or an argument is not valid.
     """
     complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
-    found = lanes_at(stream_options(stream, store, tenant, store_options), at)
+    found = lanes_at(parse_options(source_options(stream, tenant, store, store_options)), at)
     return spark.createDataFrame(_rows(found, complete), ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
 
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -14,7 +15,9 @@ from pyspark.sql import SparkSession
 from spark_sinks.blocking import run
 from spark_sinks.completeness.states import LanesAt, checked_offsets, open_at, open_at_head
 from spark_sinks.errors import ReadError
-from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
+from spark_sinks.source.hub.client import HubClient
+from spark_sinks.source.hub.readers import client_of
+from spark_sinks.source.options import ReadOptions, parse_names, parse_options, source_options
 from weft.config.units import parse_duration_ns
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard import completeness as rule
@@ -106,7 +109,10 @@ def complete_until(
     spark: SparkSession,  # noqa: ARG001  (its place for what needs a session later; read() begins likewise)
     stream: str,
     *,
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    hub: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
     tenant: str = "default",
     edges: str | Collection[str] = ALL,
     retired_after: str | timedelta | None = None,
@@ -117,6 +123,10 @@ def complete_until(
     """Return the moment up to which a stream is complete, and the lanes that hold it back.
 
     Args:
+        store: root of the hub's store. Give this or ``hub``.
+        hub: URL of a hub, or of several of its nodes separated by commas. It answers about the end of its log, by its
+            own settings: ``edges``, ``retired_after``, ``peers`` and ``at`` need the store.
+        token_file: as in ``read``, and so is ``ca_file``.
         edges: edges to wait for, as ``Complete.edges``.
         retired_after: as ``Complete.retired_after``.
         peers: as ``Complete.peers``.
@@ -125,10 +135,69 @@ def complete_until(
             the end of the log. Chunks of old offsets may be deleted; the moment is then None, which claims nothing.
 
     Raises:
-        ReadError: the store holds no hub, the hub has no such stream, or an argument is not valid.
+        ReadError: the store holds no hub, the hub does not answer or has no such stream, or an argument is not valid.
     """
     complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
-    return evaluate(lanes_at(stream_options(stream, store, tenant, store_options), at), complete)
+    place = source_options(stream, tenant, store, store_options, hub=hub, token_file=token_file, ca_file=ca_file)
+    options = parse_options(place)
+    if options.hub is None:
+        return evaluate(lanes_at(options, at), complete)
+    for name, asked in (("edges", edges != ALL), ("retired_after", retired_after), ("peers", peers), ("at", at)):
+        if asked not in (None, False):
+            raise ReadError(f"{name}: a hub answers by its own settings, about the end of its log; give store instead")
+    return completeness_of(client_of(options))
+
+
+def completeness_of(client: HubClient) -> CompleteUntil:
+    """Return what a hub says of a stream.
+
+    Raises:
+        ReadError: the hub does not answer, or not about a stream.
+    """
+    answer, date = client.completeness()
+    offsets = client.heads()  # taken afterwards: what the answer is about lies below them
+    try:
+        moment_ns = _nanoseconds(answer["complete_up_to"])
+        return CompleteUntil(
+            None if moment_ns is None else in_datetime(moment_ns),
+            parsedate_to_datetime(date or ""),
+            offsets,
+            [
+                rule.HeldBack(
+                    each["edge"], _log_id(each["log"]), _reason(each["reason"]), _nanoseconds(each["since"]),
+                    _nanoseconds(each["complete_up_to"]), each["why"], each["what_to_do"],
+                )
+                for each in answer["held_back_by"]
+            ],
+            answer["held_back_by_more"],
+            moment_ns,
+            [
+                OpenGap(
+                    each["edge"], int(each["log"], 16), each["first"], _nanoseconds(each["since"]),
+                    _nanoseconds(each["until"]) or 0, each["other_lanes"], each["why"].startswith("a second node"),
+                )
+                for each in answer["open_gaps"]
+            ],
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReadError(f"the hub's answer is not about a stream's completeness ({error!r}); is a hub there?") from None
+
+
+def _nanoseconds(text: str | None) -> int | None:
+    """Return nanoseconds since 1970 from a time of the API, which has nine digits of a second."""
+    if text is None or text.lstrip("-").isdecimal():
+        return None if text is None else int(text)
+    whole, _, digits = text.removesuffix("Z").partition(".")
+    return int((datetime.fromisoformat(whole).replace(tzinfo=UTC) - _EPOCH).total_seconds()) * _SECOND_NS + int(digits)
+
+
+def _reason(text: str) -> rule.Reason:
+    """Return a reason by its name. One of a later release, which has none here, remains its name."""
+    return rule.Reason(text) if text in set(rule.Reason) else cast(rule.Reason, text)
+
+
+def _log_id(text: str | None) -> int | None:
+    return None if text is None else int(text, 16)
 
 
 def lanes_at(options: ReadOptions, at: Mapping[int, int] | Mapping[str, int] | str | None) -> LanesAt:
@@ -211,18 +280,6 @@ def parse_at(at: Mapping[int, int] | Mapping[str, Any] | str) -> dict[int, int]:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ReadError(f'at: expected offsets by shard such as {{"0": 1200, "1": 0}}; got {at!r}') from None
     return checked_offsets(at)
-
-
-def stream_options(
-    stream: str, store: str | os.PathLike[str], tenant: str, store_options: Mapping[str, str] | None
-) -> ReadOptions:
-    """Return checked options of a read.
-
-    Raises:
-        ReadError: one is not valid.
-    """
-    named = {f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()}
-    return parse_options({"stream": stream, "store": os.fspath(store or ""), "tenant": tenant} | named)
 
 
 def duration_ns(name: str, given: str | timedelta) -> int:

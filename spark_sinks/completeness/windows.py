@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 from spark_sinks.completeness.checkpoint import Checkpoint
 from spark_sinks.completeness.definition import Definition, IfChanged, definition_of
 from spark_sinks.completeness.event_time import EventTime
-from spark_sinks.completeness.moment import ALL, Complete, duration_ns, stream_options
+from spark_sinks.completeness.moment import ALL, Complete, duration_ns
 from spark_sinks.completeness.window_frame import Aggregate, Step, WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
 from spark_sinks.completeness.window_store import Sink, StateFile, WindowStore
 from spark_sinks.errors import ReadError
-from spark_sinks.source.options import ReadOptions, parse_names
+from spark_sinks.source.options import ReadOptions, parse_names, parse_options, source_options
 from spark_sinks.source.typed import declared
 from weft.config.functions.window_grid import Grid, grid_problem
 from weft.config.payload_schema.model import PayloadSchema
@@ -88,7 +88,8 @@ def complete_windows(
     Raises:
         ReadError: an argument is not valid.
     """
-    options, typed = stream_options(stream, store, tenant, store_options), declared(schema, payload_format)
+    options = parse_options(source_options(stream, tenant, store, store_options))
+    typed = declared(schema, payload_format)
     options = _selected(options, edges, keys, typed)
     grid, event, names = _grid(every, offset, zone), _event_time(time, typed), _names("by", by) if by else ()
     frame = WindowFrame(grid, names, aggregate, prepare, event, _gap_us(gap, grid, aggregate))

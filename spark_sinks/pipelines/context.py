@@ -82,8 +82,9 @@ class Context:
                 named[name] = _json_list(values)
         if source.schema is not None:
             named["schema"] = schema_text(source.schema)
-        if source.since is not None:
-            named["since"] = source.since
+        for name, moment in (("since", source.since), ("until", source.until)):
+            if moment is not None:
+                named[name] = moment
         if source.records_per_trigger_max is not None:
             named["max_records_per_trigger"] = str(source.records_per_trigger_max)
         return named

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pyspark.sql.streaming import StreamingQuery
@@ -84,12 +86,43 @@ def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
     )
 
 
+RUNNING_S = 30.0
+"""Time between two lines about a micro-batch that goes on."""
+_AT_WORK = "Processing new data"
+"""Spark's message about a query whose micro-batch is under way."""
+
+
 class Watcher:
     """Progress of a query: each micro-batch once, and each step that changed something."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to watch.
+
+        Args:
+            clock: monotonic seconds.
+        """
         self._seen = -1
         self._last: WindowProgress | None = None
+        self._clock = clock
+        self._began: float | None = None
+        """Time at which the present micro-batch was first seen."""
+        self._told = 0.0
+        """Seconds of it at the last line about it."""
+
+    def running(self, query: StreamingQuery | WindowQuery | TablesQuery) -> float | None:
+        """Return for how many seconds the present micro-batch runs, once for each ``RUNNING_S`` of it; else None."""
+        if isinstance(query, WindowQuery | TablesQuery) or not query.isActive:
+            return None
+        if query.status.get("message") != _AT_WORK:
+            self._began = None
+            return None
+        if self._began is None:
+            self._began, self._told = self._clock(), 0.0
+        seconds = self._clock() - self._began
+        if seconds - self._told < RUNNING_S:
+            return None
+        self._told = seconds
+        return seconds
 
     def new(self, query: StreamingQuery | WindowQuery | TablesQuery) -> list[Progress] | list[WindowProgress]:
         """Return the progress since the last call, in its order: micro-batches with records, or the last step."""
@@ -110,5 +143,6 @@ class Watcher:
     def _fresh(self, reports: list[Progress]) -> list[Progress]:
         fresh = [each for each in reports if each.batch > self._seen and each.records]
         if fresh:
+            self._began = None
             self._seen = fresh[-1].batch
         return fresh

@@ -18,7 +18,7 @@ from spark_sinks.completeness.window_columns import END_COLUMN, START_COLUMN, wi
 from spark_sinks.completeness.window_frame import WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.windows import complete_windows
-from spark_sinks.pipelines.analysis import explained, is_of_spark, plan_of
+from spark_sinks.pipelines.analysis import explained, is_of_spark, is_own, marked, plan_of
 from spark_sinks.pipelines.context import Context, with_lineage
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import make_sink
@@ -31,6 +31,15 @@ from weft.config.pipelines.schema_text import schema_text
 from weft.config.pipelines.steps import WindowStep
 
 TIME = "_time"
+_OTHER_TIME = (
+    "makes a {0} that is not the source's own, or is not seen to be. Windows are found by the source's, and would "
+    "lose rows"
+)
+_INSTEAD = {
+    True: "Select `_time` as it is. For windows by a time in the payload, declare that field in `source.schema` as a "
+    "timestamp, and name it in the window step: `time: FIELD`",
+    False: "Select it as it is; a field with another unit or path is declared so in `source.schema`",
+}
 _OTHER_ROWS = re.compile(r"^\W*(Window|Generate)\b", re.MULTILINE)
 """Operators in a plan that mix rows of several groups, or make several rows of one."""
 
@@ -54,6 +63,7 @@ class Prepared:
         if since is not None:
             frame = frame.where(F.col(TIME) >= F.lit(parse_moment("since", since)))
         frame = with_lineage(frame.drop(START_COLUMN, END_COLUMN))
+        frame = with_own_times(self.context.pipeline, frame)
         rows = all_steps(self.context.pipeline).apply(frame, self.context)
         need_time(self.context.pipeline, rows)
         return with_window(rows, self.grid, self.time)
@@ -163,20 +173,36 @@ def rule_of(pipeline: Pipeline) -> Complete:
     )
 
 
+def _times(pipeline: Pipeline) -> list[str]:
+    """Return the columns that decide to which window a row belongs."""
+    time = window_step(pipeline).time
+    return [TIME] if time is None else [TIME, time]
+
+
+def with_own_times(pipeline: Pipeline, frame: DataFrame) -> DataFrame:
+    """Return rows of the source, for the steps, whose times ``need_time`` knows again."""
+    return marked(frame, _times(pipeline))
+
+
 def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
-    """Check that the rows still have the times by which windows are made.
+    """Check that the rows still have the source's own times, by which windows are made.
+
+    The windows to compute are found by the times in the log. With other times, a window would be computed from a part
+    of its rows, and replace the whole one.
 
     Raises:
         PipelineError: they do not.
     """
     path: KeyPath = ("steps", len(pipeline.steps) - 2)
-    for time in filter(None, (TIME, window_step(pipeline).time)):
+    for time in _times(pipeline):
         if time not in rows.columns:
             raise PipelineError(
                 path, f"loses {time}, and windows are made of it. Select it, too, and leave it as it is"
             )
         if (kind := rows.schema[time].dataType.simpleString()) != "timestamp":
             raise PipelineError(path, f"makes {time} a {kind}, and windows are made of it. Leave it a timestamp")
+        if not is_own(rows, time):
+            raise PipelineError(path, f"{_OTHER_TIME.format(time)}. {_INSTEAD[time == TIME]}")
 
 
 def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:

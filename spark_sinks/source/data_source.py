@@ -41,6 +41,8 @@ PLANS_MAX = 2
 _START_AGAIN = "start the query again: it goes on from the table"
 _LOG = logging.getLogger("weft.spark")
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
+# Also in processes that only plan a read, or look for data sources: Spark ends them as abruptly as those that read.
+keep_broken_pipes_quiet()
 
 
 class WeftSource(DataSource):

@@ -24,6 +24,8 @@ NAMES = (
 )  # fmt: skip
 _PLACES = (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry"))
 """Required options, each with an example."""
+OF_CATALOG = frozenset({"provider", "path", "location", "owner", "comment", "external", "is_managed_location"})
+"""Properties of a table that Spark adds to its options, after ``CREATE TABLE ... USING weft``."""
 STORE_PREFIX = "store."
 """Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
 
@@ -66,6 +68,9 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         ReadError: one is missing, unknown or not valid.
     """
     given = {name.lower(): value for name, value in options.items()}
+    if "provider" in given:
+        # Spark keeps the options of a table with a prefix, and hands them over with it, without it, or both.
+        given = {name.removeprefix("option."): value for name, value in given.items() if name not in OF_CATALOG}
     _check_names(given)
     hub = hub_access(given)
     if hub is not None and (taken := [name for name in given if name == "store" or name.startswith(STORE_PREFIX)]):
@@ -95,6 +100,23 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=_truth("fail_on_data_loss", given, default=True),
         hub=hub,
     )
+
+
+def source_options(
+    stream: str,
+    tenant: str,
+    store: str | os.PathLike[str] | None,
+    store_options: Mapping[str, str] | None = None,
+    **of_hub: str | os.PathLike[str] | None,
+) -> dict[str, str]:
+    """Return the options of ``format("weft")`` for the arguments of functions that read a stream.
+
+    Args:
+        of_hub: ``hub``, ``token_file`` and ``ca_file``; None where one is not given.
+    """
+    named = {"stream": stream, "tenant": tenant}
+    named |= {name: os.fspath(value) for name, value in {"store": store, **of_hub}.items() if value is not None}
+    return named | {f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()}
 
 
 def _check_names(given: Mapping[str, str]) -> None:

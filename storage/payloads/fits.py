@@ -23,6 +23,8 @@ _TIME_MIN = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _TIME_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 """Times that Spark and Python can both show: the years 1 to 9999."""
 _CONTEXT = Context(prec=DECIMAL_DIGITS_MAX, traps=[Inexact, InvalidOperation])
+EXACT_MAX = 1 << 53
+"""Number below which a float of 64 bits is whole only if the number was: larger ones may have been rounded to it."""
 _NOT_A_NUMBER = Decimal("NaN")
 _WHOLE = frozenset({int, NoneType})
 _DECIMALS = frozenset({Decimal, NoneType})
@@ -67,7 +69,11 @@ def int_of(kind: FieldType, value: Any) -> int:
     number = value
     if type(value) is Decimal:
         number = float(value)
-    if type(number) is float and number.is_integer():
+        if abs(number) >= EXACT_MAX:  # by its digits: as a float, 9007199254740993.5 would be a whole number
+            is_whole = INT_MIN <= value <= INT_MAX and value == value.to_integral_value()
+            number = int(value) if is_whole else None
+    # Beyond, each float is a whole number, whatever was rounded to it. Of JSON, the exact way has the digits.
+    if type(number) is float and number.is_integer() and abs(number) < EXACT_MAX:
         number = int(number)
     if type(number) is not int or not INT_MIN <= number <= INT_MAX:
         raise expected(kind, value)

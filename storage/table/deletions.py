@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
-from typing import Final, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +24,11 @@ FORMAT: Final = 1
 ATTEMPTS_MAX: Final = 5
 RANGES_MAX: Final = 1_000_000
 """Maximum number of ranges in one declaration, some 20 MB; more are declared in parts, by time for example."""
+
+LOOK_INTERVAL_S: Final = 2.0
+"""Time after which a reader of the log looks for new erasures."""
+STREAMS_MAX: Final = 1024
+"""Maximum number of streams of which a process keeps the erased offsets; beyond, those not asked for the longest go."""
 
 
 class Erasure(msgspec.Struct, frozen=True):
@@ -133,6 +139,46 @@ class KnownErased:
         if self._table != table:
             self.offsets = await erased_offsets(self._store, *self._stream)
             self._table = table
+
+
+class FollowedErasures:
+    """Erased offsets of the streams that a process reads from the log. They are in no table any more, and in chunks
+    until the collector deletes these.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, store: ObjectStore, monotonic: Callable[[], float]) -> None:
+        self._store, self._monotonic = store, monotonic
+        self._known: OrderedDict[tuple[str, str], _KnownOffsets] = OrderedDict()
+
+    async def of(self, tenant: str, stream: str) -> Mapping[int, RangeSet]:
+        """Return the erased offsets of each shard, as the store had them at most ``LOOK_INTERVAL_S`` ago.
+
+        The store is asked for the names of the declarations, and for these again only if there are others.
+
+        Raises:
+            TableError: a declaration is damaged, or a later release wrote it.
+            StoreError: the store did not answer.
+        """
+        key, now = (tenant, stream), self._monotonic()
+        known = self._known.get(key)
+        if known is None or now - known.looked_at >= LOOK_INTERVAL_S:
+            names = tuple(listed.key for listed in await self._store.list(deletion_prefix(tenant, stream)))
+            is_same = known is not None and known.names == names
+            offsets = known.offsets if known and is_same else await erased_offsets(self._store, tenant, stream)
+            known = self._known[key] = _KnownOffsets(now, names, offsets)
+            if len(self._known) > STREAMS_MAX:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return known.offsets
+
+
+class _KnownOffsets(NamedTuple):
+    looked_at: float
+    names: tuple[str, ...]
+    offsets: Mapping[int, RangeSet]
 
 
 async def put_erased(store: ObjectStore, tenant: str, stream: str, number: int, erased: Erased) -> None:

@@ -41,6 +41,19 @@ def test_every_record_once(spark: SparkSession, hub: Hub, tiered: int, more: int
         assert distinct == count
 
 
+def test_a_table_of_the_catalog_has_the_rows_of_the_moment(spark: SparkSession, hub: Hub) -> None:
+    """With what Spark adds to the options: `provider`, `path`, `owner` and others."""
+    hub.write(1)
+    spark.sql(f"CREATE TABLE readings USING weft OPTIONS (store '{hub.root}', stream '{STREAM}')")
+    try:
+        for _ in range(2):
+            assert records(spark.table("readings")) == hub.expected()
+            hub.write(1)
+            spark.sql("REFRESH TABLE readings")
+    finally:
+        spark.sql("DROP TABLE readings")
+
+
 def test_a_row_is_the_same_from_the_log_and_from_the_table(spark: SparkSession, hub: Hub) -> None:
     hub.write(2)
     before = hub.load(spark).orderBy("_shard", "_offset").collect()

@@ -57,8 +57,9 @@ def test_a_stream_is_deleted_and_begins_again_where_it_ended(start: Start, tmp_p
     assert edge.stop() == 0
     done = weft(*arguments, "--yes", "--force")
     assert done.output.splitlines() == [
-        "deleted stream telemetry of tenant default, with 1 lane and 10 records: trial is over",
-        "Its table stays; the log keeps its records until the log's retention",
+        "deleted stream telemetry of tenant default, with 1 lane and 10 records; its table stays, and a later "
+        "stream of this name goes on in it: trial is over",
+        "Take another name for a stream of another meaning. The log keeps the records until its retention",
     ]
     wait_until(lambda: not hub.json("v1/streams")["streams"], what="the stream to leave the list")
     wait_until(lambda: not tables(), what="the stream to leave the status")

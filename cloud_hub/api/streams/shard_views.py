@@ -12,6 +12,7 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.storage.chunk_log import ShardLog
 from weft.storage.every_shard import missing_shards
+from weft.storage.table.deletions import FollowedErasures
 
 if TYPE_CHECKING:
     from weft.cloud_hub.api.history import Histories
@@ -34,6 +35,7 @@ class ShardViews:
         self._shards, self._response_bytes_max, self._monotonic = shards, response_bytes_max, monotonic
         self._followers = StreamFollowers(log, monotonic)
         self._histories: Histories | None = None
+        self._erasures: FollowedErasures | None = None
 
     async def of_stream(self, tenant: str, stream: str) -> ShardsView:
         """Return what all shards have of one stream. Shards of other processes are read for this stream alone."""
@@ -70,7 +72,9 @@ class ShardViews:
                 self._histories = Histories(log.store, log.cluster, self._monotonic)
             return self._histories
 
-        return RecordReader(log, self._response_bytes_max, histories)
+        if self._erasures is None:
+            self._erasures = FollowedErasures(log.store, self._monotonic)
+        return RecordReader(log, self._response_bytes_max, histories, self._erasures)
 
 
 def _seen(sequencer: Sequencer) -> FollowedShard:

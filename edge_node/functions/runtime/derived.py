@@ -66,7 +66,7 @@ class Derived:
         """True when the memory of the functions is not reliable."""
         self._failing_rows = FailingRows()
         self._rejections = Rejections(self._name, self.counters, environment.clock)
-        self._writer = StepWriter(self._name, streams, environment, self.counters)
+        self._writer = StepWriter(self._name, streams, environment, self.counters, self._rejections)
         self._start_from(remembered)
 
     def start(self) -> None:

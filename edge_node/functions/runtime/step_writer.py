@@ -8,8 +8,10 @@ from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import State
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.parts import Environment, StreamNumbers, Version
+from weft.edge_node.functions.runtime.rejections import Rejections
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered, StateWriter
 from weft.edge_node.functions.runtime.step import Step, runs_of, write
+from weft.protocols.message_headers import REASON
 from weft.protocols.origin import OriginKind
 from weft.protocols.ranges import RangeSet
 
@@ -18,8 +20,16 @@ class StepWriter:
     """Writer of steps, one at a time. Once a step is durable, it releases records in the log and moves the marks of the
     stream."""
 
-    def __init__(self, name: str, streams: StreamNumbers, environment: Environment, counters: FunctionCounters) -> None:
+    def __init__(
+        self,
+        name: str,
+        streams: StreamNumbers,
+        environment: Environment,
+        counters: FunctionCounters,
+        rejections: Rejections,
+    ) -> None:
         """Write to some streams. Call ``go_on`` afterwards."""
+        self._rejections = rejections
         self._name = name
         self._streams = streams
         self._environment = environment
@@ -127,5 +137,7 @@ class StepWriter:
                 counters.bytes_out += sum(map(len, run.payloads))
             elif run.stream == streams.errors:
                 counters.rows_rejected += len(run.keys)
+                found = (text for pairs in run.headers.values() for name, text in pairs if name == REASON)
+                self._rejections.note(map(str, found))
             else:
                 counters.rows_routed += len(run.keys)

@@ -17,7 +17,7 @@ from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import ChecksRows, make_sink, output_mode
 from spark_sinks.pipelines.steps import StepGroup, all_steps, split
 from spark_sinks.pipelines.tables import check_tables
-from spark_sinks.pipelines.windows import analysed_windows
+from spark_sinks.pipelines.windows import analysed_windows, with_own_times
 from spark_sinks.runtime.quiet import without_context_logs
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.options import parse_options
@@ -112,7 +112,8 @@ def _analysed(
         return None
     report.show("source", frame)
     if pipeline.window_step is not None:
-        rows = _checked(all_steps(pipeline), spark.createDataFrame([], frame.schema), context, report)
+        empty = with_own_times(pipeline, spark.createDataFrame([], frame.schema))
+        rows = _checked(all_steps(pipeline), empty, context, report)
         return None if rows is None else _checked_windows(pipeline, rows, report)
     after = _checked(on_stream, frame, context, report)
     if after is None or not _runs_on_streams(after, on_stream, pipeline, report):

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.shipped.past import EDGE, NEW, POSITION, duration, need, number, rows_with_past
-from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Numbers, Times, in_log_order, lineage, pasts
+from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Lineage, Numbers, Times, in_log_order, pasts
 
 MAD_TO_DEVIATION = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
@@ -139,10 +139,11 @@ class AlertRule(msgspec.Struct, frozen=True):
             "machine": machine, "time": moment.isoformat(), "value": value,
             "expected_low": low, "expected_high": high, "score": round(found.score, 2),
         }  # fmt: skip
+        made_of = np.append(found.places, at)
         return (
             int(row["_shard"]), int(row["_offset"]), moment, machine, value, low, high, found.median, found.score,
             len(found.places), f"alerts/{machine}", msgspec.json.encode(told).decode(),
-            lineage(rows, np.append(found.places, at)),
+            Lineage(rows[FROM_COLUMN].iloc[made_of]).of(np.arange(len(made_of))),
         )  # fmt: skip
 
 

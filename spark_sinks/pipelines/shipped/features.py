@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.shipped.past import EDGE, NEW, POSITION, duration, need, number, rows_with_past
-from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Numbers, Times, in_log_order, lineage, pasts
+from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Lineage, Numbers, Times, in_log_order, pasts
 
 FEATURES_VERSION = "1"
 """Version of the features. Models name the version of their training; raise it with each change of a feature."""
@@ -63,15 +63,16 @@ class Rolling(msgspec.Struct, frozen=True):
         """Return the features of one machine's new records. ``_time`` comes in microseconds."""
         rows = in_log_order(rows)
         times, values = rows["_time"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
+        shards, offsets, edges, machines = (rows[name].tolist() for name in (*POSITION, EDGE, "machine"))
+        lineage = Lineage(rows[FROM_COLUMN])
         made = []
         for at, earlier in pasts(times, rows[NEW].to_numpy(bool), self.history_us):
             used = np.append(earlier, at)
-            row = rows.iloc[at]
-            moment = pd.Timestamp(int(row["_time"]) * 1000, tz="UTC")
+            moment = pd.Timestamp(int(times[at]) * 1000, tz="UTC")
             numbers = _numbers(times[used], values[used]) if len(used) >= self.warm_up else (values[at], *[None] * 6)
             made.append((
-                int(row["_shard"]), int(row["_offset"]), row["_edge"], moment, row["machine"], *numbers, len(used),
-                FEATURES_VERSION, lineage(rows, used),
+                int(shards[at]), int(offsets[at]), edges[at], moment, machines[at], *numbers, len(used),
+                FEATURES_VERSION, lineage.of(used),
             ))  # fmt: skip
         return pd.DataFrame(made, columns=_COLUMNS).astype(dict.fromkeys(FEATURES, "float64"))
 

@@ -35,6 +35,9 @@ LOOK_MIN_S, LOOK_MAX_S = 0.1, 2.0
 DENIED = frozenset({401, 403})
 BUSY = frozenset({429, 500, 502, 503, 504})
 """Answers after which another attempt may succeed."""
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST"})
+"""Reasons of OpenSSL where the other side answers in plain text."""
+_PERHAPS_TLS = ". If the hub has certificates, write https://"
 _NEXT_OFFSET, _NEXT_CHUNK, _END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
 
 
@@ -89,6 +92,15 @@ class HubClient:
     def _heads(self) -> Offsets:
         body, _ = self._get(f"/v1/streams/{self._stream}", {}, lacks=_missing_shard)
         return {int(shard): int(offset) for shard, offset in json.loads(body)["next_offset"].items()}
+
+    def completeness(self) -> tuple[dict[str, Any], str | None]:
+        """Return the hub's answer about up to when the stream is complete, and its time, as HTTP writes it.
+
+        Raises:
+            ReadError: as ``heads``.
+        """
+        body, told = self._get(f"/v1/streams/{self._stream}/completeness", {"limit": 1}, lacks=_missing_shard)
+        return json.loads(body), told["Date"]
 
     def _while_behind(self, ask: Callable[[], T]) -> Iterator[T]:
         """Yield answers, the first at once and the last after ``BEHIND_S_MAX``, for a caller that takes one."""
@@ -189,8 +201,28 @@ class HubClient:
                 if error.code not in BUSY:
                     raise ReadError(why) from None
             except (OSError, http.client.HTTPException) as error:
-                why = f"{url} does not answer: {getattr(error, 'reason', error)}"
+                reason = getattr(error, "reason", error)
+                if (told := _of_tls(url, reason)) is not None:
+                    raise ReadError(f"hub: {told}") from None
+                why = f"{url} does not answer: {reason}{_PERHAPS_TLS if _is_cut(url, reason) else ''}"
         raise ReadError(f"hub: {why}")
+
+
+def _of_tls(url: str, reason: object) -> str | None:
+    """Return a fault of TLS that no other attempt mends, in plain words; None for other faults."""
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"{url} has a certificate that is refused: {reason.verify_message}. Name the hub as its certificate does, "
+            "and give the file of its authority with the option ca_file"
+        )
+    if isinstance(reason, ssl.SSLError) and reason.reason in _NO_TLS:
+        return f"{url} does not speak TLS. Write http:// for a hub without certificates"
+    return None
+
+
+def _is_cut(url: str, reason: object) -> bool:
+    """Return whether a plain request was cut off as a server with TLS does it."""
+    return url.startswith("http:") and isinstance(reason, http.client.BadStatusLine | ConnectionResetError)
 
 
 def _missing_shard(body: bytes) -> str | None:

@@ -13,9 +13,12 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
+from spark_sinks.pipelines.analysis import is_own, marked
 from spark_sinks.pipelines.check.check import check
 from spark_sinks.pipelines.check.report import Report
+from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.job import start
+from spark_sinks.pipelines.steps import select
 from spark_sinks.pipelines.windows import rule_of
 from tests.spark_sinks.conftest import Hub
 from weft.commands.pipelines.common import located_pipeline
@@ -130,6 +133,10 @@ TABLE_OF_MISTAKES = [
     Wrong("a time of windows as text",
           WINDOWS.replace("[window", "[sql: 'SELECT machine, _from, string(_time) _time FROM input', window") + HOURS,
           "steps[0]", 3, "makes _time a string, and windows are made of it"),
+    Wrong("a time of the payload as _time",
+          WINDOWS.replace("telemetry}", "telemetry, schema: {fields: {ts: timestamp}}}").replace(
+              "[window", "[sql: 'SELECT ts AS _time, machine, _from FROM input', window") + HOURS,
+          "steps[0]", 3, "makes a _time that is not the source's own, or is not seen to be"),
     Wrong("a table with other partitions", SOURCE + TABLE.replace("<dir>/table", "<dir>/parted"),
           "sink.delta.path", 3, "table <dir>/parted is partitioned by line, not by nothing; give partition_by as"),
     Wrong("a table with a column of another type",
@@ -231,6 +238,33 @@ def test_a_mistake(wrong: Wrong, place: dict[str, str], spark: SparkSession) -> 
     assert (format_path(problem.path).startswith(wrong.setting), problem.line) == (True, wrong.line), problem
     assert "SQLSTATE" not in problem.message
     assert "\n" not in problem.message
+
+
+OWN = [
+    "SELECT machine, _time, _from FROM input",
+    "SELECT i._time AS at, * FROM input i WHERE machine > 'm' ORDER BY _time LIMIT 5",
+    "WITH few AS (SELECT _time AS t FROM input) SELECT t AS _time FROM few",
+    "SELECT _time FROM input UNION ALL SELECT _time FROM input WHERE line = 'a'",
+    "SELECT input.*, n FROM input LEFT JOIN (SELECT machine m, count(*) n FROM input GROUP BY 1) ON m = machine",
+    "SELECT _time, explode(array(1, 2)) AS x FROM input",
+    "SELECT _time, count(*) AS n FROM input GROUP BY _time",
+]
+OTHERS = [
+    "SELECT ts AS _time FROM input",
+    "SELECT _time + INTERVAL 1 SECOND AS _time FROM input",
+    "SELECT max(_time) AS _time FROM input GROUP BY machine",
+    "SELECT _time FROM input UNION ALL SELECT ts FROM input",
+    "WITH few AS (SELECT ts AS _time FROM input) SELECT _time FROM few",
+    "SELECT coalesce(_time, ts) AS _time FROM input",
+]
+
+
+def test_a_time_is_followed_through_the_steps_to_the_source(spark: SparkSession) -> None:
+    rows = "line string, machine string, ts timestamp, _time timestamp, _from string"
+    frame = marked(spark.createDataFrame([], rows), ["_time", "ts"])
+    found = {text: is_own(select(text, frame, {}, ()), "_time") for text in (*OWN, *OTHERS)}
+    assert found == dict.fromkeys(OWN, True) | dict.fromkeys(OTHERS, False)
+    assert not is_own(frame.mapInArrow(lambda batches: batches, frame.schema), "_time")
 
 
 def test_the_columns_of_each_step_are_shown(place: dict[str, str], spark: SparkSession) -> None:
@@ -336,6 +370,17 @@ def test_windows_by_keys_that_let_one_replace_another(place: dict[str, str]) -> 
 def test_all_edges_and_some(place: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"complete\.edges: expected `all`, or names"):
         loaded(WINDOWS + HOURS + "complete: {edges: [all, press-1]}\n", place)
+
+
+def test_a_source_that_ends_at_a_moment(place: dict[str, str]) -> None:
+    """A day is filled in again without what came later."""
+    day = SOURCE.replace("telemetry}", "telemetry, since: 2026-11-01, until: 2026-11-02}")
+    options = Context(loaded(day + CONSOLE, place).config).options()
+    assert (options["since"], options["until"]) == ("2026-11-01", "2026-11-02")
+    with pytest.raises(ConfigError, match=r"source\.until: expected a time such as"):
+        loaded(day.replace("2026-11-02", "tomorrow") + CONSOLE, place)
+    with pytest.raises(ConfigError, match=r"source\.until: cuts the last window"):
+        loaded(WINDOWS.replace("telemetry}", "telemetry, until: 2026-11-02}") + HOURS, place)
 
 
 def test_windows_wait_for_records_that_a_peer_may_have(place: dict[str, str]) -> None:

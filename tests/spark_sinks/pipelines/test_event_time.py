@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks import read
 from spark_sinks.pipelines.check.check import check
+from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.job import start
 from tests.spark_sinks.completeness.buffering import Buffering
 from tests.spark_sinks.completeness.conftest import MIDNIGHT, SECOND, STREAM
@@ -62,3 +63,16 @@ def test_a_step_that_loses_the_time_of_the_event_is_named(spark: SparkSession, t
     fleet.until(1)
     (finding,) = check(pipeline(fleet, tmp_path, "machine, _time, _from"), spark).errors
     assert finding.message.startswith("loses ts, and windows are made of it")
+
+
+@pytest.mark.slow
+def test_windows_of_another_time_than_the_source_s_are_refused_when_they_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 30, devices=1, only=["press-1"])
+    fleet.until(30)
+    for columns, time in (("machine, ts, ts AS _time, _from", "_time"), ("machine, _time, _time AS ts, _from", "ts")):
+        shifts = pipeline(fleet, tmp_path, columns)
+        with pytest.raises(PipelineError, match=f"a {time} that is not the source's own"):
+            start(shifts, spark, once=True).awaitTermination()
+    assert not (tmp_path / "shifts").exists()

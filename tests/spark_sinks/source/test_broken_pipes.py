@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import subprocess
 import sys
 import traceback
 
@@ -32,6 +33,17 @@ def test_only_broken_pipes_of_workers_are_not_printed(
     except Exception:
         traceback.print_exc()
     assert bool(capsys.readouterr().err) == is_printed
+
+
+def test_a_process_that_only_plans_a_read_is_quiet_too() -> None:
+    plan = (
+        "import sys, traceback, importlib.machinery as m\n"
+        "sys.modules['__main__'].__spec__ = m.ModuleSpec('pyspark.daemon', None)\n"
+        "import spark_sinks.source.data_source\n"
+        "try: raise BrokenPipeError\n"
+        "except BrokenPipeError: traceback.print_exc()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", plan], capture_output=True, check=True).stderr == b""
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import http.server
 import pickle
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from spark_sinks import complete_until
+from spark_sinks import read as read_stream
 from spark_sinks.errors import ReadError
 from spark_sinks.source.data_source import WeftSource
 from spark_sinks.source.hub import client as clients
@@ -28,11 +31,15 @@ from spark_sinks.source.hub.client import HubClient
 from spark_sinks.source.hub.readers import HubStreamReader
 from spark_sinks.source.options import ReadOptions
 from tests.cloud_hub.live import running_hub
-from tests.spark_sinks.conftest import SHARDS, STREAM, Hub, records
+from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub, records
+from tests.support.certificates import Authority
 from tests.support.issuer import AUDIENCE, claims, key_of, key_set, settings, signed
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.protocols.shard.completeness import Reason
 from weft.storage.object_store import open_store
+
+NO_SPARK = cast(SparkSession, None)
 
 
 class Serving:
@@ -215,7 +222,7 @@ def test_no_task_shows_its_token(served: Serving, token_file: Path) -> None:
         ({"hub": "http://h:1", "store": "/data"}, "store: with the option hub, the store is not read"),
         ({"hub": "http://h:1", "store.aws_region": "x"}, "with the option hub, the store is not read"),
         ({"hub": "ftp://h"}, "hub: expected http://host:port"),
-        ({"hub": "127.0.0.1:8090"}, "without a password; got 127.0.0.1:8090"),
+        ({"hub": "127.0.0.1:8090"}, r"hub: 127.0.0.1:8090 has no scheme. Write http://127.0.0.1:8090, or https://"),
         ({"hub": "http://u:p@h:1"}, "without a password; got http://h"),
         ({"hub": " , "}, "the URL of at least one node"),
         ({"hub": "http://[::1"}, "a URL that cannot be read"),
@@ -227,6 +234,29 @@ def test_no_task_shows_its_token(served: Serving, token_file: Path) -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, str], error: str) -> None:
     with pytest.raises(ReadError, match=error):
         source(**options).schema()
+
+
+def test_a_hub_with_tls_and_one_without_are_told_apart(tmp_path: Path, served: Serving) -> None:
+    """In one sentence, and at once: no other attempt makes a certificate good."""
+    with pytest.raises(ReadError, match=r"hub: https://.* does not speak TLS. Write http://"):
+        source(hub=served.url.replace("http:", "https:")).schema()
+    made = Authority(tmp_path).sign("hub")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.certificate, made.key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        with pytest.raises(ReadError, match=r"a certificate that is refused: .*with the option ca_file"):
+            source(hub=f"https://127.0.0.1:{server.server_port}").schema()
+        plain = HubAccess((f"http://127.0.0.1:{server.server_port}",))
+        with pytest.raises(ReadError, match=r"does not answer: .*If the hub has certificates, write https://"):
+            HubClient(plain, "default", STREAM, sleep=lambda _: None).heads()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_times_are_no_places(served: Serving, token_file: Path) -> None:
@@ -344,6 +374,56 @@ def test_a_task_waits_for_a_node_that_has_not_read_as_far(answering: Callable[..
     empty = sink.getvalue().to_pybytes()
     behind = 200, {"Weft-Next-Offset": "3", "Weft-End-Offset": "3"}, empty
     assert list(answering(behind, (200, {"Weft-Next-Offset": "9", "Weft-End-Offset": "9"}, empty)).rows(0, 3, 9)) == []
+
+
+def test_the_moment_of_a_hub_is_that_of_its_store(written: Hub, served: Serving, token_file: Path) -> None:
+    asked = complete_until(NO_SPARK, STREAM, hub=served.url, token_file=token_file)
+    own = complete_until(NO_SPARK, STREAM, store=written.root)
+    assert (asked.moment_ns, asked.open_gaps) == (own.moment_ns, own.open_gaps)
+    assert asked.offsets == {shard: end for shard, end in own.offsets.items() if end}
+    # The hub's clock shows the present, and the log is of 2023: no edge has sent anything since.
+    assert {(each.edge, each.log_id) for each in asked.held_back_by} == {*zip(EDGES, range(1, 5), strict=True)}
+    assert {each.reason for each in asked.held_back_by} == {Reason.SILENT}
+    assert asked.clock > own.clock
+    assert str(asked).startswith(f"complete until {own.moment.isoformat() if own.moment else 'no moment'}")
+
+
+@pytest.mark.parametrize("more", [{"edges": ["press-1"]}, {"peers": True}, {"at": {0: 1}}, {"retired_after": "1d"}])
+def test_what_a_hub_cannot_be_asked_is_refused(more: dict[str, Any], served: Serving, token_file: Path) -> None:
+    with pytest.raises(ReadError, match=f"{next(iter(more))}: a hub answers by its own settings"):
+        complete_until(NO_SPARK, STREAM, hub=served.url, token_file=token_file, **more)
+
+
+def test_mistakes_of_read_and_complete_until_are_one_sentence(served: Serving) -> None:
+    """As an error of Python, before Spark has wrapped it into traces of its own."""
+    for ask in (read_stream, complete_until):
+        with pytest.raises(ReadError, match=r"127\.0\.0\.1:1 has no scheme") as told:
+            ask(NO_SPARK, STREAM, hub="127.0.0.1:1")
+        assert "\n" not in str(told.value)
+        with pytest.raises(ReadError, match="answered 401: no valid token"):
+            ask(NO_SPARK, STREAM, hub=served.url)
+        with pytest.raises(ReadError, match="store: with the option hub, the store is not read"):
+            ask(NO_SPARK, STREAM, hub=served.url, store="/data")
+        with pytest.raises(ReadError, match="store: missing"):
+            ask(NO_SPARK, STREAM)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_read_through_a_hub_stays_as_it_was_at_the_call(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+    hub.write(4)
+    token = tmp_path / "token"
+    token.write_text(create_token(str(tmp_path / "tokens"), "anna", Scope.READER))
+    with Serving(hub.root, tokens_file=str(tmp_path / "tokens")) as serving:
+        named: dict[str, Any] = {"hub": serving.url, "token_file": token}
+        frame = read_stream(spark, STREAM, **named)
+        some = read_stream(spark, STREAM, **named, edges=["press-1"], columns="_edge, _seq, payload", schema="x int")
+        expected = hub.expected()
+        assert records(frame) == expected
+        assert records(some) == [each for each in expected if each[0] == "press-1"]
+        assert some.columns == ["_edge", "_seq", "payload"]
+        heads = {int(shard): end for shard, end in hub.heads().items() if end}
+        assert read_stream(spark, STREAM, **named, starting=heads).count() == 0
 
 
 @pytest.mark.slow

@@ -40,11 +40,12 @@ def command() -> None:
 @click.option("--force", is_flag=True, help="Do it though an edge was seen less than 10 minutes ago.")
 @yes_option
 def delete(config_file: str, stream: str, *, reason: str, by: str | None, force: bool, yes: bool) -> None:
-    """Delete STREAM at the hub of CONFIG: its name is free for another one again.
+    """Delete STREAM at the hub of CONFIG; its table stays, and a later stream of the same name goes on in it.
 
-    The stream leaves lists, status, metrics and completeness, with its topic levels, lanes and open gaps. Its Delta
-    table stays, with all its rows, and so does the log until its retention. The next offset remains: when an edge sends
-    to the stream again, the stream is back and goes on there, in the same table. No record is stored twice.
+    So take another name for a stream of another meaning. The stream leaves lists, status, metrics and completeness,
+    with its topic levels, lanes and open gaps. Its Delta table stays, with all its rows, and so does the log until its
+    retention. The next offset remains: when an edge sends to the stream again, the stream is back and goes on there, in
+    the same table. No record is stored twice.
 
     Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
     than 10 minutes ago, or whose table lacks records. It needs level 2 (`weft hub finalize`).
@@ -81,9 +82,9 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
         return
     click.echo(
         f"deleted stream {key[1]} of tenant {key[0]}, with {counted(done.lanes, 'lane')} and "
-        f"{counted(done.records, 'record')}: {reason}"
+        f"{counted(done.records, 'record')}; its table stays, and a later stream of this name goes on in it: {reason}"
     )
-    click.echo("Its table stays; the log keeps its records until the log's retention")
+    click.echo("Take another name for a stream of another meaning. The log keeps the records until its retention")
 
 
 async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:

@@ -67,15 +67,17 @@ def command(
     """Run PIPELINE, a YAML file or the name of a shipped pipeline, until Ctrl-C or SIGTERM.
 
     A restarted pipeline resumes where it stopped, also after a crash. Progress goes to standard error: one line for
-    each micro-batch with records. On a cluster, the command sends Weft and the modules of your steps to the executors,
-    but not libraries.
+    each micro-batch with records, and for each half minute of one that takes longer. On a cluster, the command sends
+    Weft and the modules of your steps to the executors, but not libraries.
 
     \b
     weft spark run clean.yaml --once
     weft spark run machine-hours --set source.store=/data/hub --master spark://10.0.0.5:7077
     """
     loaded = located_pipeline(pipeline, settings)
-    with spark_session(master, conf, spark_log) as spark:
+    # A history server lists applications by it. A server of Spark Connect has a name of its own.
+    named = conf if master.startswith("sc://") else (f"spark.app.name={loaded.config.name}", *conf)
+    with spark_session(master, named, spark_log) as spark:
         _run(loaded, spark, master, once=once, check_first=not no_check, if_changed=if_changed, as_json=as_json)
     return 0
 
@@ -132,6 +134,9 @@ class Show:
                 print_json_line(progress._asdict())
             else:
                 click.echo(_line(progress), err=True, nl=not sys.stderr.isatty())
+        running = self._watcher.running(query)
+        if running is not None and not self._as_json:
+            click.echo(_shown(f"micro-batch running for {running:.0f} s"), err=True, nl=not sys.stderr.isatty())
         if not query.isActive and sys.stderr.isatty() and not self._as_json:
             click.echo(err=True)
 
@@ -139,7 +144,10 @@ class Show:
 def _line(progress: Progress | WindowProgress) -> str:
     from spark_sinks.pipelines.progress import Progress
 
-    text = _of_batch(progress) if isinstance(progress, Progress) else _of_windows(progress)
+    return _shown(_of_batch(progress) if isinstance(progress, Progress) else _of_windows(progress))
+
+
+def _shown(text: str) -> str:
     return f"\r\x1b[K{text}" if sys.stderr.isatty() else text
 
 

@@ -14,6 +14,8 @@ from tests.storage.fakes import FakeFileSystem
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.kinds.window import WindowFunction
+from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.functions.runtime.rejections import Rejections
 from weft.edge_node.functions.runtime.replays import ReplayRefused
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFull, LogSettings
@@ -103,6 +105,37 @@ async def test_a_row_says_which_records_it_was_made_of() -> None:
     await edge.close()
 
 
+LATE = "came too late: its time is 2026-01-01T00:00:0%d, and its group's windows up to 2026-01-02T00:00:00Z are closed"
+MISSING = "field %d is missing"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said", "advice"),
+    [
+        (
+            [LATE % 1, LATE % 2, "alert: no number"],
+            "most often: came too late: its time is ...,",
+            "A longer `lateness`",
+        ),
+        ([MISSING % 1, MISSING % 2, LATE % 1], "most often: field ... is missing", "`missing: null` beside a function"),
+        (['v: expected a number, got "mara"'], "most often: v: expected a number, got ...", "edge tail"),
+    ],
+)
+def test_the_commonest_reason_is_told_with_what_helps_against_it(
+    reasons: list[str], said: str, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = FunctionCounters(rows_in=10, rows_rejected=len(reasons))
+    rejections = Rejections("ev-minutes", counters, lambda: 0.0)
+    rejections.note(reasons)
+    rejections.look()
+    assert said in counters.warning
+    (line,) = caplog.messages
+    assert said in line
+    assert advice in line
+    assert ("`missing: null`" in line, "`lateness`" in line) == ("missing:" in advice, "lateness" in advice)
+    assert "mara" not in line
+
+
 async def test_one_rejected_row_in_a_hundred_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     edge = Edge(FakeFileSystem(), MINUTES)
     edge.publish("telemetry", *([1] * 199), "none", time=START)
@@ -115,7 +148,7 @@ async def test_one_rejected_row_in_a_hundred_is_told_once(caplog: pytest.LogCapt
     assert counters.warning.startswith("4 of 230 rows (1 %) went to minutes-errors")
     told = [line for line in caplog.messages if "minutes-errors" in line]
     assert len(told) == 1
-    assert "`missing: null`" in told[0]
+    assert "; most often: " in told[0]
     for _ in range(51):
         edge.publish("telemetry", *([1] * 400), time=START + 9)
         await edge.settle()
