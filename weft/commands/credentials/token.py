@@ -12,13 +12,10 @@ from weft.commands.acts.file_acts import acting_on_file, by_option, reason_optio
 from weft.commands.common import (
     ExistingPath,
     TokenGroup,
-    certificate_of,
-    config_argument,
-    get_status,
     json_option,
-    load_hub,
     using,
 )
+from weft.commands.running import any_hub_argument, running_hub
 from weft.output import Refused, harmless, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -178,18 +175,16 @@ def read_file(path: str) -> list[TokenIdentity]:
 
 
 @click.command()
-@config_argument
+@any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
 @json_option
-def whoami(config_file: str, *, token_file: str | None, as_json: bool) -> None:
-    """Show the rights of a token at the running hub of CONFIG, with its name, scope, tenant, edge and end.
+def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """Show the rights of a token at the running hub HUB, with its name, scope, tenant, edge and end.
 
     \b
     weft hub whoami hub.yaml --token-file press-7.token
     """
-    config = load_hub(config_file)
-    with using(token_file or ""):
-        facts: dict[str, Any] = get_status(config.listen, "/v1/whoami", token_file, certificate_of(config))
+    facts = running_hub(hub, token_file).get("/v1/whoami")
     if as_json:
         print_json(facts)
         return
