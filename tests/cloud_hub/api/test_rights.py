@@ -25,6 +25,8 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "openapi": (None, "GET", "/v1/openapi.json"),
     "whoami": (None, "GET", "/v1/whoami"),
     "status": (Right.STATUS, "GET", "/v1/status"),
+    "nodes": (Right.STATUS, "GET", "/v1/nodes"),
+    "troubles": (Right.STATUS, "GET", "/v1/troubles"),
     "edges": (Right.EDGES, "GET", "/v1/edges"),
     "changes": (Right.READ, "GET", "/v1/changes"),
     "streams": (Right.READ, "GET", "/v1/streams"),
