@@ -36,9 +36,10 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens."),
         click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
         click.option(
-            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]",
+            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
             help="Instead of a scope, several times: write, read or pull with STREAM, publish with EDGE (`*` in them "
-            "stands for any characters), edges, status, metrics.",
+            "stands for any characters), edges, status, metrics, acts, tenants; or a role: viewer, operator, "
+            "administrator.",
         ),
         click.option(
             "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "admin"]),
@@ -47,6 +48,12 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    from weft.cloud_hub.api.identity.rights import role_grants
+
+    return role_grants(given)
 
 
 def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
