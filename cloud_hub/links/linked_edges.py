@@ -69,7 +69,7 @@ class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
 
 _DECODER = msgspec.msgpack.Decoder(list[LinkedEdge])
 Told = dict[NodeName, LinkedEdge]
-"""What a process tells."""
+"""Entries of an object."""
 
 
 class LinkedEdges:

@@ -31,8 +31,8 @@ IN_TEXT = {"query": "{}=", "header": "{}: "}
 
 class Asked:
     """Checks the parameters of requests before their handlers run. A parameter that the operation does not have is left
-    alone, since a client of a later release may send it, unless its name is nearly that of one that it has: whoever
-    mistyped a filter must not get an answer without it."""
+    alone, since a client of a later release may send it, unless its name is nearly that of one that it has: a
+    mistyped filter must not give an answer without it."""
 
     def __init__(self, access: Access, operations: Iterable[Operation] = OPERATIONS) -> None:
         self._access = access

@@ -333,7 +333,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TroublesAnswer(OfShards, frozen=True, kw_only=True):
-    """What an operator has to look after, of the shards of all processes."""
+    """Conflicts, open gaps and lost records of the shards of all processes."""
 
     conflicts: list[ConflictOfLane]
     """Lanes whose logs a second node claims to own, at most 1,000."""

@@ -80,8 +80,8 @@ class Jwt(Section, frozen=True, kw_only=True):
         Meta(
             description="Words of `rights_claim`, each with the rights that it gives. These are grants such as "
             "`read:press-*`, scopes of tokens such as `reader`, or roles such as `operator`. Unset: the words of the "
-            "claim are such rights themselves, except those that reach beyond the tenant (`admin`, `status`, "
-            "`metrics`, `acts`) and roles: these need a line here.",
+            "claim are such rights themselves. Roles, and what reaches beyond the tenant (`admin`, `status`, "
+            "`metrics`, `acts`), need a line here.",
         ),
     ] = None
     edge_claim: Annotated[

@@ -38,8 +38,7 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
             help="Instead of a scope, several times: write, read or pull with STREAM, publish with EDGE (`*` in them "
-            "stands for any characters), edges, status, metrics, acts, tenants; or a role: viewer, operator, "
-            "administrator.",
+            "stands for any characters), edges, status, metrics. Or a role: viewer, operator, administrator.",
         ),
         click.option(
             "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "admin"]),
