@@ -186,14 +186,7 @@ class Hub:
             links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
         )  # fmt: skip
         self._for_people = (
-            LinkedEdges(
-                store,
-                node_id,
-                self._links.by_edge,
-                lambda: lost_views(self._own()),
-                owners.others,
-                monotonic=time.monotonic,
-            ),
+            LinkedEdges(store, node_id, self._links.by_edge, self._lost, owners.others, monotonic=time.monotonic),
             TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic),
         )
         self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
@@ -386,6 +379,9 @@ class Hub:
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
 
+    def _lost(self) -> list[View]:
+        return lost_views(self._own())
+
     def health(self) -> Health:
         """Return what the health of the node depends on."""
         return Health(self._own(), self._tables.service, self._membership, self._clock, self._store.fence)
@@ -416,6 +412,6 @@ class Hub:
             **self._tables.views(),
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             **open_gap_views(sequencer.state for sequencer in self._own()),
-            "lost": lost_views(self._own()),
+            "lost": self._lost(),
             "links": self._links.views(),
         }

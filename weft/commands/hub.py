@@ -309,6 +309,20 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
         click.echo(f"CLOCK: {len(differ)} of {len(facts['links'])} linked edges have synchronised clocks a minute or "
                    f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
                    "wrong")  # fmt: skip
+    _show_troubles(facts)
+    if makers := table_makers(facts["tables"]):
+        print_table(("tables", "made by", "since", "records behind"), makers)
+    for table in facts["tables"]:
+        for stopped in table["stopped"]:
+            print_stopped(hub or "CONFIG", table, stopped)
+    show_quality(facts.get("quality", []))
+    for missing in facts.get("missing_shards", []):
+        click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
+    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
+
+
+def _show_troubles(facts: dict[str, Any]) -> None:
+    """Print conflicts, open gaps and lost records of all hosts."""
     conflicts = [
         (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["since"], each["why"])
         for each in facts["conflicts"]
@@ -335,15 +349,6 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
         print_table(("edge", "log", "stream", "records", "from seq"), lost)
     if unknown := facts.get("lost_unknown_at"):
         click.echo(f"warning: what was lost at {harmless(', '.join(unknown))} is not known here yet", err=True)
-    if makers := table_makers(facts["tables"]):
-        print_table(("tables", "made by", "since", "records behind"), makers)
-    for table in facts["tables"]:
-        for stopped in table["stopped"]:
-            print_stopped(hub or "CONFIG", table, stopped)
-    show_quality(facts.get("quality", []))
-    for missing in facts.get("missing_shards", []):
-        click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
-    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
 
 
 def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
