@@ -9,7 +9,7 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -18,6 +18,7 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
 from weft.cloud_hub.api.edge_figures import EdgeFigures
 from weft.cloud_hub.api.edges import EdgeViews
+from weft.cloud_hub.api.fleet import FleetRequests
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.streams.completeness import StreamCompleteness
 from weft.cloud_hub.api.streams.figures import StreamFigures
@@ -185,7 +186,7 @@ class Hub:
             links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
         )  # fmt: skip
         self._for_people = (
-            LinkedEdges(store, node_id, self._links.by_edge, owners.others, time.monotonic),
+            LinkedEdges(store, node_id, self._links.by_edge, self._lost, owners.others, monotonic=time.monotonic),
             TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic),
         )
         self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
@@ -201,7 +202,7 @@ class Hub:
             self._tenants.start()
             self._acts_stream.start()
             self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count)
-            await self._listen(self._shards, requests_of(store))
+            await self._listen(self._shards, store)
             owners.port = self._listener.port
             await self._membership.start(self.url)
             for each in self._for_people:
@@ -237,7 +238,7 @@ class Hub:
         if self._owners is not None:
             await self._owners.grow()
 
-    async def _listen(self, shards: Shards, requests: Mapping[str, int]) -> None:
+    async def _listen(self, shards: Shards, store: ObjectStore) -> None:
         # Thousands of edges connect at once after a restart.
         link_log.logger.addFilter(self._throttle)
         peers, links, owners = self._settings.peers, self._links, self._owners
@@ -261,22 +262,28 @@ class Hub:
             shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
             edges=EdgeFigures(self._own, self._clock.now, time.monotonic, peers=peers),
             tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
-            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests,
+            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
             of_tables=self._tables.samples, tenants=self._tenants.samples,
         )  # fmt: skip
         bytes_max = self._settings.response_bytes_max
+        elsewhere = self._for_people[0].elsewhere
+        of_shards = ShardViews(shards, self._maker.log, bytes_max, time.monotonic)
         api = Api(
-            self, ShardViews(shards, self._maker.log, bytes_max, time.monotonic), self._access, metrics, bytes_max,
+            self, of_shards, self._access, metrics, bytes_max,
             moments=moments, rates=self._rates,
             edges=lambda states, elsewhere: EdgeViews(
                 states, {**elsewhere.edges, **links.by_edge(owners.own)}, links.last_release, self._clock.now(),
                 peers=peers, behind=moments.behind, lost=moments.lost, groups=self._declared.groups.of_edge,
             ),
-            elsewhere=self._for_people[0].elsewhere, refusals=self._refusals, monotonic=time.monotonic,
+            elsewhere=elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip
         checks = [self._access.middleware, Asked(self._access).middleware]
         application = api.application(self._listener.middleware, inner=checks)
         self._to_edges.add_to(application, self._access)
+        FleetRequests(
+            store, lambda: self.cluster, self._clock, self._access, shards=of_shards, own=self._own,
+            elsewhere=elsewhere, monotonic=time.monotonic,
+        ).add_to(application)  # fmt: skip
         self._acts.add_to(application, self._access)
         self._tenant_requests(shards).add_to(application)
         self._changes.add_to(application)
@@ -372,6 +379,9 @@ class Hub:
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
 
+    def _lost(self) -> list[View]:
+        return lost_views(self._own())
+
     def health(self) -> Health:
         """Return what the health of the node depends on."""
         return Health(self._own(), self._tables.service, self._membership, self._clock, self._store.fence)
@@ -402,6 +412,6 @@ class Hub:
             **self._tables.views(),
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             **open_gap_views(sequencer.state for sequencer in self._own()),
-            "lost": lost_views(self._own()),
+            "lost": self._lost(),
             "links": self._links.views(),
         }

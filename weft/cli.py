@@ -18,6 +18,7 @@ from weft.service.hang_up import hold_hang_ups
 _COMMANDS = {
     "edge": "weft.commands.edge",
     "hub": "weft.commands.hub",
+    "login": "weft.commands.credentials.login",
     "streams": "weft.commands.streams",
     "config": "weft.commands.config",
     "link": "weft.commands.link",

@@ -80,6 +80,8 @@ class LinksElsewhere(NamedTuple):
     edges: Mapping[NodeName, Linked]
     unknown_at: Sequence[str]
     """Processes whose links are not known."""
+    lost: Sequence[View] = ()
+    """Lanes of other processes' shards with acknowledged records that the hub lacks (``lost_views``)."""
 
 
 class EdgeViews:

@@ -82,7 +82,10 @@ def _jwt(jwt: Jwt) -> Iterator[Finding]:
             try:
                 check_right(right)
             except InvalidGrant as error:
-                yield Finding(("jwt", "roles", role), f"{error}. A scope of tokens will do, too, such as reader")
+                yield Finding(
+                    ("jwt", "roles", role),
+                    f"{error}. A scope of tokens such as reader will do, too, or a role such as operator",
+                )
 
 
 def _reachable(config: HubConfig) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """Edges that are linked to the hub processes of a store, for one that is asked about all of them.
 
-Each process keeps an object of its own with the edges that are linked to it, which it writes again when they changed,
-at most each ten seconds, and not at all while no other process is there. Only a process that is asked reads the others'
+Each process keeps an object of its own with the edges that are linked to it, and with the lost records that edges have
+told it of. It writes the object again when they changed, at most each ten seconds, and not at all while no other
+process is there. Only a process that is asked reads the others'
 objects. What they say is a hint for people: no log, no claim and no right depends on it.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +18,7 @@ import msgspec
 
 from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.api.edges import Linked, LinksElsewhere
+from weft.cloud_hub.api.views import LOST_LISTED_MAX, View
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.fields import Nanoseconds
 from weft.protocols.lane import NodeName, valid_name
@@ -39,19 +42,34 @@ DECODED_BYTES_MAX = 32 << 20
 SOFTWARE_CHARACTERS_MAX = 64
 LISTED_MAX = 10_000
 READS_AT_ONCE = 16
+_LOG = re.compile("[0-9a-f]{16}").fullmatch
+
+
+class LostLane(msgspec.Struct, frozen=True, array_like=True):
+    """Acknowledged records of a lane that the hub lacks, as the edge said when it linked."""
+
+    stream: str
+    log: str
+    """Id of the edge's log, 16 hexadecimal digits."""
+    shard: int
+    records: int
+    first_seq: int
 
 
 class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
-    """An edge that is linked to a process."""
+    """An edge that is linked to a process, or was when it told of lost records."""
 
     tenant: str
     edge: str
     since: Nanoseconds
-    """Moment of the connection by the clock of the process."""
+    """Moment of the connection by the clock of the process; 0 without a link."""
     software: str
+    lost: tuple[LostLane, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(list[LinkedEdge])
+Told = dict[NodeName, LinkedEdge]
+"""Entries of an object."""
 
 
 class LinkedEdges:
@@ -60,6 +78,7 @@ class LinkedEdges:
     Args:
         node_id: name of its object, that of its entry in ``nodes/``.
         own: its linked edges at present.
+        lost: the lost records that it knows of, as ``lost_views`` has them.
         others: entries of the other processes that are there.
         monotonic: seconds.
     """
@@ -69,14 +88,16 @@ class LinkedEdges:
         store: ObjectStore,
         node_id: str,
         own: Callable[[], Mapping[NodeName, Linked]],
+        lost: Callable[[], Sequence[View]],
         others: Callable[[], Sequence[NodeEntry]],
+        *,
         monotonic: Callable[[], float],
     ) -> None:
-        self._store, self._own, self._others, self._monotonic = store, own, others, monotonic
+        self._store, self._own, self._lost, self._others = store, own, lost, others
+        self._monotonic = monotonic
         self._node_id, self._key = node_id, hub_keys.linked_key(node_id)
         self._etag: str | None = None
-        self._written: dict[NodeName, int] | None = None
-        """Linked edges of the last write, each with its moment."""
+        self._written: Told | None = None
         self._looks = 0
         self._known = LinksElsewhere({}, [])
         self._read_at: float | None = None
@@ -105,23 +126,26 @@ class LinkedEdges:
             return self._known
 
     async def _read(self) -> LinksElsewhere:
-        found, unknown = dict[NodeName, Linked](), list[str]()
+        found, unknown, lost = dict[NodeName, Linked](), list[str](), list[View]()
         others = list(self._others())
         for at in range(0, len(others), READS_AT_ONCE):
             part = others[at : at + READS_AT_ONCE]
-            for entry, linked in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
-                if linked is None:
+            for entry, told in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
+                if told is None:
                     unknown.append(entry.name)
                     continue
-                for name, link in linked.items():
-                    if name not in found or found[name].since < link.since:  # an edge that has just moved
-                        found[name] = link
-        return LinksElsewhere(found, unknown)
+                for each in told:
+                    name = NodeName(each.tenant, each.edge)
+                    lost += [{"tenant": each.tenant, "edge": each.edge, **msgspec.structs.asdict(lane)}
+                             for lane in each.lost]  # fmt: skip
+                    if each.since and (name not in found or found[name].since < each.since):  # it may just have moved
+                        found[name] = Linked(each.since, each.software, None, entry.name)
+        return LinksElsewhere(found, unknown, lost[:LOST_LISTED_MAX])
 
-    async def _read_one(self, entry: NodeEntry) -> dict[NodeName, Linked] | None:
+    async def _read_one(self, entry: NodeEntry) -> list[LinkedEdge] | None:
         try:
             data = (await self._store.get(hub_keys.linked_key(entry.id))).data
-            return await asyncio.to_thread(_decode, data, entry.name)
+            return await asyncio.to_thread(_decode, data)
         except (NotFound, StoreError, msgspec.MsgspecError, zlib.error, ValueError):
             return None
 
@@ -145,11 +169,10 @@ class LinkedEdges:
         """
         if not self._others():
             return
-        own = self._own()
-        since = {name: link.since for name, link in own.items()}
-        if since != self._written or self._looks % REWRITE_LOOKS == 0:
-            await self._write(await asyncio.to_thread(_encode, own))
-            self._written = since
+        told = _told(self._own(), self._lost())
+        if told != self._written or self._looks % REWRITE_LOOKS == 0:
+            await self._write(await asyncio.to_thread(_encode, told))
+            self._written = told
         if self._looks % CLEAN_LOOKS == 0:
             await self._clean()
         self._looks += 1
@@ -173,16 +196,26 @@ class LinkedEdges:
                 await self._store.delete(each.key)
 
 
-def _encode(linked: Mapping[NodeName, Linked]) -> bytes:
-    edges = [
-        LinkedEdge(*name, link.since, link.software[:SOFTWARE_CHARACTERS_MAX])
+def _told(linked: Mapping[NodeName, Linked], lost: Sequence[View]) -> Told:
+    told = {
+        name: LinkedEdge(*name, link.since, link.software[:SOFTWARE_CHARACTERS_MAX])
         for name, link in list(linked.items())[:EDGES_MAX]
-    ]
-    return zlib.compress(msgspec.msgpack.encode(edges), 1)
+    }
+    lanes: dict[NodeName, list[LostLane]] = {}
+    for each in lost:
+        of = lanes.setdefault(NodeName(each["tenant"], each["edge"]), [])
+        of.append(LostLane(*(each[field] for field in LostLane.__struct_fields__)))
+    for name, found in lanes.items():
+        told[name] = msgspec.structs.replace(told.get(name) or LinkedEdge(*name, 0, ""), lost=tuple(found))
+    return told
 
 
-def _decode(data: bytes, at: str) -> dict[NodeName, Linked]:
-    """Return the linked edges of the process ``at``.
+def _encode(told: Told) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(list(told.values())), 1)
+
+
+def _decode(data: bytes) -> list[LinkedEdge]:
+    """Return what a process tells.
 
     Raises:
         MsgspecError, zlib.error, ValueError: it holds something else.
@@ -193,8 +226,12 @@ def _decode(data: bytes, at: str) -> dict[NodeName, Linked]:
     plain = inflate.decompress(data, DECODED_BYTES_MAX)
     if inflate.unconsumed_tail:
         raise ValueError(f"more than {DECODED_BYTES_MAX} bytes")
-    return {
-        NodeName(each.tenant, each.edge): Linked(each.since, each.software, None, at)
-        for each in _DECODER.decode(plain)[:EDGES_MAX]
-        if valid_name(each.tenant) and valid_name(each.edge)
-    }
+    return [
+        each
+        for each in _DECODER.decode(plain)[: EDGES_MAX + LOST_LISTED_MAX]
+        if valid_name(each.tenant) and valid_name(each.edge) and all(map(_is_sound, each.lost))
+    ]
+
+
+def _is_sound(lost: LostLane) -> bool:
+    return valid_name(lost.stream) and _LOG(lost.log) is not None and min(lost.shard, lost.records, lost.first_seq) >= 0

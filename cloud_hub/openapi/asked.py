@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,13 +21,18 @@ from weft.protocols.lane import NAME_RULE
 Check = Callable[[web.Request], None]
 """Raises ``ApiError``."""
 SHOWN_CHARACTERS = 80
+LOOKED_AT_MAX = 16
+"""Maximum number of unknown parameters of a request that are compared with the known ones."""
+NEAR = 0.75
+"""Likeness of two names from which one is taken for a mistyped other."""
 IN_TEXT = {"query": "{}=", "header": "{}: "}
 """Place -> how errors write a parameter."""
 
 
 class Asked:
-    """Checks the parameters of requests before their handlers run. A parameter that no operation has is left alone:
-    a client of a later release may send it."""
+    """Checks the parameters of requests before their handlers run. A parameter that the operation does not have is left
+    alone, since a client of a later release may send it, unless its name is nearly that of one that it has: a
+    mistyped filter must not give an answer without it."""
 
     def __init__(self, access: Access, operations: Iterable[Operation] = OPERATIONS) -> None:
         self._access = access
@@ -57,7 +64,18 @@ class Asked:
 
 
 def _checks(operation: Operation) -> list[Check]:
-    return [check for each in operation.parameters if each.place != "path" for check in _checks_of(each)]
+    checks = [check for each in operation.parameters if each.place != "path" for check in _checks_of(each)]
+    return [*checks, _mistyped({each.name for each in operation.parameters if each.place == "query"})]
+
+
+def _mistyped(known: Collection[str]) -> Check:
+    def check(request: web.Request) -> None:
+        unknown = (name for name in dict.fromkeys(request.query) if name not in known)
+        for name in islice(unknown, LOOKED_AT_MAX):
+            if len(name) <= SHOWN_CHARACTERS and (near := get_close_matches(name, known, 1, NEAR)):
+                raise ApiError(400, f"{name}= is no parameter of this", f"did you mean {near[0]}=?")
+
+    return check
 
 
 def _checks_of(parameter: Parameter) -> Iterable[Check]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from weft.cloud_hub.api.fleet import NODES, TROUBLES
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX
 from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX
 from weft.cloud_hub.api.streams import series
@@ -26,7 +27,7 @@ from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
 from weft.cloud_hub.openapi.operation import READING, Operation, Parameter
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
-from weft.cloud_hub.openapi.status import StatusAnswer
+from weft.cloud_hub.openapi.status import NodesAnswer, StatusAnswer, TroublesAnswer
 from weft.cloud_hub.openapi.streams import (
     CompletenessAnswer,
     LanesAnswer,
@@ -95,6 +96,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "status", "get", "/v1/status", "Return the state of this process of the hub.", StatusAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421}),
+    ),
+    Operation(
+        "nodes", "get", NODES, "Return the processes of the hub on all machines.", NodesAnswer, (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421, 503}),
+    ),
+    Operation(
+        "troubles", "get", TROUBLES, "Return conflicts, open gaps and lost records of all shards.", TroublesAnswer,
+        (Scope.ADMIN,), errors=frozenset({401, 403, 421, 503}),
     ),
     Operation(
         "acts", "get", ACTS, "Return the record of administrative acts: lines after one, or the newest ones.",

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.cloud_hub.openapi.common import Count, LogId, Moment, OpenGapView
+from weft.cloud_hub.openapi.common import Count, LogId, Moment, OfShards, OpenGapView
 
 
 class ClockOfNode(msgspec.Struct, frozen=True):
@@ -330,3 +330,54 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     open_gaps_more: Count
     lost: list[LostOfLane]
     links: list[LinkOfProcess]
+
+
+class TroublesAnswer(OfShards, frozen=True, kw_only=True):
+    """Conflicts, open gaps and lost records of the shards of all processes."""
+
+    conflicts: list[ConflictOfLane]
+    """Lanes whose logs a second node claims to own, at most 1,000."""
+    conflicts_more: Count
+    """Number of others."""
+    open_gaps: list[OpenGapOfLane]
+    """Losses of retired lanes whose number is unknown, the latest first."""
+    open_gaps_more: Count
+    """Number of others, at least."""
+    lost: list[LostOfLane]
+    """Acknowledged records that the hub lacks, at most 1,000 lanes. Those of other processes are some 15 s old."""
+    lost_unknown_at: list[str] | UnsetType = UNSET
+    """Processes whose lost records are not known here; absent when all are."""
+
+
+class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
+    """A hub process that shares the store."""
+
+    id: str
+    """Unique to each start."""
+    name: str
+    host: str
+    process: Count
+    """Number among the processes of its machine."""
+    url: str
+    advertise: str | None
+    """URL for edges; null if edges of other machines cannot be sent there."""
+    state: str
+    """`joining`, `ready`, `leaving`, `gone`, or `of another cluster`."""
+    owns: list[Count]
+    """Shards that it owns by its entry."""
+    shards: list[Count]
+    """Shards that it has loaded."""
+    links: Count
+    cluster_log: Count
+    """Last entry of the cluster log that it knows."""
+    cores: float
+    software: str
+    level: int
+    """Highest level that its release knows."""
+    seen_seconds_ago: float
+
+
+class NodesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The hub processes that share the store, by machine and number."""
+
+    nodes: list[NodeOfStore]

@@ -78,9 +78,10 @@ class Jwt(Section, frozen=True, kw_only=True):
     roles: Annotated[
         Annotated[dict[str, Grants], Meta(max_length=256)] | None,
         Meta(
-            description="Words of `rights_claim`, each with the rights that it gives: grants such as `read:press-*`, "
-            "or scopes of tokens, such as `reader`. Unset: the words of the claim are such rights themselves, except "
-            "those that reach beyond the tenant (`admin`, `status`, `metrics`, `acts`): these need a role.",
+            description="Words of `rights_claim`, each with the rights that it gives. These are grants such as "
+            "`read:press-*`, scopes of tokens such as `reader`, or roles such as `operator`. Unset: the words of the "
+            "claim are such rights themselves. Roles, and what reaches beyond the tenant (`admin`, `status`, "
+            "`metrics`, `acts`), need a line here.",
         ),
     ] = None
     edge_claim: Annotated[

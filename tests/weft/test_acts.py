@@ -48,9 +48,11 @@ READING = {
     ("hub", "requests"): "reads",
     ("hub", "schema", "get"): "reads", ("hub", "schema", "infer"): "reads", ("hub", "schema", "list"): "reads",
     ("hub", "status"): "reads", ("hub", "table", "list"): "reads", ("hub", "tenant", "list"): "reads",
-    ("hub", "token", "list"): "reads", ("hub", "usage"): "reads", ("hub", "verify"): "reads",
+    ("hub", "tail"): "reads", ("hub", "token", "list"): "reads", ("hub", "trace"): "reads",
+    ("hub", "usage"): "reads", ("hub", "verify"): "reads",
     ("hub", "whoami"): "reads",
     ("link", "status"): "reads", ("log", "dump"): "reads", ("spark", "check"): "reads",
+    ("login",): "writes a file of the user, and asks a hub whose token it is",
     ("spark", "new"): "writes files of a pipeline", ("streams",): "reads", ("token", "list"): "reads",
     ("trace",): "reads", ("user", "check"): "reads", ("user", "list"): "reads",
 }  # fmt: skip

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
-from weft.commands import common
-from weft.commands.common import get_pages, get_status
+from weft.commands.common import get_status
+from weft.commands.running import RunningHub
 from weft.output import Failed
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
@@ -173,6 +173,6 @@ def test_a_node_that_ends_within_its_answer_does_not_answer() -> None:
 @pytest.mark.parametrize("cursors", [["a", "a"], ["a", "b", "a"]])
 def test_a_list_that_does_not_go_on_ends_the_command(monkeypatch: pytest.MonkeyPatch, cursors: list[str]) -> None:
     answers = iter([{"edges": [cursor], "next_after": cursor} for cursor in cursors])
-    monkeypatch.setattr(common, "get_status", lambda *_: next(answers))
-    with pytest.raises(Failed, match=r"/v1/edges at 127\.0\.0\.1:1: the list does not go on after 'a'"):
-        get_pages("127.0.0.1:1", "/v1/edges", "edges")
+    monkeypatch.setattr(RunningHub, "get", lambda *_: next(answers))
+    with pytest.raises(Failed, match=r"/v1/edges at http://127\.0\.0\.1:1: the list does not go on after 'a'"):
+        RunningHub("http://127.0.0.1:1").pages("/v1/edges", "edges")

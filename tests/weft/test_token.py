@@ -36,6 +36,7 @@ def test_a_token_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
         (("--scope", "reader", "--tenant", "Other Tenant"), "tenant and edge need"),
         (("--scope", "reader", "--grant", "read"), "a token has a scope, or grants"),
         (("--grant", "write:a"), "grants to write need an edge"),
+        (("--grant", "operator", "--edge", "a"), "the others must not have one"),
         (("--grant", "read:a", "--edge", "a"), "the others must not have one"),
     ],
 )

@@ -29,7 +29,7 @@ from weft.cloud_hub.openapi.acts import ActsAnswer
 from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
-from weft.cloud_hub.openapi.status import StatusAnswer
+from weft.cloud_hub.openapi.status import NodesAnswer, StatusAnswer, TroublesAnswer
 from weft.cloud_hub.openapi.streams import (
     CompletenessAnswer,
     LanesAnswer,
@@ -179,6 +179,14 @@ class Client:
     def status(self) -> StatusAnswer:
         """Return the state of the process that answers."""
         return self._get("/v1/status", StatusAnswer)
+
+    def nodes(self) -> NodesAnswer:
+        """Return the processes of the hub on all machines."""
+        return self._get("/v1/nodes", NodesAnswer)
+
+    def troubles(self) -> TroublesAnswer:
+        """Return conflicts, open gaps and lost records of the shards of all processes."""
+        return self._get("/v1/troubles", TroublesAnswer)
 
     def acts(self, *, after: str | None = None, limit: int | None = None) -> ActsAnswer:
         """Return a page of the record of administrative acts: lines after one, or the newest ones."""

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlencode
 
 import click
 import msgspec
@@ -24,7 +23,7 @@ from weft.output import Failed, Refused
 if TYPE_CHECKING:
     import ssl
 
-    from weft.client import HubRefusal
+    from weft.client import Client, HubRefusal
     from weft.config.models import EdgeConfig, HubConfig
     from weft.storage.object_store import ObjectStore
 
@@ -245,24 +244,41 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
     Args:
         certificate: the node's own, if it speaks TLS.
     """
-    from weft.client import Client, HubRefusal, HubUnreachable
+    from weft.client import Client
     from weft.network.token_file import read_token
 
-    address = parse_bind(bind)
-    if address.port == 0:
-        raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
-    url = f"{'http' if certificate is None else 'https'}://{address.from_here}"
+    url = url_here(bind, certificate)
     try:
         token = None if token_file is None else read_token(token_file)
     except ValueError as error:
         raise Failed(str(error)) from None
+
+    def client() -> Client:
+        return Client(url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX)
+
+    return fetched(client, url, path, has_token=token is not None)
+
+
+def url_here(bind: str, certificate: str | None) -> str:
+    """Return the URL of a running node of this machine."""
+    address = parse_bind(bind)
+    if address.port == 0:
+        raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
+    return f"{'http' if certificate is None else 'https'}://{address.from_here}"
+
+
+def fetched(client: Callable[[], Client], url: str, path: str, *, has_token: bool) -> Any:
+    """Return the JSON document at ``path``. ``Failed`` when there is no answer.
+
+    Args:
+        client: makes the client of ``url``.
+    """
+    from weft.client import HubRefusal, HubUnreachable
+
     try:
-        client = Client(
-            url, token=token, tls=tls_of(certificate), timeout_s=STATUS_TIMEOUT_S, bytes_max=STATUS_BYTES_MAX
-        )
-        return json.loads(client.fetch(path).body)
+        return json.loads(client().fetch(path).body)
     except HubRefusal as refusal:
-        advice = _advice(path, refusal, has_token=token is not None)
+        advice = _advice(path, refusal, has_token=has_token)
         raise Failed(f"{url}{path} answered {refusal.status} {refusal.reason}: {advice}") from None
     except HubUnreachable as error:
         raise Failed(f"{error}; is the node running?") from None
@@ -284,26 +300,6 @@ def certificate_of(config: HubConfig) -> str | None:
     return None if config.tls is None else config.tls.certificate
 
 
-def get_pages(
-    bind: str, path: str, key: str, token_file: str | None = None, certificate: str | None = None
-) -> dict[str, Any]:
-    """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer, or no end of it."""
-    whole: dict[str, Any] = {key: []}
-    after, named = "", set[str]()
-    while True:
-        page = get_status(bind, path + after, token_file, certificate)
-        whole = {**whole, **page, key: [*whole[key], *page[key]]}
-        if page["next_after"] is None:
-            return whole
-        if page["next_after"] in named:
-            raise Failed(
-                f"{path} at {bind}: the list does not go on after {page['next_after']!r}. Is a hub of this release "
-                "at that address?"
-            )
-        named.add(page["next_after"])
-        after = f"{'&' if '?' in path else '?'}{urlencode({'after': page['next_after']})}"
-
-
 def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     """Return advice on a refusal, in the terms of a command line."""
     if not refusal.error:
@@ -311,7 +307,9 @@ def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     scope = _SCOPES.get(path.partition("?")[0], "reader")
     makes = f"`weft hub token add CONFIG NAME --scope {scope} --to FILE`"
     if refusal.status == 401 and not has_token:
-        return f"the hub wants a token, and none was given. Give one with --token-file; {makes} makes one"
+        return (
+            f"the hub wants a token, and none was given. Give one with --token-file or `weft login`; {makes} makes one"
+        )
     if refusal.status == 401:
         return f"{refusal.error}. Give another one with --token-file; {makes} makes one"
     if refusal.status == 403:
@@ -319,7 +317,13 @@ def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     return f"{refusal.error}. {refusal.advice}"
 
 
-_SCOPES = {"/v1/status": "admin", "/v1/acts": "admin", "/metrics": "admin"}
+_SCOPES = {
+    "/v1/status": "admin",
+    "/v1/nodes": "admin",
+    "/v1/troubles": "admin",
+    "/v1/acts": "admin",
+    "/metrics": "admin",
+}
 """Page -> scope of the tokens that open it, where `reader` does not."""
 
 

@@ -12,23 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.commands import messages
+from weft.commands import hub_records, messages
 from weft.commands.acts import approvals
 from weft.commands.acts.hub_acts import acts
 from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     ExistingPath,
     cannot_be_done,
-    certificate_of,
     config_argument,
-    get_pages,
-    get_status,
     json_option,
-    load_hub,
     located_hub,
     log_level_option,
     store_located,
-    using,
 )
 from weft.commands.credentials.token import whoami
 from weft.commands.edges import hub_pulls
@@ -54,8 +49,9 @@ from weft.commands.on_store import (
     tenants,
 )
 from weft.commands.on_store.tokens import first, group
+from weft.commands.running import RunningHub, any_hub_argument, running_hub
 from weft.config.errors import format_path
-from weft.config.units import Address, kind_of, parse_bind
+from weft.config.units import kind_of
 from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges, show_issuer, show_quality
@@ -70,8 +66,6 @@ if TYPE_CHECKING:
 EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 """Difference of an edge's clock that is shown, and the number of such edges that are named."""
-Access = tuple[str | None, str | None]
-"""Files of the token and of the hub's certificate."""
 
 
 @click.group("hub")
@@ -80,7 +74,8 @@ def command() -> None:
 
 
 for each in (
-    messages.publish, messages.messages, hub_pulls.pull, hub_pulls.pulls, whoami, nodes.nodes, drain.drain, split.split,
+    messages.publish, messages.messages, hub_records.tail, hub_records.trace,
+    hub_pulls.pull, hub_pulls.pulls, whoami, nodes.nodes, drain.drain, split.split,
     cluster.finalize, cluster.retire, cluster.adopt, skip.skip, clock.clock, deletion.declare_deletion, stream.command,
     tables.command, group.command, first.open_hubs, tenants.command, groups.command, configs.command,
     schemas.command, quality.command, declaring.declarations, acts, approvals.second_person, approvals.requests,
@@ -259,7 +254,7 @@ def _listening(config: HubConfig, count: int) -> str:
 
 
 @command.command()
-@config_argument
+@any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
 @click.option(
     "--edges",
@@ -269,19 +264,25 @@ def _listening(config: HubConfig, count: int) -> str:
     help="Maximum number of edges shown, those with an alarm first; 0 shows all. --json has all.",
 )
 @json_option
-def status(config_file: str, token_file: str | None, edges: int, as_json: bool) -> None:
-    """Show every edge that the hub of CONFIG knows, whichever machine it is linked to, and this machine's shards.
+def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -> None:
+    """Show every edge that the hub HUB knows, whichever machine it is linked to, and this machine's shards.
 
     Edges with an alarm come first, then those without a link. Links to other machines are known some 15 s late. A
-    disconnected edge is shown until all its lanes have left the hub (`dropped_after`).
+    disconnected edge is shown until all its lanes have left the hub (`dropped_after`). By its URL or a login, shards
+    and links are those of the process that answers.
+
+    \b
+    weft hub status hub.yaml
+    weft hub status https://hub.example.com --token-file admin.token
     """
-    config = load_hub(config_file)
-    bind, access = config.listen, (token_file, certificate_of(config))
-    with using(token_file or ""):
-        facts = get_status(bind, "/v1/status", *access)
-        facts |= get_pages(bind, "/v1/edges", "edges", *access)
-        peers = [parse_bind(bind)._replace(port=peer["port"]) for peer in facts["peers"]]
-        here = {facts["name"]}.union(*(_join(facts, peer, access) for peer in peers))
+    running = running_hub(hub, token_file)
+    facts = running.get("/v1/status")
+    facts |= running.pages("/v1/edges", "edges")
+    unread = facts.get("missing_shards", [])
+    facts |= running.get("/v1/troubles") | {"missing_shards": unread}
+    here = set[str]()
+    if running.port is not None:
+        here = {facts["name"]}.union(*(_join(facts, running.beside(peer["port"])) for peer in facts["peers"]))
     _add_strays(facts)
     if as_json:
         print_json(facts)
@@ -308,37 +309,46 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         click.echo(f"CLOCK: {len(differ)} of {len(facts['links'])} linked edges have synchronised clocks a minute or "
                    f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
                    "wrong")  # fmt: skip
+    _show_troubles(facts)
+    if makers := table_makers(facts["tables"]):
+        print_table(("tables", "made by", "since", "records behind"), makers)
+    for table in facts["tables"]:
+        for stopped in table["stopped"]:
+            print_stopped(hub or "CONFIG", table, stopped)
+    show_quality(facts.get("quality", []))
+    for missing in facts.get("missing_shards", []):
+        click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
+    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
+
+
+def _show_troubles(facts: dict[str, Any]) -> None:
+    """Print conflicts, open gaps and lost records of all hosts."""
     conflicts = [
         (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["since"], each["why"])
         for each in facts["conflicts"]
     ]
     if conflicts:
         print_table(("conflict: edge", "log", "stream", "since", "why"), conflicts)
+    if facts["conflicts_more"]:
+        click.echo(f"and {facts['conflicts_more']} more conflicts")
     open_gaps = [
         (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["first"], each["since"], each["until"])
-        for each in facts.get("open_gaps", [])
+        for each in facts["open_gaps"]
     ]
     if open_gaps:
         print_table(("open gap: edge", "log", "stream", "from seq", "since", "until"), open_gaps)
-    if facts.get("open_gaps_more"):
+    if facts["open_gaps_more"]:
         click.echo(f"and {facts['open_gaps_more']} more open gaps")
     lost = [
         (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["records"], each["first_seq"])
-        for each in facts.get("lost", [])
+        for each in facts["lost"]
     ]
     if lost:
         click.echo("LOST: this hub had acknowledged these records. Its store was restored to an earlier state, or lost "
                    "objects; the edges send again what they still have")  # fmt: skip
         print_table(("edge", "log", "stream", "records", "from seq"), lost)
-    if makers := table_makers(facts["tables"]):
-        print_table(("tables", "made by", "since", "records behind"), makers)
-    for table in facts["tables"]:
-        for stopped in table["stopped"]:
-            print_stopped(config_file, table, stopped)
-    show_quality(facts.get("quality", []))
-    for missing in facts.get("missing_shards", []):
-        click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
-    show_edges(facts["edges"], time.time(), edges or None, here, facts.get("links_unknown_at", []))
+    if unknown := facts.get("lost_unknown_at"):
+        click.echo(f"warning: what was lost at {harmless(', '.join(unknown))} is not known here yet", err=True)
 
 
 def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
@@ -358,19 +368,17 @@ def _backup(last: dict[str, str] | None) -> str:
     return "none is known" if last is None else f"up to {last['up_to'][:19]}Z, at {harmless(last['place'])}"
 
 
-def _join(facts: dict[str, Any], address: Address, access: Access) -> set[str]:
+def _join(facts: dict[str, Any], peer: RunningHub) -> set[str]:
     """Add another process's links and own shards to the facts of the first. Return its name."""
     try:
-        others = get_status(str(address), "/v1/status", *access)
+        others = peer.get("/v1/status")
     except Failed as failure:
         click.echo(f"warning: {failure}. That process's shards and links are missing here", err=True)
         return set()
     owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
-    for name in ("links", "conflicts", "lost", "open_gaps"):
-        facts[name] = [*facts.get(name, []), *others.get(name, [])]
-    facts["open_gaps_more"] = facts.get("open_gaps_more", 0) + others.get("open_gaps_more", 0)
+    facts["links"] = [*facts["links"], *others["links"]]
     return {others["name"]}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import secrets
 import sys
 import time
@@ -13,20 +12,14 @@ from urllib.parse import urlencode
 
 import click
 
-from weft.commands.common import ANOTHER_PROGRAM, certificate_of, config_argument, json_option, load_hub, tls_of
-from weft.config.units import parse_bind, parse_duration
+from weft.commands.common import json_option
+from weft.commands.running import RunningHub, hub_argument, running_hub
+from weft.config.units import parse_duration
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 
 PAYLOAD_BYTES_MAX = 256 << 10
-ANSWER_BYTES_MAX = 16 << 20
-TIMEOUT_S = 30.0
-TOO_MANY = 429
-WAITS_MAX, WAIT_S_MAX = 20, 99
-"""Number of times that a request waits for as long as the hub asks, and the longest such time."""
 HOPS_MAX = 4
 """Maximum number of processes that are asked in turn for one edge: shards may move meanwhile."""
-Ask = tuple[str | None, str | None]
-"""File of the token, and of the hub's certificate."""
 
 token_option = click.option(
     "--token-file", type=click.Path(dir_okay=False), help="File with a token of scope publish or admin."
@@ -35,7 +28,7 @@ tenant_option = click.option("--tenant", default="default", show_default=True, h
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("words", nargs=-1, required=True, metavar="[EDGE[,EDGE...]] TOPIC [PAYLOAD]")
 @click.option("--group", default="", help="Publish at all edges of this group, and name none.")
 @click.option("--expires", default="1h", show_default=True, help="Time after which no edge publishes it; 7d at most.")
@@ -45,10 +38,10 @@ tenant_option = click.option("--tenant", default="default", show_default=True, h
 @token_option
 @json_option
 def publish(
-    config_file: str, words: tuple[str, ...], *, group: str, expires: str, qos: int, key: str, tenant: str,
+    hub: str, words: tuple[str, ...], *, group: str, expires: str, qos: int, key: str, tenant: str,
     token_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Publish PAYLOAD to TOPIC at edges of the running hub of CONFIG; `-` reads the payload from standard input.
+    """Publish PAYLOAD to TOPIC at edges of the running hub HUB; `-` reads the payload from standard input.
 
     The command ends when the message is durable at the hub. An edge that is not linked gets it when it links, within
     --expires. Clients of the edge get it as any other message. The edge's configuration decides which topics a hub may
@@ -66,14 +59,14 @@ def publish(
         expires_s = parse_duration(expires)
     except ValueError as error:
         raise Refused(f"--expires: {error}") from None
-    url, ask = hub_of(config_file, token_file)
+    running = running_hub(hub, token_file)
     body = {
         "topic": topic, "payload_base64": base64.b64encode(data).decode(), "expires_s": expires_s, "qos": qos,
     }  # fmt: skip
-    sending = _Sending(url, ask, tenant, body, key or (secrets.token_hex(8) if group else ""))
+    sending = _Sending(running, tenant, body, key or (secrets.token_hex(8) if group else ""))
     began = time.monotonic()
     try:
-        for made in sending.to_group(group) if group else [sending.to(url, {"edges": edges})]:
+        for made in sending.to_group(group) if group else [sending.to(running, {"edges": edges})]:
             for each in [] if as_json else made:
                 if "error" not in each:
                     click.echo(f"{each['edge']}: message {each['number']} is stored, until {each['expires']}")
@@ -103,8 +96,8 @@ def _named(words: tuple[str, ...], group: str) -> tuple[list[str], str, str]:
 class _Sending:
     """A message to edges, and what became of it so far."""
 
-    def __init__(self, url: str, ask: Ask, tenant: str, body: dict[str, Any], key: str) -> None:
-        self._url, self._ask, self._body, self.key = url, ask, body, key
+    def __init__(self, hub: RunningHub, tenant: str, body: dict[str, Any], key: str) -> None:
+        self._hub, self._body, self.key = hub, body, key
         self._path = f"/v1/messages?{urlencode({'tenant': tenant})}"
         self.made: list[dict[str, Any]] = []
         """An entry for each edge."""
@@ -115,19 +108,19 @@ class _Sending:
         """Publish to a group page by page; yield the entries of each."""
         after: str | None = ""
         while after is not None:
-            yield self.to(self._url, {"group": group, "after": after})
+            yield self.to(self._hub, {"group": group, "after": after})
             before, after = after, self._next_after
             if after is not None and after <= before:
                 raise Failed(f"the hub answered page {after!r} of the group after {before!r}: report this")
 
-    def to(self, url: str, whom: dict[str, Any]) -> list[dict[str, Any]]:
+    def to(self, hub: RunningHub, whom: dict[str, Any]) -> list[dict[str, Any]]:
         """Publish to edges, at the processes that own their shards; return the entries."""
-        made, left = list[dict[str, Any]](), {url: whom}
+        made, left = list[dict[str, Any]](), {hub.url: whom}
         for hop in range(HOPS_MAX):
             asked, left = left, {}
             for where, of in asked.items():
                 sent = {**self._body, **of, "redirect": hop < HOPS_MAX - 1}
-                answer = request(where + self._path, self._ask, sent, self.key)
+                answer = hub.at(where).request(self._path, sent, self.key)
                 if "group" in of:
                     self._next_after = answer["next_after"]
                     self.missing |= {each["shard"]: each["trouble"] for each in answer.get("missing_shards", ())}
@@ -157,23 +150,23 @@ def _tell_failures(sending: _Sending) -> None:
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("edge")
 @tenant_option
 @token_option
 @json_option
-def messages(config_file: str, edge: str, *, tenant: str, token_file: str | None, as_json: bool) -> None:
-    """Show the messages to EDGE of the running hub of CONFIG: those that wait, and what became of others.
+def messages(hub: str, edge: str, *, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show the messages to EDGE of the running hub HUB: those that wait, and what became of others.
 
     A hub process remembers outcomes since it took over the edge, 20,000 of each shard at most. The stream `weft-down`,
     and its table, have all of them.
     """
-    url, ask = hub_of(config_file, token_file)
+    running = running_hub(hub, token_file)
     for _ in range(HOPS_MAX):
-        facts = request(f"{url}/v1/messages?{urlencode({'tenant': tenant, 'edge': edge, 'redirect': 1})}", ask)
+        facts = running.request(f"/v1/messages?{urlencode({'tenant': tenant, 'edge': edge, 'redirect': 1})}")
         if "url" not in facts:
             break
-        url = facts["url"].rstrip("/")
+        running = running.at(facts["url"])
     else:
         raise Failed("the hub's processes are dividing the shards: try again in some seconds")
     if as_json:
@@ -192,40 +185,3 @@ def messages(config_file: str, edge: str, *, tenant: str, token_file: str | None
     )
     if facts["trouble"]:
         click.echo(f"the edge says: {harmless(facts['trouble'])}")
-
-
-def hub_of(config_file: str, token_file: str | None) -> tuple[str, Ask]:
-    """Return the URL of the running hub of a configuration, and how to ask it."""
-    config = load_hub(config_file)
-    address, certificate = parse_bind(config.listen), certificate_of(config)
-    if address.port == 0:
-        raise Failed("the hub uses any free port, so its address is unknown. Set a port in the configuration")
-    return f"{'http' if certificate is None else 'https'}://{address.from_here}", (token_file, certificate)
-
-
-def request(
-    url: str, ask: Ask, body: dict[str, Any] | None = None, key: str = "", *, method: str | None = None
-) -> Any:  # fmt: skip
-    """Return the answer of a hub process, after the time that it may ask to wait; ``Failed`` when there is none."""
-    from weft.client import Client, HubRefusal, HubUnreachable
-
-    where, path, rest = url.partition("/v1/")
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Idempotency-Key": key} if key else {}
-    try:
-        token_file, tls = ask[0], tls_of(ask[1])
-        client = Client(where, token_file=token_file, tls=tls, timeout_s=TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX)
-        for waits_left in range(WAITS_MAX, -1, -1):
-            try:
-                return json.loads(client.fetch(path + rest, data, headers, method=method).body)
-            except HubRefusal as refusal:
-                wait = refusal.retry_after_s
-                if not waits_left or refusal.status != TOO_MANY or wait is None or wait > WAIT_S_MAX:
-                    said = f"{refusal.error}; {refusal.advice}" if refusal.error else ANOTHER_PROGRAM
-                    raise Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}") from None
-                time.sleep(wait)
-    except HubUnreachable as error:
-        raise Failed(f"{error}; is the hub running?") from None
-    except (OSError, ValueError) as error:  # a token or a certificate; or no JSON came
-        raise Failed(f"{where} cannot be asked ({error})") from None
-    raise AssertionError("the last attempt ends with an answer or an error")

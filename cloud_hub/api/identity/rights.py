@@ -50,11 +50,22 @@ _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
     "admin": ("read", "edges", "publish", "pull", "status", "metrics", "acts"),
 }
 """Word of a scope -> its rights."""
+_OF_VIEWERS = ("read", "edges")
+_OF_OPERATORS = (*_OF_VIEWERS, "publish", "pull", "status", "metrics", "acts")
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "viewer": _OF_VIEWERS, "operator": _OF_OPERATORS, "administrator": (*_OF_OPERATORS, "tenants"),
+}  # fmt: skip
+"""Name of a role -> its grants, for people who make tokens: a token has the grants themselves, of its tenant."""
 
 
 def scope_grants(scope: str) -> tuple[str, ...]:
     """Return the grants of a scope's word; none if it is no such word."""
     return _OF_SCOPES.get(scope, ())
+
+
+def role_grants(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return grants, with those of a role in the place of its name, each once."""
+    return tuple(dict.fromkeys(grant for text in texts for grant in ROLES.get(text, (text,))))
 
 
 class InvalidGrant(ValueError):

@@ -13,7 +13,7 @@ from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.api.identity.rights import GRANTS_MAX, InvalidGrant, Right, Rights, parse_grant
+from weft.cloud_hub.api.identity.rights import GRANTS_MAX, InvalidGrant, Right, Rights, parse_grant, role_grants
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, TokensUnusable, check_identity, create_token
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS
@@ -25,6 +25,8 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "openapi": (None, "GET", "/v1/openapi.json"),
     "whoami": (None, "GET", "/v1/whoami"),
     "status": (Right.STATUS, "GET", "/v1/status"),
+    "nodes": (Right.STATUS, "GET", "/v1/nodes"),
+    "troubles": (Right.STATUS, "GET", "/v1/troubles"),
     "edges": (Right.EDGES, "GET", "/v1/edges"),
     "changes": (Right.READ, "GET", "/v1/changes"),
     "streams": (Right.READ, "GET", "/v1/streams"),
@@ -169,6 +171,15 @@ async def test_messages_and_pulls_are_for_the_edges_and_streams_of_the_grants(tm
 def test_what_is_no_grant_is_refused(text: str) -> None:
     with pytest.raises(InvalidGrant, match=r"expected|leave out"):
         parse_grant(text)
+
+
+def test_roles_are_sets_of_rights_of_which_each_has_those_of_the_one_before() -> None:
+    names = ("viewer", "operator", "administrator")
+    viewer, operator, administrator = (set(role_grants([name])) for name in names)
+    assert viewer < operator < administrator == {right.value for right in Right} - {"write"}
+    assert role_grants(["read:press-*", "viewer", "edges"]) == ("read:press-*", "read", "edges")
+    for each in administrator:
+        parse_grant(each)
 
 
 def test_grants_are_bounded_and_fit_the_scope() -> None:

@@ -88,6 +88,24 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
             await until(lambda: has_moved_on(hub, stands_at))
 
 
+async def test_a_process_that_owns_no_shard_tells_of_the_conflicts_of_all() -> None:
+    store, log, epochs = MemoryStore(), log_of(3), MemoryEpochs()
+    async with running_hub(store) as hub, running_link(hub, log, NODE, epochs=epochs):
+        await log.until_released(3)
+        async with running_link(hub, log_of(3), NODE, epochs=MemoryEpochs(epochs.proposed[-1] - 1)) as copy:
+            await until(lambda: copy.state is LinkState.CONFLICT)
+            await until(lambda: is_held_back(hub, ["conflict"]))
+        async with running_hub(store) as other:  # it has just come, and owns nothing for half a minute
+            assert (await get(other, "/v1/status"))[1]["conflicts"] == []
+            told = (await get(other, "/v1/troubles"))[1]
+            assert told["conflicts"] == (await get(hub, "/v1/status"))[1]["conflicts"] != []
+            nodes = (await get(other, "/v1/nodes"))[1]["nodes"]
+            assert sorted((each["state"], bool(each["owns"])) for each in nodes) == [
+                ("joining", False),
+                ("ready", True),
+            ]
+
+
 @pytest.mark.slow
 async def test_after_the_decision_the_refused_node_may_be_the_one() -> None:
     store, log = MemoryStore(), log_of(3)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from weft.cloud_hub.api.edges import Linked
+from weft.cloud_hub.api.views import View
 from weft.cloud_hub.links.linked_edges import CLEAN_LOOKS, READ_AGE_S, REWRITE_LOOKS, LinkedEdges
 from weft.protocols.lane import NodeName
 from weft.storage import hub_keys
@@ -39,7 +40,15 @@ class Process:
         self.linked: dict[NodeName, Linked] = {}
         self.others = [NodeEntry(f"id-{each}", "", "weft", 1, 0, name=each) for each in others]
         self.now = 0.0
-        self.directory = LinkedEdges(store, f"id-{name}", lambda: self.linked, lambda: self.others, lambda: self.now)
+        self.lost: list[View] = []
+        self.directory = LinkedEdges(
+            store,
+            f"id-{name}",
+            lambda: self.linked,
+            lambda: self.lost,
+            lambda: self.others,
+            monotonic=lambda: self.now,
+        )
 
     def link(self, edge: str, since: int = 1) -> None:
         self.linked[NodeName("default", edge)] = Linked(since, "weft 9", 5, "")
@@ -64,6 +73,21 @@ async def test_a_process_sees_the_links_of_the_others_and_when_they_end() -> Non
     two.linked.clear()
     await two.directory.look()
     assert await one.sees() == {}
+
+
+async def test_a_process_knows_the_lost_records_of_shards_of_others_whether_their_edge_is_linked_or_not() -> None:
+    store = CountingStore()
+    one, two = Process(store, "one", ["two"]), Process(store, "two", ["one"])
+    lane = {"tenant": "default", "log": "0" * 16, "shard": 3, "stream": "telemetry", "records": 7, "first_seq": 5}
+    two.link("press-1")
+    two.lost = [{"edge": "press-1", **lane}, {"edge": "press-2", **lane}]
+    await two.directory.look()
+    assert await one.sees() == {"press-1": "two"}
+    assert (await one.directory.elsewhere()).lost == two.lost
+    two.lost = []
+    await two.directory.look()
+    assert await one.sees() == {"press-1": "two"}
+    assert (await one.directory.elsewhere()).lost == []
 
 
 async def test_an_edge_that_moved_is_where_it_came_to_last() -> None:

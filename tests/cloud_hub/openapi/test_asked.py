@@ -28,6 +28,8 @@ REFUSED = {
     "/v1/edges?shards=none": "shards=",
     "/v1/messages?edge=press-1&edge=press-2": "edge= is given 2 times",
     "/v1/pulls?id=1&edge=B": "edge=",
+    f"{STREAM}/records?shard=0&ofset=3": "ofset= is no parameter of this",
+    "/v1/edges?tennant=acme": "tennant= is no parameter of this",
 }
 """Request -> beginning of what it is refused with."""
 

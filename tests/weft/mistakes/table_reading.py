@@ -244,7 +244,8 @@ READING = [
         "hub status without the token",
         "hub status <hub>/hub.yaml",
         "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the hub wants a token, and none "
-        "was given. Give one with --token-file; `weft hub token add CONFIG NAME --scope admin --to FILE` makes one",
+        "was given. Give one with --token-file or `weft login`; "
+        "`weft hub token add CONFIG NAME --scope admin --to FILE` makes one",
         exit_status=1,
         in_process=True,
     ),
@@ -260,7 +261,7 @@ READING = [
     Mistake(
         "hub status with a token file that is not there",
         "hub status <hub>/hub.yaml --token-file nowhere",
-        "Usage: weft hub status [OPTIONS] CONFIG\n"
+        "Usage: weft hub status [OPTIONS] [HUB]\n"
         "Try 'weft hub status --help' for help.\n"
         "\n"
         "Error: Invalid value for '--token-file': File 'nowhere' does not exist.",

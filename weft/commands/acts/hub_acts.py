@@ -7,15 +7,8 @@ from typing import Any
 
 import click
 
-from weft.commands.common import (
-    ExistingPath,
-    certificate_of,
-    config_argument,
-    get_status,
-    json_option,
-    load_hub,
-    using,
-)
+from weft.commands.common import ExistingPath, json_option
+from weft.commands.running import any_hub_argument, running_hub
 from weft.output import harmless, print_json, print_table
 
 LAST_MAX = 10_000
@@ -23,13 +16,13 @@ WAY, PAGE = "/v1/acts", 200
 
 
 @click.command()
-@config_argument
+@any_hub_argument
 @click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of lines.")
 @click.option("--after", type=click.IntRange(0), help="All lines after this one, instead of the newest.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
 @json_option
-def acts(config_file: str, *, last: int, after: int | None, token_file: str | None, as_json: bool) -> None:
-    """Show who did what at the running hub of CONFIG, when, from where and why, the oldest first.
+def acts(hub: str | None, *, last: int, after: int | None, token_file: str | None, as_json: bool) -> None:
+    """Show who did what at the running hub HUB, when, from where and why, the oldest first.
 
     Each administrative act leaves a line before it is reported as done. Other acts than changes of facts leave two: one
     when they begin, one with their end. An act without an end was interrupted. `weft hub declarations` shows the lines
@@ -39,16 +32,13 @@ def acts(config_file: str, *, last: int, after: int | None, token_file: str | No
     weft hub acts hub.yaml --last 50
     weft hub acts hub.yaml --after 1200 --json
     """
-    config = load_hub(config_file)
-    access = token_file, certificate_of(config)
-    with using(token_file or ""):
-        if after is None:
-            newest = get_status(config.listen, f"{WAY}?limit=1", *access)["last"]
-            after = max(0, newest - last)
-        found, page = [], {"next_after": str(after)}
-        while page["next_after"] is not None:
-            page = get_status(config.listen, f"{WAY}?after={page['next_after']}&limit={PAGE}", *access)
-            found += page["acts"]
+    running = running_hub(hub, token_file)
+    if after is None:
+        after = max(0, running.get(f"{WAY}?limit=1")["last"] - last)
+    found, page = [], {"next_after": str(after)}
+    while page["next_after"] is not None:
+        page = running.get(f"{WAY}?after={page['next_after']}&limit={PAGE}")
+        found += page["acts"]
     if as_json:
         print_json({"acts": found, "last": page["last"]})
         return

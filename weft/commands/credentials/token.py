@@ -12,13 +12,10 @@ from weft.commands.acts.file_acts import acting_on_file, by_option, reason_optio
 from weft.commands.common import (
     ExistingPath,
     TokenGroup,
-    certificate_of,
-    config_argument,
-    get_status,
     json_option,
-    load_hub,
     using,
 )
+from weft.commands.running import any_hub_argument, running_hub
 from weft.output import Refused, harmless, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -39,9 +36,9 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens."),
         click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
         click.option(
-            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]",
+            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
             help="Instead of a scope, several times: write, read or pull with STREAM, publish with EDGE (`*` in them "
-            "stands for any characters), edges, status, metrics.",
+            "stands for any characters), edges, status, metrics. Or a role: viewer, operator, administrator.",
         ),
         click.option(
             "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "admin"]),
@@ -50,6 +47,12 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    from weft.cloud_hub.api.identity.rights import role_grants
+
+    return role_grants(given)
 
 
 def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
@@ -178,18 +181,16 @@ def read_file(path: str) -> list[TokenIdentity]:
 
 
 @click.command()
-@config_argument
+@any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
 @json_option
-def whoami(config_file: str, *, token_file: str | None, as_json: bool) -> None:
-    """Show the rights of a token at the running hub of CONFIG, with its name, scope, tenant, edge and end.
+def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """Show the rights of a token at the running hub HUB, with its name, scope, tenant, edge and end.
 
     \b
     weft hub whoami hub.yaml --token-file press-7.token
     """
-    config = load_hub(config_file)
-    with using(token_file or ""):
-        facts: dict[str, Any] = get_status(config.listen, "/v1/whoami", token_file, certificate_of(config))
+    facts = running_hub(hub, token_file).get("/v1/whoami")
     if as_json:
         print_json(facts)
         return

@@ -10,9 +10,10 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from weft.commands.common import config_argument, json_option
-from weft.commands.messages import hub_of, request, tenant_option
+from weft.commands.common import json_option
+from weft.commands.messages import tenant_option
 from weft.commands.node_log import parse_since
+from weft.commands.running import any_hub_argument, hub_argument, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 
@@ -26,7 +27,7 @@ token_option = click.option(
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("edge", required=False)
 @click.argument("stream", required=False)
 @click.option("--from", "since", help="Beginning of the window: 2026-11-25T10:00 (UTC), or -2h.")
@@ -39,7 +40,7 @@ token_option = click.option(
 @token_option
 @json_option
 def pull(
-    config_file: str, edge: str | None, stream: str | None, *, since: str | None, until: str | None, size: str,
+    hub: str, edge: str | None, stream: str | None, *, since: str | None, until: str | None, size: str,
     expires: str, wait: bool, cancel: str | None, tenant: str, token_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Ask EDGE for the records of STREAM that it received from --from on and before --to.
@@ -53,12 +54,12 @@ def pull(
     weft hub pull hub.yaml press-7 vibration --from 2026-11-25T10:00 --to 10:15 --wait
     weft hub pull hub.yaml --cancel 5f0c3a9b1d2e
     """
-    url, ask = hub_of(config_file, token_file)
+    running = running_hub(hub, token_file)
     query = urlencode({"tenant": tenant})
     if cancel is not None:
         if edge is not None:
             raise Refused("give either EDGE and STREAM, or --cancel ID")
-        made = request(f"{url}/v1/pulls/{quote(cancel, safe='')}?{query}", ask, method="DELETE")
+        made = running.request(f"/v1/pulls/{quote(cancel, safe='')}?{query}", method="DELETE")
     else:
         if edge is None or stream is None or since is None or until is None:
             raise Refused("give EDGE, STREAM, --from and --to; or --cancel ID")
@@ -68,10 +69,10 @@ def pull(
         except ValueError as error:
             raise Refused(f"--max or --expires: {error}") from None
         body |= {"edge": edge, "stream": stream, "from": str(first), "to": str(end)}
-        made = request(f"{url}/v1/pulls?{query}", ask, body)
+        made = running.request(f"/v1/pulls?{query}", body)
     if wait:
-        asked = f"{url}/v1/pulls?{urlencode({'tenant': tenant, 'id': made['id']})}"
-        made = until_over(made, lambda: request(asked, ask)["pulls"][0])
+        asked = f"/v1/pulls?{urlencode({'tenant': tenant, 'id': made['id']})}"
+        made = until_over(made, lambda: running.request(asked)["pulls"][0])
     if as_json:
         print_json(made)
     else:
@@ -81,20 +82,20 @@ def pull(
 
 
 @click.command()
-@config_argument
+@any_hub_argument
 @click.option("--edge", help="Only those of one edge.")
 @tenant_option
 @token_option
 @json_option
-def pulls(config_file: str, *, edge: str | None, tenant: str, token_file: str | None, as_json: bool) -> None:
-    """Show the pulls of the running hub of CONFIG, the latest first, those of the last week included.
+def pulls(hub: str | None, *, edge: str | None, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show the pulls of the running hub HUB, the latest first, those of the last week included.
 
     \b
     weft hub pulls hub.yaml --edge press-7
     """
-    url, ask = hub_of(config_file, token_file)
+    running = running_hub(hub, token_file)
     query = {"tenant": tenant} | ({} if edge is None else {"edge": edge})
-    facts = request(f"{url}/v1/pulls?{urlencode(query)}", ask)
+    facts = running.request(f"/v1/pulls?{urlencode(query)}")
     if as_json:
         print_json(facts)
         return

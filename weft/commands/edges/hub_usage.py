@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 
 import click
 
-from weft.commands.common import ExistingPath, config_argument, json_option
-from weft.commands.messages import hub_of, request
+from weft.commands.common import ExistingPath, json_option
+from weft.commands.running import any_hub_argument, running_hub
 from weft.config.units import approximate_duration, approximate_size
 from weft.output import print_facts, print_json, print_table
 
@@ -16,12 +16,12 @@ PAGES_MAX = 100
 
 
 @click.command()
-@config_argument
+@any_hub_argument
 @click.option("--tenant", default="default", show_default=True, help="Tenant whose use is shown.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
 @json_option
-def usage(config_file: str, *, tenant: str, token_file: str | None, as_json: bool) -> None:
-    """Show what a tenant uses of the running hub of CONFIG, beside its quotas.
+def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show what a tenant uses of the running hub HUB, beside its quotas.
 
     Links, lanes, streams and records are those of the whole hub. What came, and the time of slowed links, is counted by
     the process that answers, since its start; its metrics have the same figures.
@@ -29,12 +29,12 @@ def usage(config_file: str, *, tenant: str, token_file: str | None, as_json: boo
     \b
     weft hub usage hub.yaml --tenant acme
     """
-    url, ask = hub_of(config_file, token_file)
+    running = running_hub(hub, token_file)
     found: dict[str, Any] | None = None
     after: str | None = None
     for _ in range(PAGES_MAX):
         query = {"tenant": tenant} | ({} if after is None else {"after": after})
-        page = request(f"{url}/v1/usage?{urlencode(query)}", ask)
+        page = running.request(f"/v1/usage?{urlencode(query)}")
         found = page if found is None else {**found, "streams": [*found["streams"], *page["streams"]]}
         after = page["next_after"]
         if after is None:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from weft.cloud_hub.api.identity.rights import (
     CONCERNS,
     GRANTS_MAX,
+    ROLES,
     InvalidGrant,
     Right,
     Rights,
     parse_grant,
+    role_grants,
     scope_grants,
 )
 from weft.cloud_hub.api.tokens import NAME_CHARACTERS_MAX, Scope, TokenIdentity
@@ -240,6 +242,8 @@ def _meant(word: Any, rules: JwtSettings) -> tuple[str, ...]:
         return ()
     if rules.roles is not None:
         return rules.roles.get(word, ())
+    if word in ROLES:  # a common word, which may be another service's
+        return ()
     try:
         grants = [parse_grant(each) for each in grants_of(word)]
     except InvalidGrant:
@@ -250,15 +254,15 @@ def _meant(word: Any, rules: JwtSettings) -> tuple[str, ...]:
 
 
 def grants_of(right: str) -> tuple[str, ...]:
-    """Return the grants of a scope of tokens, or the one grant that the text is."""
-    return scope_grants(right) or (right,)
+    """Return the grants of a scope of tokens or a role, or the one grant that the text is."""
+    return scope_grants(right) or role_grants((right,))
 
 
 def check_right(right: str) -> None:
     """Check a right that a configuration gives to a role.
 
     Raises:
-        InvalidGrant: it is neither a grant nor a scope.
+        InvalidGrant: it is neither a grant, a scope nor a role.
     """
     for grant in grants_of(right):
         parse_grant(grant)

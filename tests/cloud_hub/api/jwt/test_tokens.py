@@ -187,7 +187,8 @@ async def test_a_token_that_is_too_long_costs_no_more_than_a_look(tmp_path: Path
 async def test_claims_name_tenant_and_edge_and_roles_have_rights(tmp_path: Path) -> None:
     rules: dict[str, Any] = {
         "tenant_claim": "https://weft.test/tenant", "edge_claim": "device.name", "rights_claim": "realm_access.roles",
-        "roles": {"operators": ("admin",), "presses": ("edge",), "line 1": ("read:press-1-*", "edges")},
+        "roles": {"operators": ("admin",), "presses": ("edge",), "line 1": ("read:press-1-*", "edges"),
+                  "shift": ("viewer",)},
     }  # fmt: skip
     async with world_of(tmp_path, **rules) as world:
 
@@ -199,6 +200,7 @@ async def test_claims_name_tenant_and_edge_and_roles_have_rights(tmp_path: Path)
         assert (found.tenant, found.edge, found.rights.texts) == ("acme", "press-7", ["write:*"])
         reader = await world.identity(token("line 1"))
         assert (reader.scope, reader.rights.texts) == (Scope.GRANTED, ["read:press-1-*", "edges"])
+        assert (await world.identity(token("shift"))).rights.texts == ["read:*", "edges"]
         assert (await world.identity(token("operators"))).scope is Scope.ADMIN
         assert "no claim 'device.name'" in await world.refusal(token("presses"))
         assert "no right at this hub" in await world.refusal(token("reader")), "only roles count where there are some"

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import certificate_of, config_argument, confirm, get_pages, load_hub, yes_option
+from weft.commands.common import (
+    certificate_of,
+    config_argument,
+    confirm,
+    load_hub,
+    tls_of,
+    url_here,
+    yes_option,
+)
 from weft.commands.on_store.declaring import declare, read_facts
 from weft.commands.on_store.opening import by_option, reason_option
+from weft.commands.running import RunningHub
 from weft.output import Failed, counted, print_json
 
 if TYPE_CHECKING:
@@ -63,8 +72,10 @@ def _is_first(config_file: str) -> bool:
 def _linked(config_file: str) -> list[str] | None:
     """Return the edges that are linked to the running hub, which is open; None if it does not answer."""
     config = load_hub(config_file)
+    certificate = certificate_of(config)
     try:
-        edges = get_pages(config.listen, "/v1/edges", "edges", None, certificate_of(config))["edges"]
+        running = RunningHub(url_here(config.listen, certificate), tls=tls_of(certificate))
+        edges = running.pages("/v1/edges", "edges")["edges"]
     except Failed:
         return None
     return sorted(f"{each['tenant']}/{each['edge']}" for each in edges if each["connected_since"] is not None)

@@ -1,0 +1,210 @@
+"""A running hub, as commands ask it: the one of a configuration on this machine, or any by its URL or a login."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import click
+
+from weft.commands.common import (
+    ANOTHER_PROGRAM,
+    STATUS_BYTES_MAX,
+    certificate_of,
+    fetched,
+    load_hub,
+    tls_of,
+    url_here,
+    using,
+)
+from weft.config.units import parse_bind
+from weft.output import Failed, Refused
+from weft.protocols.lane import valid_name
+
+if TYPE_CHECKING:
+    import ssl
+
+    from weft.client import Client
+
+TIMEOUT_S = 30.0
+TOO_MANY = 429
+WAITS_MAX, WAIT_S_MAX = 20, 99
+"""Number of times that a request waits for as long as the hub asks, and the longest such time."""
+UNNAMED = "name the hub: its CONFIG on this machine, its URL, or the name of a login (`weft login`); or set WEFT_HUB"
+
+hub_argument = click.argument("hub", metavar="HUB")
+any_hub_argument = click.argument("hub", metavar="[HUB]", required=False)
+"""The only argument of a command: without it, WEFT_HUB names the hub."""
+
+
+class RunningHub:
+    """A hub that runs.
+
+    Args:
+        port: its port on this machine, if a configuration of this machine names it.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, token_file: str | None = None, tls: ssl.SSLContext | None = None,
+        port: int | None = None,
+    ) -> None:  # fmt: skip
+        self.url, self.port = url, port
+        self._token, self._token_file, self._tls = token, token_file, tls
+
+    @property
+    def has_token(self) -> bool:
+        """Return whether requests have a token."""
+        return self._token is not None or self._token_file is not None
+
+    def at(self, url: str, port: int | None = None) -> RunningHub:
+        """Return another process of the hub."""
+        return RunningHub(url.rstrip("/"), token=self._token, token_file=self._token_file, tls=self._tls, port=port)
+
+    def beside(self, port: int) -> RunningHub:
+        """Return the process with another port of this machine."""
+        return self.at(f"{self.url.rpartition(':')[0]}:{port}", port)
+
+    def client(self) -> Client:
+        """Return a client of the hub."""
+        from weft.client import Client
+
+        return Client(
+            self.url, token=self._token, token_file=self._token_file, tls=self._tls, timeout_s=TIMEOUT_S,
+            bytes_max=STATUS_BYTES_MAX,
+        )  # fmt: skip
+
+    def get(self, path: str) -> Any:
+        """Return the JSON document at ``path``. ``Failed`` when there is no answer."""
+        return fetched(self.client, self.url, path, has_token=self.has_token)
+
+    def pages(self, path: str, key: str) -> dict[str, Any]:
+        """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer, or no end of it."""
+        whole: dict[str, Any] = {key: []}
+        after, named = "", set[str]()
+        while True:
+            page = self.get(path + after)
+            whole = {**whole, **page, key: [*whole[key], *page[key]]}
+            if page["next_after"] is None:
+                return whole
+            if page["next_after"] in named:
+                raise Failed(
+                    f"{path} at {self.url}: the list does not go on after {page['next_after']!r}. Is a hub of this "
+                    "release at that address?"
+                )
+            named.add(page["next_after"])
+            after = f"{'&' if '?' in path else '?'}{urlencode({'after': page['next_after']})}"
+
+    def request(
+        self, path: str, body: dict[str, Any] | None = None, key: str = "", *, method: str | None = None
+    ) -> Any:  # fmt: skip
+        """Return the answer to a request, after the time that the hub may ask to wait; ``Failed`` when there is none.
+
+        Args:
+            key: idempotency key.
+        """
+        from weft.client import HubRefusal, HubUnreachable
+
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Idempotency-Key": key} if key else {}
+        try:
+            client = self.client()
+            for waits_left in range(WAITS_MAX, -1, -1):
+                try:
+                    return json.loads(client.fetch(path, data, headers, method=method).body)
+                except HubRefusal as refusal:
+                    wait = refusal.retry_after_s
+                    if not waits_left or refusal.status != TOO_MANY or wait is None or wait > WAIT_S_MAX:
+                        said = f"{refusal.error}; {refusal.advice}" if refusal.error else ANOTHER_PROGRAM
+                        raise Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}") from None
+                    time.sleep(wait)
+        except HubUnreachable as error:
+            raise Failed(f"{error}; is the hub running?") from None
+        except (OSError, ValueError) as error:  # a token or a certificate; or no JSON came
+            raise Failed(f"{self.url} cannot be asked ({error})") from None
+        raise AssertionError("the last attempt ends with an answer or an error")
+
+
+def names_a_config(hub: str | None) -> bool:
+    """Return whether a command's HUB is a configuration on this machine: neither a URL nor the name of a login."""
+    hub = named(hub)
+    return "://" not in hub and (not valid_name(hub) or (hub not in _logins() and os.path.exists(hub)))
+
+
+def running_hub(hub: str | None, token_file: str | None) -> RunningHub:
+    """Return the hub that a command's HUB names, or WEFT_HUB.
+
+    Args:
+        token_file: the option of that name. Without it, the token is that of the login, or of the environment.
+
+    Raises:
+        Refused: nothing names a hub, or what names it is wrong.
+        Failed: the token's file has none.
+    """
+    from weft.client.logins import LoginsUnusable, find, of_environment
+
+    hub = named(hub)
+    if token_file is not None:
+        _check_token_file(token_file)
+    if names_a_config(hub):
+        if not os.path.exists(hub) and not hub.endswith((".yaml", ".yml")):
+            raise Refused(f"{hub}: there is no such file. The URL of a hub begins with https://")
+        config = load_hub(hub)
+        certificate = certificate_of(config)
+        try:
+            token, token_file = (None, token_file) if token_file is not None else of_environment()
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        url = url_here(config.listen, certificate)
+        return RunningHub(
+            url, token=token, token_file=token_file, tls=tls_of(certificate), port=parse_bind(config.listen).port
+        )
+    try:
+        found = find(hub, token_file)
+    except (ValueError, LoginsUnusable) as error:
+        raise Refused(str(error)) from None
+    if found.token_file is not None and token_file is None:
+        _check_token_file(found.token_file)
+    return RunningHub(found.url, token=found.token, token_file=found.token_file, tls=trusting(found.ca_file))
+
+
+def trusting(ca_file: str | None) -> ssl.SSLContext | None:
+    """Return the context that trusts a hub by a file of authorities; None for the system's."""
+    if ca_file is None:
+        return None
+    from weft.network.tls.contexts import client_context
+    from weft.network.tls.files import ClientTlsFiles
+
+    try:
+        return client_context(ClientTlsFiles(ca_file=ca_file))
+    except OSError as error:
+        raise Failed(str(error)) from None
+
+
+def named(hub: str | None) -> str:
+    from weft.client.logins import HUB_VARIABLE
+
+    if not (named := hub or os.environ.get(HUB_VARIABLE)):
+        raise Refused(UNNAMED)
+    return named
+
+
+def _logins() -> dict[str, Any]:
+    from weft.client.logins import LoginsUnusable, read
+
+    try:
+        return dict(read())
+    except LoginsUnusable as error:
+        raise Refused(str(error)) from None
+
+
+def _check_token_file(path: str) -> None:
+    from weft.network.token_file import read_token
+
+    try:
+        with using(path):
+            read_token(path)
+    except ValueError as error:
+        raise Failed(str(error)) from None
