@@ -51,6 +51,7 @@ from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.openapi.asked import Asked
 from weft.cloud_hub.openapi.served import SelfDescription
+from weft.cloud_hub.regions.regions import Regions
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -67,6 +68,7 @@ from weft.replication.runner import serve_link
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.placed import requests_of
+from weft.storage.region_positions import RegionPositions
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,7 @@ class Hub:
         self._tails: StreamTails | None = None
         self._for_people: tuple[LinkedEdges, TokenUse] | None = None
         self._acts_stream: ActsStream | None = None
+        self._regions: Regions | None = None
         self.cluster: Cluster
         self._store: HubStore
 
@@ -194,6 +197,10 @@ class Hub:
             lambda: self._declared.position, self._access, self._refusals,
         )  # fmt: skip
         self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
+        self._regions = Regions(
+            settings.regions, self._shards, RegionPositions(store, self.cluster), clock=self._clock, host=owners.own,
+            software=software(),
+        )  # fmt: skip
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()
@@ -206,6 +213,7 @@ class Hub:
             await self._membership.start(self.url)
             for each in self._for_people:
                 each.start()
+            self._regions.start()
             self._store.listens()
         except BaseException:
             await self.close()
@@ -306,6 +314,8 @@ class Hub:
         link_log.logger.removeFilter(self._throttle)
         if self._membership is not None:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
+        if self._regions is not None:
+            await self._regions.close()
         await self._links.close()
         for each in self._for_people or ():
             await each.close()

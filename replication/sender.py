@@ -207,7 +207,7 @@ class Sender:
             if skipped := self._outbox.take(known, request.seq, batches, self._settings.merge_bytes_max):
                 self._events.append(Unreadable(lane, *skipped))
             self._lanes.names_more(known)
-            self._answers[:0] = known.origin_frames()  # before the batches
+            self._answers[:0] = known.explanations()  # before the batches
         except BatchTooLong as error:
             self._give_up(known, str(error), "raise the hub's limits.batch")
         except CodecError as error:

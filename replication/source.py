@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
+from weft.protocols.link import Clock
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import Range, RangeSet
@@ -19,6 +20,11 @@ def nothing_acknowledged() -> list[tuple[str, list[Range]]]:
 
 def no_origin(_number: int) -> Origin | None:
     """Explain no origin: for logs that hold only records of devices."""
+    return None
+
+
+def no_clock(_boot: int) -> Clock | None:
+    """Correct no boot's clock: for logs whose owner tells the clocks of its boots for all lanes at once."""
     return None
 
 
@@ -40,6 +46,8 @@ class OfferedLane(NamedTuple):
     """Look-up of the ranges that hubs acknowledged before this connection, by cluster id."""
     epoch: int | None = None
     """Epoch of the lane, when it is not the link's: that of a lane whose owner learns it from the WELCOME."""
+    clock: Callable[[int], Clock | None] = no_clock
+    """Look-up of the notice that corrects the batches of a boot whose clock was not set, of a lane that is relayed."""
     is_background: bool = False
     """True when the lane is read only while no other lane has anything to send."""
     continues_hub: bool = False

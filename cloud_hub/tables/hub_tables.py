@@ -106,6 +106,7 @@ class HubTables:
             self._collector = Collector(
                 EveryLog(maker, count), tables.first_untabled, settings.retain_log_s, clock=clock,
                 in_round=tables.opened_once, terms=declared.tables.log_terms,
+                pins=Pins(RegionPositions(store, cluster), {name: each.pin_s for name, each in settings.regions.items()}),
             )  # fmt: skip
             self._collector.start()
 
