@@ -51,6 +51,7 @@ from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.openapi.asked import Asked
 from weft.cloud_hub.openapi.served import SelfDescription
+from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.regions.regions import Regions
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.schedule import CommitPace
@@ -141,6 +142,11 @@ class Hub:
     def sequencers(self) -> list[Sequencer]:
         """Return the sequencers of the shards that this process holds at present."""
         return list(self._shards) if self._shards is not None else []
+
+    @property
+    def regions(self) -> list[RegionLink]:
+        """Return the links of this process to other regions."""
+        return list(self._regions) if self._regions is not None else []
 
     @property
     def url(self) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from weft.config.intake.tracing import Collector
 from weft.network.settings import AdmissionLimits
 from weft.network.tls.files import TlsFiles
 from weft.replication.liveness import SECOND
-from weft.replication.runner.settings import LinkSettings
 from weft.replication.settings import ReceiverSettings
 from weft.storage.cluster_log.follower import INTERVAL_S
 from weft.storage.table_maker.settings import TableSettings
+
+if TYPE_CHECKING:
+    from weft.replication.runner.settings import LinkSettings
 
 MiB = 1 << 20
 
@@ -221,7 +224,7 @@ class HubSettings:
         intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
         return ReceiverSettings(
             self.link_window_bytes, self.batch_bytes_max, *intervals,
-            mark_interval=int(self.sequencer.mark_interval_s * SECOND),
+            mark_interval=int(self.sequencer.mark_interval_s * SECOND), peers=self.peers,
         )  # fmt: skip
 
     def tables(self) -> TableSettings:

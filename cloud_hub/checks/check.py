@@ -75,11 +75,10 @@ def _regions(config: HubConfig) -> Iterator[Finding]:
                 message = f"expected names of streams, with `*` for any characters ({NAME_RULE}), got {quoted(pattern)}"
                 yield Finding(("regions", name, "streams", position), message)
         for position, url in enumerate(region.to):
-            host = urlsplit(url).hostname or ""
-            if url.startswith("http:") and region.token_file is not None and not Address(host, 0).is_loopback:
-                if config.plain_http == "loopback":
-                    message = "expected https: the token and all records would cross the network in clear text"
-                    yield Finding(("regions", name, "to", position), message)
+            is_open = url.startswith("http:") and not Address(urlsplit(url).hostname or "", 0).is_loopback
+            if is_open and region.token_file is not None and config.plain_http == "loopback":
+                message = "expected https: the token and all records would cross the network in clear text"
+                yield Finding(("regions", name, "to", position), message)
 
 
 def _jwt(jwt: Jwt) -> Iterator[Finding]:

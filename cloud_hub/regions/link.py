@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.regions.source import RegionSource, Selection
@@ -130,19 +129,29 @@ class RegionLink:
         identity = LinkIdentity(
             settings.tenant or "default", f"region-{self.name}-{self.shard}"[:64], own, self._software
         )
-        link = settings.link
-        if source.peer:
-            link = replace(link, sender=replace(link.sender, cluster_id=source.peer))
         control = LinkControl(PolicyRules(rate=settings.rate), wall_clock=self._clock.now, counts_bytes=False)
         # A relay claims no epoch, so there is none to keep.
         epochs = Epochs("memory", lambda: b"0", lambda _: None)
         while True:
+            # Once a cluster has acknowledged something, the link takes no other for it.
+            link, peer = settings.link, source.peer
+            link = replace(link, sender=replace(link.sender, cluster_id=peer))
+            running = asyncio.create_task(
+                run_link(source, identity, link, epochs, self.status, wall_clock=self._clock.now, control=control)
+            )
             try:
-                await run_link(source, identity, link, epochs, self.status, wall_clock=self._clock.now, control=control)
+                while not peer and not source.peer and not running.done():
+                    await asyncio.wait([running], timeout=POLL_S)
+                if not peer and source.peer:
+                    continue
+                await running
             except Exception as error:
                 _logger.exception("the link of shard %d to region %s failed", self.shard, self.name)
                 self.status.state, self.status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
                 self.status.last_error_time = self._clock.now()
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
             await asyncio.sleep(link.retry_max_s)
 
     async def _follow(self, source: RegionSource) -> None:
@@ -265,6 +274,4 @@ class RegionLink:
         source = self._source
         if source is None:
             return RegionPosition(next=0, report=self.report())
-        return RegionPosition(
-            next=source.position, peer=source.peer, lost=self._lost, report=self.report(source)
-        )
+        return RegionPosition(next=source.position, peer=source.peer, lost=self._lost, report=self.report(source))

@@ -59,9 +59,9 @@ class Regions:
 
     async def _look(self) -> None:
         own = {each.log.shard: each for each in self._shards.own if each.loaded and each.is_running}
-        await self._end([
-            key for key, (link, task) in self._links.items() if own.get(key[1]) is not link.sequencer or task.done()
-        ])
+        await self._end(
+            [key for key, (link, task) in self._links.items() if own.get(key[1]) is not link.sequencer or task.done()]
+        )
         for name, settings in self._settings.items():
             for shard, sequencer in own.items():
                 if (name, shard) in self._links:

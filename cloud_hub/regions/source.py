@@ -294,7 +294,7 @@ class RegionSource:
         """Close the lane that was idle for longest. Return False if none was for long enough."""
         for name in self._open:
             lane = self._lanes[name]
-            if lane.is_idle and lane.idle_since <= until:
+            if lane.idle_since <= until and lane.is_settled:
                 del self._open[name]
                 lane.offered = None
                 self._forget(lane)

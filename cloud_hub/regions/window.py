@@ -58,6 +58,13 @@ class RelayedLane:
         """Return whether the window has neither records nor gaps of it."""
         return not self.pieces and not self.gaps
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the region has acknowledged all that the window has of it. Chunks before may lack others."""
+        return all(self.safe.covers(piece.first, piece.end) for piece in self.pieces) and all(
+            self.safe.covers(gap.first, gap.end) for gap, _ in self.gaps
+        )
+
     def add(self, first: int, end: int, n: int) -> bool:
         """Add records of chunk ``n``. Return whether the region was told that some of them are missing."""
         self.held.add(first, end)
