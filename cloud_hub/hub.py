@@ -277,6 +277,7 @@ class Hub:
             tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
             declared=self._declared.samples, of_listener=self._listener.samples, requests=requests,
             of_tables=self._tables.samples, tenants=self._tenants.samples,
+            regions=self._regions.samples if self._regions is not None else tuple,
         )  # fmt: skip
         bytes_max = self._settings.response_bytes_max
         api = Api(

@@ -317,6 +317,17 @@ class Region(Section, frozen=True, kw_only=True):
             "Unset: the system's authorities."
         ),
     ] = None
+    certificate: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the certificate that this hub shows to the other one, followed by its chain, "
+            "where that one demands certificates of links. Beside the token."
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Meta(description="PEM file with that certificate's key, not encrypted."),
+    ] = None
     cluster: Annotated[
         Annotated[str, Meta(pattern="^[0-9a-f]{32}$", examples=["5e1f60a2c3d84b7796a0b1c2d3e4f506"])] | None,
         Meta(

@@ -70,6 +70,8 @@ def _regions(config: HubConfig) -> Iterator[Finding]:
     for name, region in config.regions.items():
         if not valid_name(name):
             yield Finding(("regions", name), f"expected {NAME_RULE}")
+        if (region.certificate is None) != (region.key is None):
+            yield Finding(("regions", name), "expected `certificate` and `key`, or neither of them")
         for position, pattern in enumerate(region.streams):
             if not valid_name(pattern.replace("*", "x")):
                 message = f"expected names of streams, with `*` for any characters ({NAME_RULE}), got {quoted(pattern)}"

@@ -68,7 +68,8 @@ class RegionLink:
         """What the store or the log is in trouble with, and since when."""
         self._stored = RegionPosition(next=0)
         self._etag: str | None = None
-        self._lost: tuple[tuple[int, int], ...] = ()
+        self.lost: tuple[tuple[int, int], ...] = ()
+        """Runs of chunks that were collected before the region had their records."""
         self._source: RegionSource | None = None
         self._settling: deque[tuple[float, int, int]] = deque()
         """(moment, position, records) that the link has reached, of which the store does not know yet."""
@@ -105,7 +106,7 @@ class RegionLink:
             found = RegionPosition(next=await self._first())
             if not self.sequencer.log.watermark and self.sequencer.log.is_first:
                 found = RegionPosition(next=found.next, records=0)
-        self._stored, self._lost = found, found.lost
+        self._stored, self.lost = found, found.lost
         self._total = found.records
         self._settled = found.next, 0
         self._source = RegionSource(
@@ -199,7 +200,7 @@ class RegionLink:
         self._settle(source)
         self._count(source)
         for first, end in source.lost:
-            self._lost = with_lost(self._lost, first, end)
+            self.lost = with_lost(self.lost, first, end)
         if source.lost:
             _logger.error(
                 "shard %d: chunks %d to %d were collected before region %s had their records: it lacks these records, "
@@ -209,7 +210,7 @@ class RegionLink:
         now, report = self._monotonic(), self.report(source)
         before = self._stored.report
         news = (
-            self._settled[0] > self._stored.next or source.peer != self._stored.peer or self._lost != self._stored.lost
+            self._settled[0] > self._stored.next or source.peer != self._stored.peer or self.lost != self._stored.lost
             or before is None or (before.state, before.error) != (report.state, report.error)
         )  # fmt: skip
         source.lost.clear()
@@ -218,7 +219,7 @@ class RegionLink:
         self._written_at = now
         records = None if self._total is None else self._total + self._settled[1]
         wanted = RegionPosition(
-            next=max(self._settled[0], self._stored.next), peer=source.peer, records=records, lost=self._lost,
+            next=max(self._settled[0], self._stored.next), peer=source.peer, records=records, lost=self.lost,
             report=report,
         )  # fmt: skip
         etag = await self._positions.write(self.name, self.shard, wanted, self._etag)
@@ -274,4 +275,4 @@ class RegionLink:
         source = self._source
         if source is None:
             return RegionPosition(next=0, report=self.report())
-        return RegionPosition(next=source.position, peer=source.peer, lost=self._lost, report=self.report(source))
+        return RegionPosition(next=source.position, peer=source.peer, lost=self.lost, report=self.report(source))

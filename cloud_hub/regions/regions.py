@@ -11,6 +11,8 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.shards import Shards
+from weft.config.metrics.exposition import Sample
+from weft.replication.status import LinkState
 from weft.storage.region_positions import RegionPositions
 
 _logger = logging.getLogger(__name__)
@@ -38,6 +40,15 @@ class Regions:
     def __iter__(self) -> Iterator[RegionLink]:
         """Iterate over the links of this process."""
         return iter([link for link, _ in self._links.values()])
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of the links for Prometheus."""
+        for link in self:
+            labels = link.name, str(link.shard)
+            report = link.report()
+            yield Sample("weft_hub_region_connected", int(report.state == LinkState.CONNECTED), labels)
+            yield Sample("weft_hub_region_lag_seconds", report.lag_seconds, labels)
+            yield Sample("weft_hub_region_lost_chunks", len(link.lost), labels)
 
     def start(self) -> None:
         """Begin, if there are regions."""

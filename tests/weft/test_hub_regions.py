@@ -19,9 +19,7 @@ def test_the_status_says_for_each_shard_how_far_behind_a_region_is_and_why(tmp_p
     (tmp_path / "hub.yaml").write_text(HUB)
     store = open_store(str(tmp_path / "store"))
     positions, now = RegionPositions(store, asyncio.run(open_cluster(store, 2))), time.time_ns()
-    report = Report(
-        at=now, state="waiting", error="connection refused", lag_records=7, lag_bytes=900, lag_seconds=75.0
-    )
+    report = Report(at=now, state="waiting", error="connection refused", lag_records=7, lag_bytes=900, lag_seconds=75.0)
     position = RegionPosition(next=12, peer="ab" * 16, lost=((3, 5),), report=report)
     asyncio.run(positions.write("east", 1, position, None))
     [first, second] = json.loads(weft("hub", "region", "status", tmp_path / "hub.yaml", "--json").output)["regions"]

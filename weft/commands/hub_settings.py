@@ -113,7 +113,7 @@ def _region(region: Region) -> RegionSettings:
         LinkSettings(
             urls=region.to,
             token=no_token if region.token_file is None else partial(read_token, region.token_file),
-            tls=ClientTlsFiles(ca_file=region.ca_file),
+            tls=ClientTlsFiles(ca_file=region.ca_file, certificate=region.certificate, key=region.key),
             redirects=region.redirects,
             sender=SenderSettings(
                 mark_interval=int(region.mark_interval_s * SECOND), cluster_id=region.cluster or ""
