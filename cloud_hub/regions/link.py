@@ -269,10 +269,3 @@ class RegionLink:
         """Return whether the last error still counts: nothing was acknowledged since."""
         status = self.status
         return status.state is not LinkState.CONNECTED or (status.last_error_time or 0) > (status.last_ack_time or 0)
-
-    def position(self) -> RegionPosition:
-        """Return the position of the link with its present report. The store's may be older."""
-        source = self._source
-        if source is None:
-            return RegionPosition(next=0, report=self.report())
-        return RegionPosition(next=source.position, peer=source.peer, lost=self.lost, report=self.report(source))
