@@ -18,8 +18,8 @@ from weft.protocols.lane import Lane
 from weft.protocols.link import (
     DATA_HEAD,
     FEATURES,
-    PEERS,
     LANES_MAX,
+    PEERS,
     PROTOCOL_VERSION,
     Clock,
     Data,

@@ -96,8 +96,8 @@ class LogSource(Protocol):
     def high_watermark(self, hub: str, lane: int) -> int:
         """Return the end of the numbers of ``lane`` that the hub can hold. If it holds more, this log has lost some.
 
-        ``hub`` is the ``cluster_id`` of its WELCOME, which the hub's store never changes. Empty for a hub to which other
-        clusters relay what this log sent to them: it can hold what was sent to any hub.
+        ``hub`` is the ``cluster_id`` of its WELCOME, which the hub's store never changes. Empty for a hub to which
+        other clusters relay what this log sent to them: it can hold what was sent to any hub.
         """
         ...
 
