@@ -203,10 +203,8 @@ class Hub:
             lambda: self._declared.position, self._access, self._refusals,
         )  # fmt: skip
         self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
-        self._regions = Regions(
-            settings.regions, self._shards, RegionPositions(store, self.cluster), clock=self._clock, host=owners.own,
-            software=software(),
-        )  # fmt: skip
+        positions = RegionPositions(store, self.cluster)
+        self._regions = Regions(settings.regions, self._shards, positions, clock=self._clock, host=owners.own)
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()

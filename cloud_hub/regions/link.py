@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster.membership import software
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -44,7 +45,6 @@ class RegionLink:
     Args:
         name: name of the region.
         host: name of this process.
-        software: of the hub.
     """
 
     def __init__(
@@ -56,12 +56,11 @@ class RegionLink:
         *,
         clock: HubClock,
         host: str,
-        software: str,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.shard, self.sequencer = name, sequencer.log.shard, sequencer
         self._settings, self._positions, self._clock = settings, positions, clock
-        self._host, self._software, self._monotonic = host, software, monotonic
+        self._host, self._monotonic = host, monotonic
         self._takes = Selection(settings.tenant, settings.streams, settings.forwards)
         self.status = LinkStatus(f"{name}/{self.shard}")
         self._trouble, self._trouble_at = "", 0
@@ -127,9 +126,7 @@ class RegionLink:
     async def _link(self, source: RegionSource) -> None:
         settings, cluster = self._settings, self.sequencer.log.cluster
         own = int.from_bytes(cluster.cluster_id[:8], "big")
-        identity = LinkIdentity(
-            settings.tenant or "default", f"region-{self.name}-{self.shard}"[:64], own, self._software
-        )
+        identity = LinkIdentity(settings.tenant or "default", f"region-{self.name}-{self.shard}"[:64], own, software())
         control = LinkControl(PolicyRules(rate=settings.rate), wall_clock=self._clock.now, counts_bytes=False)
         # A relay claims no epoch, so there is none to keep.
         epochs = Epochs("memory", lambda: b"0", lambda _: None)

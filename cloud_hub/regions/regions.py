@@ -25,15 +25,14 @@ class Regions:
 
     Args:
         host: name of this process.
-        software: of the hub.
     """
 
     def __init__(
         self, settings: Mapping[str, RegionSettings], shards: Shards, positions: RegionPositions, *, clock: HubClock,
-        host: str, software: str,
+        host: str,
     ) -> None:  # fmt: skip
         self._settings, self._shards, self._positions = settings, shards, positions
-        self._clock, self._host, self._software = clock, host, software
+        self._clock, self._host = clock, host
         self._links: dict[tuple[str, int], tuple[RegionLink, asyncio.Task[None]]] = {}
         self._task = BackgroundTask()
 
@@ -77,10 +76,7 @@ class Regions:
             for shard, sequencer in own.items():
                 if (name, shard) in self._links:
                     continue
-                link = RegionLink(
-                    name, settings, sequencer, self._positions,
-                    clock=self._clock, host=self._host, software=self._software,
-                )  # fmt: skip
+                link = RegionLink(name, settings, sequencer, self._positions, clock=self._clock, host=self._host)
                 self._links[name, shard] = link, asyncio.create_task(link.run(), name=f"region-{name}-{shard}")
 
     async def _end(self, keys: list[tuple[str, int]]) -> None:
