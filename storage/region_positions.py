@@ -79,7 +79,7 @@ class RegionPositions:
         try:
             position = msgspec.json.decode(found.data, type=RegionPosition)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None, found.etag  # written anew: starting at the log's beginning only costs time
+            return None, found.etag  # it is replaced: starting at the log's beginning only costs time
         return (position if position.restored == self._restored else None), found.etag
 
     async def write(self, name: str, shard: int, position: RegionPosition, etag: str | None) -> str | None:

@@ -64,7 +64,7 @@ class RegionLink:
         self._takes = Selection(settings.tenant, settings.streams, settings.forwards)
         self.status = LinkStatus(f"{name}/{self.shard}")
         self._trouble, self._trouble_at = "", 0
-        """What the store or the log is in trouble with, and since when."""
+        """Trouble with the store or the log, and its beginning."""
         self._stored = RegionPosition(next=0)
         self._etag: str | None = None
         self.lost: tuple[tuple[int, int], ...] = ()

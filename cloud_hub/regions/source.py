@@ -40,7 +40,7 @@ AHEAD_MAX = 4
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a log goes to another region."""
+    """The part of a log that goes to another region."""
 
     tenant: str | None = None
     """None for all."""
@@ -104,7 +104,7 @@ class RegionSource:
         self._waiting: dict[Lane, None] = {}
         """Lanes that are going to be offered, the longest waiting first."""
         self._ready: dict[Lane, OfferedLane] = {}
-        """How lanes that wait are going to be offered."""
+        """The offers of the lanes that wait."""
         self._offered: list[OfferedLane] | None = None
         self._last_number = 0
         self._listeners: list[Callable[[Collection[int] | None], None]] = []
@@ -408,8 +408,8 @@ class RegionSource:
         """
         if not self._is_peer(hub):
             raise OSError(
-                f"cluster {hub} answers at the URLs of this region, and cluster {self.peer} has the log up to chunk "
-                f"{self.position}; give another cluster a region of its own under `regions`"
+                f"cluster {hub} answers at the URLs of this region, and {self.peer} is the one that has the log up to "
+                f"chunk {self.position}. Give another cluster a name of its own under `regions`"
             )
 
     def _is_peer(self, hub: str) -> bool:

@@ -66,7 +66,7 @@ class RelayedLane:
         )
 
     def add(self, first: int, end: int, n: int) -> bool:
-        """Add records of chunk ``n``. Return whether the region was told that some of them are missing."""
+        """Add records of chunk ``n``. Return whether the link named some of them as gaps before."""
         self.held.add(first, end)
         self.end = max(self.end, end)
         insort(self.pieces, Piece(first, end, n))
@@ -143,7 +143,7 @@ class WindowChunk:
         self.sections = sections
         """Those of streams that are relayed."""
         self.awaited: deque[tuple[RelayedLane, int, int]] = deque()
-        """What the region has to acknowledge."""
+        """Records and gaps that the region has to acknowledge."""
         self.entries: dict[StreamKey, dict[Lane, list[Entry]]] = {}
         """The sections that were read."""
         self.bytes = sum(section.length for section in sections.values())

@@ -33,7 +33,7 @@ def command() -> None:
 def status(config_file: str, *, as_json: bool) -> None:
     """Show the link of each shard to each region of CONFIG, as its process last wrote it to the store.
 
-    `next` is the first chunk of the shard that the region is not known to have; the log keeps chunks from there on
+    `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on,
     for as long as `pin` allows. The figures are up to five minutes old, and `seen` says how old. A region that has
     everything has a lag of nothing. A lag of records is unknown until the link has caught up once.
     """
