@@ -350,8 +350,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
             description="Whether another cluster, to which the edges link too, may have records that this one lacks. "
             "An edge deletes records that the other cluster took; here they are gaps of reason `absent`. With `true` "
             "they hold completeness back until they come from there, with `false` they do not. With `true`, edges also "
-            "know that this hub may have records which they sent to the other one. So set it at all clusters that relay "
-            "to each other (`regions`)."
+            "know that this hub may have records which they sent to the other one. So set it at all clusters that "
+            "relay to each other (`regions`)."
         ),
     ] = False
     regions: Annotated[
