@@ -52,6 +52,8 @@ from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.openapi.asked import Asked
 from weft.cloud_hub.openapi.served import SelfDescription
+from weft.cloud_hub.regions.link import RegionLink
+from weft.cloud_hub.regions.regions import Regions
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -68,6 +70,7 @@ from weft.replication.runner import serve_link
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.placed import requests_of
+from weft.storage.region_positions import RegionPositions
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +135,7 @@ class Hub:
         self._tails: StreamTails | None = None
         self._for_people: tuple[LinkedEdges, TokenUse] | None = None
         self._acts_stream: ActsStream | None = None
+        self._regions: Regions | None = None
         self.cluster: Cluster
         self._store: HubStore
 
@@ -139,6 +143,11 @@ class Hub:
     def sequencers(self) -> list[Sequencer]:
         """Return the sequencers of the shards that this process holds at present."""
         return list(self._shards) if self._shards is not None else []
+
+    @property
+    def regions(self) -> list[RegionLink]:
+        """Return the links of this process to other regions."""
+        return list(self._regions) if self._regions is not None else []
 
     @property
     def url(self) -> str:
@@ -195,6 +204,8 @@ class Hub:
             lambda: self._declared.position, self._access, self._refusals,
         )  # fmt: skip
         self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
+        positions = RegionPositions(store, self.cluster)
+        self._regions = Regions(settings.regions, self._shards, positions, clock=self._clock, host=owners.own)
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()
@@ -207,6 +218,7 @@ class Hub:
             await self._membership.start(self.url)
             for each in self._for_people:
                 each.start()
+            self._regions.start()
             self._store.listens()
         except BaseException:
             await self.close()
@@ -264,6 +276,7 @@ class Hub:
             tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
             declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
             of_tables=self._tables.samples, tenants=self._tenants.samples,
+            regions=self._regions.samples if self._regions is not None else tuple,
         )  # fmt: skip
         bytes_max = self._settings.response_bytes_max
         elsewhere = self._for_people[0].elsewhere
@@ -313,6 +326,8 @@ class Hub:
         link_log.logger.removeFilter(self._throttle)
         if self._membership is not None:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
+        if self._regions is not None:
+            await self._regions.close()
         await self._links.close()
         for each in self._for_people or ():
             await each.close()

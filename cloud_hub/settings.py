@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from weft.config.intake.tracing import Collector
 from weft.network.settings import AdmissionLimits
@@ -13,6 +14,9 @@ from weft.replication.liveness import SECOND
 from weft.replication.settings import ReceiverSettings
 from weft.storage.cluster_log.follower import INTERVAL_S
 from weft.storage.table_maker.settings import TableSettings
+
+if TYPE_CHECKING:
+    from weft.replication.runner.settings import LinkSettings
 
 MiB = 1 << 20
 
@@ -98,6 +102,28 @@ class JwtSettings:
 
 
 @dataclass(frozen=True)
+class RegionSettings:
+    """The link to one region."""
+
+    link: LinkSettings
+    tenant: str | None = None
+    """Tenant whose streams are relayed; None for all."""
+    streams: tuple[str, ...] = ("*",)
+    """Names and patterns of these streams."""
+    forwards: bool = False
+    """True to send on what other regions relayed to this one."""
+    rate: int = 0
+    """Maximum number of bytes that the link of a shard sends in a second; 0: no limit."""
+    pin_s: float = 7 * 86_400.0
+    """Time for which the log keeps chunks that the region lacks, beyond what it keeps anyway."""
+    write_s: float = 10.0
+    """Minimum time between two writes of a shard's position."""
+    settle_s: float = 150.0
+    """Time after which the position in the store follows that of the link: marks have no acknowledgement, and a region
+    stores them within its ``mark_interval``. A link that breaks before sends them again."""
+
+
+@dataclass(frozen=True)
 class HubSettings:
     """Settings of one hub node."""
 
@@ -171,6 +197,8 @@ class HubSettings:
     never."""
     dropped_after_s: float = 30 * 86_400.0
     """Further time after which the lane leaves the state. Its numbers are kept, so an edge that comes back resumes."""
+    regions: Mapping[str, RegionSettings] = field(default_factory=dict)
+    """Other regions to which the log goes on, by name."""
     retain_log_s: float | None = None
     """Minimum time that chunks are kept, before those that are in the tables are deleted; None keeps all."""
     table_interval_s: float | None = 10.0
@@ -196,7 +224,7 @@ class HubSettings:
         intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
         return ReceiverSettings(
             self.link_window_bytes, self.batch_bytes_max, *intervals,
-            mark_interval=int(self.sequencer.mark_interval_s * SECOND),
+            mark_interval=int(self.sequencer.mark_interval_s * SECOND), peers=self.peers,
         )  # fmt: skip
 
     def tables(self) -> TableSettings:

@@ -294,3 +294,84 @@ class Link(LinkPolicy, frozen=True, kw_only=True):
         Duration,
         Meta(ge=2, description="Silence of the hub after which the edge reconnects."),
     ] = field(default=120.0, name="silence")
+
+
+class Region(Section, frozen=True, kw_only=True):
+    """A link of a hub to the hub of another cluster, which gets what this one's log receives."""
+
+    to: Annotated[
+        Urls,
+        Meta(description="URL, or list of URLs, of the nodes of the other hub, tried in turn."),
+    ]
+    token_file: Annotated[
+        Path | None,
+        Meta(
+            description="File with a token of scope `region` of the other hub on one line. Only the hub's user may be "
+            "able to read it. It is read again before each connection."
+        ),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the authorities that the other hub's certificate may come from, and no others. "
+            "Unset: the system's authorities."
+        ),
+    ] = None
+    certificate: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with the certificate that this hub shows to the other one, followed by its chain, "
+            "where that one demands certificates of links. Beside the token."
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Meta(description="PEM file with that certificate's key, not encrypted."),
+    ] = None
+    cluster: Annotated[
+        Annotated[str, Meta(pattern="^[0-9a-f]{32}$", examples=["5e1f60a2c3d84b7796a0b1c2d3e4f506"])] | None,
+        Meta(
+            description="Id of the other cluster, as `weft hub status` shows it there. Unset: the first one that "
+            "answers at the URLs, and from then on no other."
+        ),
+    ] = None
+    redirects: Annotated[
+        Annotated[tuple[HostPattern, ...], Meta(max_length=64, examples=[["*.hubs.example.com"]])] | None,
+        Meta(
+            description="Hosts to which the other hub may send the links on, as `redirects` of an edge's link. Unset: "
+            "hosts near those of `to`."
+        ),
+    ] = None
+    tenant: Annotated[
+        Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")] | None,
+        Meta(description="Tenant whose streams are relayed. Unset: all, which needs a token for all (`--tenant '*'`)."),
+    ] = None
+    streams: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)],
+        Meta(description="Names of the streams that are relayed, with `*` for any characters."),
+    ] = ("*",)
+    forward_relayed: Annotated[
+        bool,
+        Meta(
+            description="Whether records go on to this region that another region relayed to this hub. Needed where "
+            "regions form a chain or a star. With `false`, each region sends what its own edges brought, which is "
+            "enough where all regions link to each other, and costs no bytes twice."
+        ),
+    ] = False
+    rate: Annotated[
+        Rate | None, Meta(description="Most bytes a second that the link of one shard sends. Unset: no limit.")
+    ] = None
+    mark_interval_s: Annotated[
+        Duration,
+        Meta(ge=1, description="How often idle streams tell the region that nothing is missing."),
+    ] = field(default=60.0, name="mark_interval")
+    pin_s: Annotated[
+        Duration,
+        Meta(
+            ge=3600,
+            le=366 * 86_400,
+            description="How long the log keeps records that the region does not have yet, beyond `retain_log`. Later "
+            "they are deleted all the same: `weft hub region status` says of which chunks, and the region says which "
+            "numbers it lacks.",
+        ),
+    ] = field(default=7 * 86_400.0, name="pin")

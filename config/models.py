@@ -19,7 +19,7 @@ from weft.config.intake.queues import QueueBounds
 from weft.config.intake.sources import SOURCES_MAX, Source
 from weft.config.intake.tracing import Collector, Tracing
 from weft.config.limits import EdgeLimits, HubLimits
-from weft.config.links import Link
+from weft.config.links import Link, Region
 from weft.config.state import Encryption, State
 from weft.config.streams import Disk, Stream, Unrouted
 from weft.config.values import (
@@ -349,9 +349,19 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Whether another cluster, to which the edges link too, may have records that this one lacks. "
             "An edge deletes records that the other cluster took; here they are gaps of reason `absent`. With `true` "
-            "they hold completeness back until they come from there, with `false` they do not."
+            "they hold completeness back until they come from there, with `false` they do not. With `true`, edges also "
+            "know that this hub may have records which they sent to the other one. So set it at all clusters that "
+            "relay to each other (`regions`)."
         ),
     ] = False
+    regions: Annotated[
+        dict[str, Region],
+        Meta(
+            description="Hubs of other clusters that get what this hub's log receives, by name. All hosts of a hub "
+            "need the same.",
+            max_length=16,
+        ),
+    ] = field(default_factory=dict)
     tokens_file: Annotated[
         Path | None,
         Meta(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
+from weft.protocols.batch import BatchHeader, ClockState, decode_header, merge, mergeable
 from weft.protocols.link.throttle import Throttled
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import SentBatches, window_cost
@@ -130,6 +130,8 @@ class Outbox:
             lane.read_bytes += len(batch)
             if header.origin:
                 lane.name_origin(header.origin)
+            if header.clock is not ClockState.SYNCED:
+                lane.name_boot(header.boot_id)
             if lane.offered.is_background:
                 self._background.add(lane.key)
             self.put(lane.key, header, batch)

@@ -19,6 +19,7 @@ from weft.protocols.link import (
     DATA_HEAD,
     FEATURES,
     LANES_MAX,
+    PEERS,
     PROTOCOL_VERSION,
     Clock,
     Data,
@@ -156,10 +157,11 @@ class Receiver:
         if self._state is not _State.GREETED:
             return
         settings = self._settings
+        features = [*FEATURES, PEERS] if settings.peers else list(FEATURES)
         self._answers.append(
             Welcome(
                 PROTOCOL_VERSION, self._cluster_id, settings.window_bytes, settings.batch_bytes_max,
-                self._wall_clock(), self._software, list(FEATURES), settings.mark_interval,
+                self._wall_clock(), self._software, features, settings.mark_interval,
             )
         )  # fmt: skip
         self._state = _State.OPEN

@@ -16,6 +16,7 @@ from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
     LAST_WORDS,
+    PEERS,
     PROTOCOL_VERSION,
     Ack,
     Data,
@@ -207,7 +208,7 @@ class Sender:
             if skipped := self._outbox.take(known, request.seq, batches, self._settings.merge_bytes_max):
                 self._events.append(Unreadable(lane, *skipped))
             self._lanes.names_more(known)
-            self._answers[:0] = known.origin_frames()  # before the batches
+            self._answers[:0] = known.explanations()  # before the batches
         except BatchTooLong as error:
             self._give_up(known, str(error), "raise the hub's limits.batch")
         except CodecError as error:
@@ -301,7 +302,9 @@ class Sender:
         if lane.state is not LinkLaneState.OPENING:
             raise Corrupt(f"lane {lane.number} is opened twice")
         if not lane.offered.continues_hub:
-            high_watermark = min(lane.end, self._high_watermark(self.cluster_id, lane.key))
+            # Others may have passed on what this log sent to them, and only what was sent to none is amiss.
+            hub = "" if PEERS in self.peer_features else self.cluster_id
+            high_watermark = min(lane.end, self._high_watermark(hub, lane.key))
             if held.end > high_watermark:
                 self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
                 return

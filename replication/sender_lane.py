@@ -7,7 +7,7 @@ from enum import Enum
 from weft.protocols.chunk import LaneFlag, Mark
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
-from weft.protocols.link import Frame, Gap, LaneOpen, LaneOrigins
+from weft.protocols.link import Clock, Frame, Gap, LaneOpen, LaneOrigins
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import RANGES_MAX
 from weft.replication.source import LaneSnapshot, OfferedLane
@@ -56,6 +56,8 @@ class SenderLane:
         self._told_lost = RangeSet()
         self._origins_told: set[int] = set()
         self._origins_named: list[int] = []
+        self._clocks_told: dict[int, Clock] = {}
+        self._clocks_named: dict[int, Clock] = {}
         self._awaited: Mark | None = None
 
     def offer(self, state: LaneSnapshot) -> None:
@@ -124,11 +126,18 @@ class SenderLane:
             self._origins_told.add(number)
             self._origins_named.append(number)
 
-    def origin_frames(self) -> list[Frame]:
-        """Return the frame with the origins that this connection has not explained to the receiver yet, if any."""
+    def name_boot(self, boot: int) -> None:
+        """Note that a batch to be sent has times of a boot whose clock was not set."""
+        clock = self.offered.clock(boot)
+        if clock is not None and self._clocks_told.get(boot) != clock:
+            self._clocks_told[boot] = self._clocks_named[boot] = clock
+
+    def explanations(self) -> list[Frame]:
+        """Return the frames with the origins and clocks that this connection has not explained to the receiver yet."""
         named, self._origins_named = self._origins_named, []
+        clocks, self._clocks_named = self._clocks_named, {}
         origins = [origin for number in named if (origin := self.offered.origin(number)) is not None]
-        return [LaneOrigins(self.number, origins)] if origins else []
+        return [*([LaneOrigins(self.number, origins)] if origins else []), *clocks.values()]
 
     def skip(self, seq: int, start: int | None) -> Range | None:
         """Note that a read from ``seq`` returned batches from ``start`` on (None: no batch), and skip the numbers

@@ -84,5 +84,7 @@ class ReceiverSettings:
     """Silence after which a peer counts as lost."""
     hello_timeout: int = 20 * SECOND
     """Longest time until HELLO."""
+    peers: bool = False
+    """True if other clusters may relay the sender's records to this one; told to the sender."""
     mark_interval: int = 60 * SECOND
     """Longest time for which the owner lets marks and canaries wait for a chunk; told to the sender."""

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
+from weft.protocols.link import Clock
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import Range, RangeSet
@@ -19,6 +20,11 @@ def nothing_acknowledged() -> list[tuple[str, list[Range]]]:
 
 def no_origin(_number: int) -> Origin | None:
     """Explain no origin: for logs that hold only records of devices."""
+    return None
+
+
+def no_clock(_boot: int) -> Clock | None:
+    """Correct no boot's clock: for logs whose owner tells the clocks of its boots for all lanes at once."""
     return None
 
 
@@ -40,6 +46,8 @@ class OfferedLane(NamedTuple):
     """Look-up of the ranges that hubs acknowledged before this connection, by cluster id."""
     epoch: int | None = None
     """Epoch of the lane, when it is not the link's: that of a lane whose owner learns it from the WELCOME."""
+    clock: Callable[[int], Clock | None] = no_clock
+    """Look-up of the notice that corrects the batches of a boot whose clock was not set, of a lane that is relayed."""
     is_background: bool = False
     """True when the lane is read only while no other lane has anything to send."""
     continues_hub: bool = False
@@ -88,7 +96,8 @@ class LogSource(Protocol):
     def high_watermark(self, hub: str, lane: int) -> int:
         """Return the end of the numbers of ``lane`` that the hub can hold. If it holds more, this log has lost some.
 
-        ``hub`` is the ``cluster_id`` of its WELCOME, which the hub's store never changes.
+        ``hub`` is the ``cluster_id`` of its WELCOME, which the hub's store never changes. Empty for a hub to which
+        other clusters relay what this log sent to them: it can hold what was sent to any hub.
         """
         ...
 

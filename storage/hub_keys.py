@@ -55,6 +55,14 @@ def config_states_key(shard: int) -> str:
     return f"{CONFIG_STATES}/{shard}"
 
 
+REGIONS = "regions"
+
+
+def region_key(name: str, shard: int) -> str:
+    """Return the key of the position up to which another region has a shard's log, changed by compare-and-swap."""
+    return f"{REGIONS}/{name}/{shard}"
+
+
 LAST_USES = "token-use"
 """Key of the moments at which tokens were last used, changed by compare-and-swap."""
 ENTRIES = "cluster/entry"

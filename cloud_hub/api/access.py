@@ -27,6 +27,7 @@ _ADVICE = {
     Right.EDGES: "use a token of scope reader (`weft hub token add NAME --scope reader`), or the grant edges",
     Right.PUBLISH: "use a token of scope publish (`weft hub token add NAME --scope publish`), or a grant publish:EDGE",
     Right.PULL: "use a token of scope pull (`weft hub token add NAME --scope pull`), or with a grant pull:STREAM",
+    Right.RELAY: "use a token of scope region (`weft hub token add NAME --scope region`), or a grant relay:STREAM",
     Right.STATUS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant status",
     Right.METRICS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant metrics",
     Right.ACTS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant acts",
@@ -142,7 +143,7 @@ class Access:
             # Only browsers send it, and any page opened on this machine could reach a loopback port.
             raise ApiError(403, "links are not for browsers", "connect with weft edge run")
         identity = self._of_certificate(request) or self._identity(request)
-        if identity is not None:
+        if identity is not None and not identity.is_region:
             _check(identity, Right.WRITE)
         return identity
 

@@ -41,8 +41,8 @@ class Metrics:
         declared: returns the samples of the cluster log.
         edges: figures of the edges of its own shards.
         requests: calls of the store, by kind.
-        of_listener, of_tables, tenants: return the figures of the listener, of the tables' quality rules, sizes
-            and traces, and of tenants' use.
+        of_listener, of_tables, tenants, regions: return the figures of the listener, of the tables' quality rules,
+            sizes and traces, of tenants' use, and of links to other regions.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Metrics:
         of_listener: Callable[[], Iterable[Sample]] = tuple,
         of_tables: Callable[[], Iterable[Sample]] = tuple,
         tenants: Callable[[], Iterable[Sample]] = tuple,
+        regions: Callable[[], Iterable[Sample]] = tuple,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
@@ -76,7 +77,7 @@ class Metrics:
         self._events = events or {}
         self._declared = declared
         self._of_listener = of_listener
-        self._of_tables, self._tenants = of_tables, tenants
+        self._of_tables, self._tenants, self._regions = of_tables, tenants, regions
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -115,6 +116,7 @@ class Metrics:
             yield Sample("weft_hub_stopped_tables", self._tables.stopped)
         yield from self._of_tables()
         yield from self._tenants()
+        yield from self._regions()
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
         for figures in self._streams.figures if self._streams is not None else ():

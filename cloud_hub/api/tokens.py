@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import yaml
 
-from weft.cloud_hub.api.identity.rights import InvalidGrant, Right, Rights, rights_of
+from weft.cloud_hub.api.identity.rights import ANY, InvalidGrant, Right, Rights, rights_of
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.machine import why_unreadable
 from weft.config.reading.yaml_words import explained
@@ -47,6 +47,9 @@ class Scope(StrEnum):
     """Publish messages to one tenant's edges, and read what became of them."""
     PULL = "pull"
     """Ask one tenant's edges for records, and see what became of that."""
+    REGION = "region"
+    """Relay streams of one tenant, or of all, as another region. Releases before regions do not know it, and refuse
+    it."""
     ADMIN = "admin"
     """Read every tenant's streams, and the node's status and metrics."""
     GRANTED = "granted"
@@ -65,6 +68,7 @@ class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     sha256: str
     scope: Scope
     tenant: str = "default"
+    """``*`` stands for all tenants; only for the scope ``region``."""
     edge: str | None = None
     """Edge that may link with the token; only for the scope ``edge``, and for grants to write."""
     grants: tuple[str, ...] = ()
@@ -74,6 +78,15 @@ class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     def rights(self) -> Rights:
         """Return what the token opens, in its tenant."""
         return rights_of(self.scope, self.grants)
+
+    @property
+    def is_region(self) -> bool:
+        """Return whether it opens links of another region, and none of an edge."""
+        return Right.RELAY in self.rights and Right.WRITE not in self.rights
+
+    def may_relay(self, tenant: str, stream: str) -> bool:
+        """Return whether a link with it may relay lanes of a stream."""
+        return self.tenant in (ANY, tenant) and self.rights.allow(Right.RELAY, stream)
 
     @property
     def shown(self) -> str:
@@ -203,7 +216,8 @@ def check_identity(identity: TokenIdentity, path: str) -> None:
     where = f"{path}: token {identity.name!r}"
     if not 0 < len(identity.name) <= NAME_CHARACTERS_MAX or not identity.name.isprintable():
         raise TokensUnusable(f"{where}: a name needs 1 to {NAME_CHARACTERS_MAX} printable characters")
-    if not valid_name(identity.tenant) or (identity.edge is not None and not valid_name(identity.edge)):
+    of_all = identity.tenant == ANY and identity.scope is Scope.REGION
+    if not (of_all or valid_name(identity.tenant)) or (identity.edge is not None and not valid_name(identity.edge)):
         raise TokensUnusable(f"{where}: tenant and edge need {NAME_RULE}")
     if (identity.scope is Scope.GRANTED) != bool(identity.grants):
         raise TokensUnusable(f"{where}: scope 'granted' needs grants, the other scopes must not have some")

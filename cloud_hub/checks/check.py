@@ -32,6 +32,7 @@ def check(config: HubConfig) -> list[Finding]:
         message = f"expected at least `shards`, {config.shards}, or the hub splits none by itself"
         findings.append(Finding(("shards_max",), message))
     findings += _advertised(config)
+    findings += _regions(config)
     for key, stream in config.streams.items():
         if not all(map(valid_name, key.split("/"))) or key.count("/") > 1:
             findings.append(
@@ -62,6 +63,24 @@ def _advertised(config: HubConfig) -> Iterator[Finding]:
         if url in urls[:position]:
             message = f"is given twice: {quoted(url)}. Each process needs a URL of its own"
             yield Finding(("advertise", position), message)
+
+
+def _regions(config: HubConfig) -> Iterator[Finding]:
+    """Yield the regions to which no link can lead."""
+    for name, region in config.regions.items():
+        if not valid_name(name):
+            yield Finding(("regions", name), f"expected {NAME_RULE}")
+        if (region.certificate is None) != (region.key is None):
+            yield Finding(("regions", name), "expected `certificate` and `key`, or neither of them")
+        for position, pattern in enumerate(region.streams):
+            if not valid_name(pattern.replace("*", "x")):
+                message = f"expected names of streams, with `*` for any characters ({NAME_RULE}), got {quoted(pattern)}"
+                yield Finding(("regions", name, "streams", position), message)
+        for position, url in enumerate(region.to):
+            is_open = url.startswith("http:") and not Address(urlsplit(url).hostname or "", 0).is_loopback
+            if is_open and region.token_file is not None and config.plain_http == "loopback":
+                message = "expected https: the token and all records would cross the network in clear text"
+                yield Finding(("regions", name, "to", position), message)
 
 
 def _jwt(jwt: Jwt) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Set
 
 import msgspec
 
+from weft.cloud_hub.api.identity.rights import ANY
 from weft.cloud_hub.api.tokens import NAMES_SHOWN_MAX, TokenIdentity, check_identity
 from weft.cloud_hub.declared.documents import (
     BACKUP,
@@ -119,7 +120,8 @@ def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | N
                 f"there is a token {identity.name!r} already: `weft hub token rotate` gives it another secret, `weft "
                 "hub token remove` withdraws it"
             )
-        check_tenant(state, identity.tenant)
+        if identity.tenant != ANY:
+            check_tenant(state, identity.tenant)
         tokens.adding(identity.name, state)
         _check_secret(tokens, identity.name, identity.sha256)
         _check_edges(state, identity, tokens.edges(identity.tenant))

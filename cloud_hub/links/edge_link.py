@@ -13,7 +13,7 @@ from weft.cloud_hub.declared.tenants.link_quota import LinkQuota, unbound
 from weft.cloud_hub.desired.links import LinkConfig, LinkConfigs
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.link_down import OpeningDown
-from weft.cloud_hub.links.admission import check_edge, check_shard, check_stream
+from weft.cloud_hub.links.admission import check_lane, check_link, check_shard
 from weft.cloud_hub.links.frame_budget import FrameBudget
 from weft.cloud_hub.links.link_clocks import LinkClocks, OpenedLane
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -22,7 +22,7 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRef
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
 from weft.protocols.link.canary import Canary
@@ -68,12 +68,14 @@ class EdgeLink:
     ) -> None:
         self._frames = frames
         self._quota = unbound() if quota is None else quota
-        self._configs = configs
+        self.is_region = identity is not None and identity.is_region
+        """True for a link of another region: it has no edge's configuration, and gets no edge's messages."""
+        self._configs = None if self.is_region else configs
         self.config: LinkConfig | None = None
         """State of the edge's configuration; None if it takes none."""
         self._shards, self._identity, self._wall_clock = shards, identity, wall_clock
         self._log, self._peer, self._elsewhere = log, peer, elsewhere
-        self._messages, self._refusals = down, refusals
+        self._messages, self._refusals = None if self.is_region else down, refusals
         self._down: OpeningDown | None = None
         self._is_sent_on, self._is_taken = False, False
         self._end: LinkRefused | None = None
@@ -119,7 +121,7 @@ class EdgeLink:
         """
         if self._end is not None:
             raise self._end
-        check_edge(self._identity, NodeName(hello.tenant, hello.edge))
+        check_link(self._identity, hello)
         if (sent_on := redirect(hello, self._shards.place(hello), self._elsewhere)) is not None:
             self._is_sent_on = True
             raise sent_on
@@ -179,8 +181,7 @@ class EdgeLink:
 
     async def _open_lane(self, opening: LaneOpen) -> OpenedLane:
         lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
-        check_edge(self._identity, NodeName(lane.tenant, lane.edge))
-        check_stream(self._identity, lane)
+        check_lane(self._identity, lane, is_relay=bool(opening.flags & LaneFlag.RELAY))
         shard = self._shards.place(lane)
         sequencer = await self._sequencer(shard)
         check_shard(sequencer, shard, lane)
@@ -237,6 +238,8 @@ class EdgeLink:
     def _compare(self, number: int, held: RangeSet) -> None:
         """Note the records that the shard had acknowledged to the edge and no longer has."""
         opened = self._lanes[number]
+        if opened.session.is_relay:
+            return  # only the edge knows
         # The edge chooses these ranges, so overlapping ones are joined, to compare each number once.
         said = RangeSet((first, end) for first, end in opened.acknowledged if first < end)
         lost = RangeSet(part for first, end in said for part in held.missing(first, end))

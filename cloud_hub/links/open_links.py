@@ -32,6 +32,8 @@ LOOK_INTERVAL_S = 2.0
 """Interval at which open links are checked against tokens that changed in a file or came to their end."""
 BOUND = "limits.links_per_token"
 TOTAL = "limits.links"
+REGION_LINKS_MAX = 256
+"""Links of one token of a region, at least: it has one for each of its shards."""
 ENDING_MAX = 16
 """Links of one tenant that may be ending for others' sake: the hub has as many beyond its limit, for seconds."""
 RELEASE_CHARACTERS_MAX = 64
@@ -87,7 +89,7 @@ class OpenLinks:
         return {
             NodeName(hello.tenant, hello.edge): Linked(since, hello.software, link.clock_off, at)
             for link, since in self._since.items()
-            if (hello := link.hello) is not None
+            if (hello := link.hello) is not None and not link.is_region
         }
 
     def last_release(self, edge: NodeName) -> str | None:
@@ -103,14 +105,17 @@ class OpenLinks:
         if len(self._since) >= self._links_max:
             self._make_room("" if identity is None else identity.tenant)
         own = None if identity is None else self._by_holder.get(identity.holder)
-        if own is None or identity is None or len(own) < self._per_token_max:
+        if own is None or identity is None:
             return
-        if len(own) >= 2 * self._per_token_max:
+        most = max(self._per_token_max, REGION_LINKS_MAX) if identity.is_region else self._per_token_max
+        if len(own) < most:
+            return
+        if len(own) >= 2 * most:
             raise ApiError(503, f"{identity.shown} has links that have yet to end", "wait some seconds")
         oldest = next((link for link in own if not link.is_over), None)
         if oldest is not None:
             advice = "if the token belongs to several nodes, give each one of its own"
-            message = f"{identity.shown} has {self._per_token_max} links, its limit, and a newer one came"
+            message = f"{identity.shown} has {most} links, its limit, and a newer one came"
             self._refusals.note(BOUND, Owner(OwnerKind.EDGE, f"{identity.tenant}/{identity.edge}"), advice)
             oldest.end(RefuseCode.OVERLOADED, message, advice)
 

@@ -158,9 +158,10 @@ class ChunkBuilder:
         newest = held.newest_mark
         if session.mark is not None and (newest is None or newest.time < session.mark.time):
             draft.mark = session.mark
-        if tells and session.topics != held.topics:
+        # A relay may know neither any more, and must not take back what another one declared.
+        if tells and session.topics != held.topics and (session.topics or not session.is_relay):
             draft.topics = session.topics
-        if tells and session.payload != held.payload:
+        if tells and session.payload != held.payload and (session.payload or not session.is_relay):
             draft.payload = session.payload
         if tells_origins or draft.named:
             draft.take_origins(held, tells_origins)

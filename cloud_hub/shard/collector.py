@@ -25,6 +25,7 @@ from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, ShardLog
 from weft.storage.manifest import Manifest, changed
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
+from weft.storage.region_positions import RegionPositions
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,25 @@ Tabled = Callable[[int], Awaitable[int | None]]
 certain."""
 
 
+class Pins:
+    """Positions of other regions in the logs: chunks that a region lacks are kept for some time.
+
+    Args:
+        pins_s: name of a region -> seconds for which such chunks are kept.
+    """
+
+    def __init__(self, positions: RegionPositions, pins_s: Mapping[str, float]) -> None:
+        self._positions, self._pins_s = positions, pins_s
+
+    async def of(self, shard: int) -> list[tuple[int, int]]:
+        """Return, for each region, the first chunk that it lacks, and for how many nanoseconds it is kept."""
+        found = []
+        for name, pin_s in self._pins_s.items():
+            position, _ = await self._positions.read(name, shard)
+            found.append((0 if position is None else position.next, int(pin_s * _NS)))
+        return found
+
+
 class ShardCollector:
     """The collector of one shard. Any number may work on one shard: each waits independently.
 
@@ -53,6 +73,7 @@ class ShardCollector:
         wall_clock: nanoseconds since 1970.
         boot_clock: nanoseconds on a clock that counts suspend.
         terms: minimum ages of chunks with records of some streams, where they are longer.
+        pins: positions of other regions; None without any.
     """
 
     def __init__(
@@ -64,7 +85,9 @@ class ShardCollector:
         clock: HubClock,
         grace_s: float = GRACE_S,
         terms: Terms = dict,
+        pins: Pins | None = None,
     ) -> None:
+        self._pins = pins
         self.shard = log.shard
         self.watermark = 0
         """The watermark as last read or raised."""
@@ -128,7 +151,15 @@ class ShardCollector:
         state, now = await self._log.snapshot(manifest.snapshot), self._clock.sound()
         until = min(now - self._retain, spared_from(state, now) - 1)
         end = await self._first_kept(manifest.watermark, high, now, until)
-        return await self._first_of_terms(state, manifest.watermark, end, now)
+        end = await self._first_of_terms(state, manifest.watermark, end, now)
+        return await self._first_pinned(manifest.watermark, end, now)
+
+    async def _first_pinned(self, low: int, end: int, now: int) -> int:
+        """Return the first chunk from ``low`` on that is kept for another region, at most ``end``."""
+        for position, pin in await self._pins.of(self.shard) if self._pins is not None else ():
+            if position < end:
+                end = max(position, await self._first_kept(low, end, now, now - pin))
+        return end
 
     async def _first_of_terms(self, state: ShardState, low: int, end: int, now: int) -> int:
         """Return the first chunk from ``low`` on that is kept for a stream with a term of its own, at most ``end``.
@@ -227,11 +258,12 @@ class Collector:
         clock: HubClock,
         grace_s: float = GRACE_S,
         terms: Terms = dict,
+        pins: Pins | None = None,
         in_round: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._in_round, self._logs = in_round, logs
         self._make = partial(
-            ShardCollector, tabled=tabled, retain_s=retain_s, clock=clock, grace_s=grace_s, terms=terms
+            ShardCollector, tabled=tabled, retain_s=retain_s, clock=clock, grace_s=grace_s, terms=terms, pins=pins
         )
         self.shards = [self._make(log) for log in logs]
         self._interval_s = min(max(retain_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)

@@ -16,7 +16,7 @@ from weft.cloud_hub.declared.acts.acting import OwnActs
 from weft.cloud_hub.declared.declarations import Declarations
 from weft.cloud_hub.declared.tenants.sizes import TenantSizes
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard.collector import Collector, ShardCollector
+from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.splits.making import EveryLog, ShardMaker
@@ -30,6 +30,7 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
+from weft.storage.region_positions import RegionPositions
 
 if TYPE_CHECKING:
     from weft.cloud_hub.tables.quality_watch import QualityWatch
@@ -103,9 +104,10 @@ class HubTables:
         )  # fmt: skip
         self._keeper.start()
         if settings.retain_log_s is not None:
+            pins = Pins(RegionPositions(store, cluster), {name: each.pin_s for name, each in settings.regions.items()})
             self._collector = Collector(
                 EveryLog(maker, count), tables.first_untabled, settings.retain_log_s, clock=clock,
-                in_round=tables.opened_once, terms=declared.tables.log_terms,
+                in_round=tables.opened_once, terms=declared.tables.log_terms, pins=pins,
             )  # fmt: skip
             self._collector.start()
 

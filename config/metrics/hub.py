@@ -165,6 +165,24 @@ HUB_METRICS = (
         ("shard",),
     ),
     Metric("weft_hub_watermark", "gauge", "Number below which chunks are deleted, with `retain_log`.", ("shard",)),
+    Metric(
+        "weft_hub_region_connected",
+        "gauge",
+        "1 while the link of the shard to another region is up. Of the process that owns the shard.",
+        ("region", "shard"),
+    ),
+    Metric(
+        "weft_hub_region_lag_seconds",
+        "gauge",
+        "Age of the oldest chunk of the shard with records that the region does not have; 0 without one.",
+        ("region", "shard"),
+    ),
+    Metric(
+        "weft_hub_region_lost_chunks",
+        "gauge",
+        "Runs of chunks that were deleted before the region had their records.",
+        ("region", "shard"),
+    ),
     Metric("weft_hub_store_trouble", "gauge", "1 while the store does not answer.", ("shard",)),
     Metric("weft_hub_store_put_latency_seconds", "histogram", "Time that the store took to write one chunk."),
     Metric(

@@ -112,6 +112,10 @@ class HubHighWatermarks:
         """
         return self._ends.get(hub, self._ends[OTHER_HUBS]).get(stream, 0)
 
+    def of_any(self, stream: str) -> int:
+        """Return one past the last number that any hub may hold of the stream, likewise."""
+        return max(ends.get(stream, 0) for ends in self._ends.values())
+
     @property
     def is_unsent(self) -> bool:
         """Return whether nothing was ever sent to a hub under the node's name; False also when that is unknown."""

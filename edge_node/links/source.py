@@ -119,8 +119,9 @@ class SegmentLogSource:
         return self._log.origins().get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
-        """Return the end of the lane's records ever sent to the hub by any link of this log."""
-        return self._watermarks.get(hub, self._streams[lane])
+        """Return the end of the lane's records ever sent to the hub by any link of this log; to any hub without one."""
+        stream = self._streams[lane]
+        return self._watermarks.get(hub, stream) if hub else self._watermarks.of_any(stream)
 
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         """Return at once, except for the first time after a start: that call writes to the disk, in a thread.

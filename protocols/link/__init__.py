@@ -50,6 +50,9 @@ ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
 LAST_WORDS = "last-words"
 CONFIG = "config"
+PEERS = "peers"
+"""Feature of a hub alone: other clusters relay to it what they get from the sender, so it may hold records that this
+sender never sent to it. It has no frames."""
 FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE)
 """Features that this release announces. A frame of a feature is sent only to a peer that announced it too."""
 

@@ -31,6 +31,13 @@ def hub(text: str) -> HubConfig:
         ("store: s\nadvertise: https://$(POD).x", 'hub.yaml:2: advertise: expected the name of a host, got "$(POD).x"'),
         ("store: s\ntokens_file:", "hub.yaml:2: tokens_file: expected a path, or null, got nothing"),
         ("store: s\nexpected_edges: [a]", "is not a setting here. Did you mean streams.<name>.expected_edges?"),
+        (
+            "store: s\nregions: {east: {to: http://east.example.com, token_file: t}}",
+            "regions.east.to[0]: expected https: the token and all records would cross the network in clear text",
+        ),
+        ("store: s\nregions: {east: {to: https://e, streams: [Press]}}", "regions.east.streams[0]: expected names of"),
+        ("store: s\nregions: {east: {to: https://e, certificate: c}}", "regions.east: expected `certificate` and"),
+        ("store: s\nregions: {EAST: {to: https://e}}", "regions.EAST: expected lower-case letters"),
         ("store: ftp://x", "hub.yaml:1: store: expected a folder, s3://bucket/prefix"),
         ("store: s3://key:secret@bucket", "hub.yaml:1: store: expected a store without credentials"),
         ("listen: 127.0.0.1:1", "hub.yaml:1: store: is missing."),

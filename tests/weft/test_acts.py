@@ -43,7 +43,7 @@ READING = {
     ("hub", "config", "get"): "reads", ("hub", "config", "rollout", "list"): "reads",
     ("hub", "config", "status"): "reads", ("hub", "declarations"): "reads", ("hub", "group", "list"): "reads",
     ("hub", "messages"): "reads", ("hub", "nodes"): "reads", ("hub", "pulls"): "reads",
-    ("hub", "quality", "get"): "reads", ("hub", "quality", "list"): "reads",
+    ("hub", "region", "status"): "reads", ("hub", "quality", "get"): "reads", ("hub", "quality", "list"): "reads",
     ("hub", "restore"): "makes another store, whose cluster.json says so", ("hub", "schema", "diff"): "reads",
     ("hub", "requests"): "reads",
     ("hub", "schema", "get"): "reads", ("hub", "schema", "infer"): "reads", ("hub", "schema", "list"): "reads",

@@ -12,7 +12,7 @@ from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
-from weft.network.tls.files import TlsFiles
+from weft.network.tls.files import ClientTlsFiles, TlsFiles
 from weft.storage.cluster import NEW_SHARDS
 
 YAML = """\
@@ -40,6 +40,10 @@ streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{
 anonymous: allowed_beyond_loopback
 plain_http: allowed_beyond_loopback
 jwt: {{issuer: "https://login.example.com", audience: weft, jwks_file: {store}/keys.json, tenant: acme}}
+regions: {{east: {{to: "https://east.example.com", token_file: {store}/east, ca_file: /e.pem, tenant: acme,
+  certificate: /e.crt, key: /e.key,
+  cluster: 5e1f60a2c3d84b7796a0b1c2d3e4f506, redirects: ["*.example.com"], streams: ["press-*"], forward_relayed: true,
+  rate: 2MiB/s, mark_interval: 7s, pin: 3d}}}}
 tracing: {{endpoint: "https://traces.example.com:4318", queue: 77}}
 tls: {{certificate: /a.crt, key: /a.key, client_ca: /ca.pem, crl_file: /a.crl, client_certificate: optional,
   half_open: 17, connect_timeout: 4s, connection_rate: 18, connection_burst: 19}}
@@ -91,6 +95,13 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert untouched == [], "give it a value of its own above, and look for it here"
     assert settings.expected_edges == {("default", "telemetry"): ("press-*", "welder-1"), ("acme", "alarms"): ()}
     assert settings.peers is True
+    region = settings.regions["east"]
+    assert (region.tenant, region.streams, region.forwards, region.rate) == ("acme", ("press-*",), True, 2 << 20)
+    assert (region.pin_s, region.link.urls) == (3 * 86_400.0, ("https://east.example.com",))
+    assert region.link.tls == ClientTlsFiles(ca_file="/e.pem", certificate="/e.crt", key="/e.key")
+    assert region.link.redirects == ("*.example.com",)
+    assert region.link.sender.cluster_id == "5e1f60a2c3d84b7796a0b1c2d3e4f506"
+    assert region.link.sender.mark_interval == 7 * 10**9
     assert settings.messages_per_s == 90
     assert settings.retain_log_s == 2 * 86_400.0
     assert (settings.retired_after_s, settings.dropped_after_s) == (20 * 86_400.0, 5 * 86_400.0)

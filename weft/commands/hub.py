@@ -41,6 +41,7 @@ from weft.commands.on_store import (
     groups,
     nodes,
     quality,
+    regions,
     schemas,
     skip,
     split,
@@ -80,6 +81,7 @@ for each in (
     tables.command, group.command, first.open_hubs, tenants.command, groups.command, configs.command,
     schemas.command, quality.command, declaring.declarations, acts, approvals.second_person, approvals.requests,
     approvals.approve, backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
+    regions.command,
 ):  # fmt: skip
     command.add_command(each)
 

@@ -9,7 +9,8 @@ import msgspec
 from weft.config.units import parse_bind
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.settings import HubSettings, JwtSettings
+    from weft.cloud_hub.settings import HubSettings, JwtSettings, RegionSettings
+    from weft.config.links import Region
     from weft.config.models import HubConfig
     from weft.network.settings import AdmissionLimits
     from weft.network.tls.files import TlsFiles
@@ -87,6 +88,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         peers=config.peers,
         retired_after_s=config.retired_after_s,
         dropped_after_s=config.dropped_after_s,
+        regions={name: _region(region) for name, region in config.regions.items()},
         retain_log_s=config.retain_log_s,
         table_interval_s=_table_interval_s(config),
         table_write_bytes=tables.write_at,
@@ -95,6 +97,31 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         table_vacuum_after_s=tables.vacuum_after_s,
         tracing=config.tracing,
     )
+
+
+def _region(region: Region) -> RegionSettings:
+    from functools import partial
+
+    from weft.cloud_hub.settings import RegionSettings
+    from weft.network.tls.files import ClientTlsFiles
+    from weft.network.token_file import read_token
+    from weft.replication.liveness import SECOND
+    from weft.replication.runner.settings import LinkSettings, no_token
+    from weft.replication.settings import SenderSettings
+
+    return RegionSettings(
+        LinkSettings(
+            urls=region.to,
+            token=no_token if region.token_file is None else partial(read_token, region.token_file),
+            tls=ClientTlsFiles(ca_file=region.ca_file, certificate=region.certificate, key=region.key),
+            redirects=region.redirects,
+            sender=SenderSettings(
+                mark_interval=int(region.mark_interval_s * SECOND), cluster_id=region.cluster or ""
+            ),
+        ),
+        tenant=region.tenant, streams=region.streams, forwards=region.forward_relayed, rate=region.rate or 0,
+        pin_s=region.pin_s,
+    )  # fmt: skip
 
 
 def _tls(config: HubConfig) -> TlsFiles | None:

@@ -34,12 +34,14 @@ class Right(StrEnum):
     """Read the metrics of the hub's processes, which name streams of all tenants."""
     ACTS = "acts"
     """Read the record of administrative acts, which names tokens and streams of all tenants."""
+    RELAY = "relay"
+    """Relay streams as another region: lanes of any edge of the tenant, under their own names."""
     TENANTS = "tenants"
     """See and set the quotas of all tenants. No scope has it: it is granted by its name."""
 
 
 CONCERNS: Mapping[Right, str] = {
-    Right.WRITE: "stream", Right.READ: "stream", Right.PUBLISH: "edge", Right.PULL: "stream",
+    Right.WRITE: "stream", Right.READ: "stream", Right.PUBLISH: "edge", Right.PULL: "stream", Right.RELAY: "stream",
 }  # fmt: skip
 """Right -> the kind of name that its pattern is of. The others have no pattern."""
 _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -47,6 +49,7 @@ _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
     "reader": ("read", "edges"),
     "publish": ("publish",),
     "pull": ("pull",),
+    "region": ("relay",),
     "admin": ("read", "edges", "publish", "pull", "status", "metrics", "acts"),
 }
 """Word of a scope -> its rights."""

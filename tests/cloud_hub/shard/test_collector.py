@@ -10,12 +10,13 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, Run, contents, expected, table
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import collector as collectors
-from weft.cloud_hub.shard.collector import Collector, ShardCollector
+from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
 from weft.proofs.audit.audit import audit
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key, chunk_prefix
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.region_positions import RegionPosition, RegionPositions
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.state import DeltaState
 from weft.storage.table_maker.service import TableService
@@ -363,3 +364,24 @@ async def test_readers_that_slept_through_a_collection_go_on(folder: ObjectStore
     assert contents(folder) == expected({0: [Run(LANE, 0, 210)]})
     assert (await audit(folder, "default", "telemetry", payloads=True)).problems == []
     assert (await audit(folder, "default", "alarms", payloads=True)).problems == []
+
+
+async def test_chunks_that_another_region_lacks_stay_for_as_long_as_its_pin(
+    log: LogWriter, tables: Tables, clocks: Clocks
+) -> None:
+    positions = RegionPositions(log.store, log.cluster)
+
+    async def kept(pin_minutes: int) -> int:
+        shard = ShardLog(log.store, log.cluster, 0, clocks.boot)
+        pins = Pins(positions, {"east": 60.0 * pin_minutes, "west": 60.0 * pin_minutes})
+        clock = HubClock(clocks.wall, clocks.boot)
+        await ShardCollector(shard, tables, RETAIN_S, clock=clock, pins=pins).look()
+        return await watermark(log)
+
+    assert await kept(60) == 0, "no position is known: the link begins at the log's beginning"
+    await positions.write("east", 0, RegionPosition(next=25), None)
+    etag = await positions.write("west", 0, RegionPosition(next=7), None)
+    assert await kept(60) == 7
+    assert await kept(18) == 13, "chunk 12 is 18 minutes old"
+    await positions.write("west", 0, RegionPosition(next=29), etag)
+    assert await kept(60) == 18, "both have what is older than the log's retention"

@@ -33,15 +33,18 @@ file_option = click.option(
 def scope_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what a token opens to a command."""
     for option in (
-        click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens."),
+        click.option(
+            "--tenant", default="default", show_default=True,
+            help="Tenant whose data the token opens; `*` for all, with the scope region.",
+        ),
         click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
         click.option(
             "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
-            help="Instead of a scope, several times: write, read or pull with STREAM, publish with EDGE (`*` in them "
-            "stands for any characters), edges, status, metrics. Or a role: viewer, operator, administrator.",
+            help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE (`*` in "
+            "them stands for any characters), edges, status, metrics. Or a role: viewer, operator, administrator.",
         ),
         click.option(
-            "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "admin"]),
+            "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),
             help="Access that the token gives.",
         ),
     ):  # fmt: skip

@@ -1,0 +1,206 @@
+"""A log as the source of a link to another region: its position never passes what the region did not acknowledge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from weft.cloud_hub.regions import source as sources
+from weft.cloud_hub.regions.source import RegionSource, Selection
+from weft.protocols.batch import decode_header
+from weft.protocols.chunk import GapRange
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.replication.source import OfferedLane
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store.memory import MemoryStore
+
+LANES = [
+    Lane(tenant, f"press-{edge}", edge, stream)
+    for tenant in ("default", "other")
+    for edge in (1, 2, 3)
+    for stream in ("telemetry", "events")
+]
+PEER = "ab" * 16
+WINDOW = 4
+
+
+class Log:
+    """A log that grows by chance: lanes with gaps, and records that fill some of them later."""
+
+    def __init__(self, writer: LogWriter, rng: random.Random) -> None:
+        self.writer, self.rng = writer, rng
+        self.chunks: list[list[Run]] = []
+        self._ends: dict[Lane, int] = {}
+        self._gaps: list[tuple[Lane, GapRange]] = []
+
+    async def grow(self) -> None:
+        runs = []
+        for lane in self.rng.sample(LANES, self.rng.randint(1, 4)):
+            first, count = self._ends.get(lane, 0), self.rng.randint(1, 5)
+            gaps: list[GapRange] = []
+            if self.rng.random() < 0.3:
+                reason = self.rng.choice([GapReason.BUDGET, GapReason.ABSENT])
+                gaps = [GapRange(first, first + 3, reason)]
+                self._gaps.append((lane, gaps[0]))
+                first += 3
+            runs.append(Run(lane, first, count, gaps=gaps))
+            self._ends[lane] = first + count
+        if self._gaps and self.rng.random() < 0.4:
+            lane, gap = self._gaps[0]
+            if lane not in {run.lane for run in runs}:
+                del self._gaps[0]
+                runs.append(Run(lane, gap.first, gap.end - gap.first))
+        await self.writer.append(0, *runs)
+        self.chunks.append(runs)
+
+
+class Region:
+    """What a region has, and the connection to it, as a sender and a receiver make it."""
+
+    def __init__(self) -> None:
+        self.records: dict[Lane, RangeSet] = {}
+        self.gaps: dict[Lane, RangeSet] = {}
+        self.stored = 0
+        self._open: dict[int, OfferedLane] = {}
+        self._known: dict[int, RangeSet] = {}
+
+    def disconnect(self) -> None:
+        self._open, self._known = {}, {}
+
+    def follow(self, source: RegionSource) -> None:
+        lanes = {each.lane: each for each in source.lanes()}
+        for number in [number for number, lane in self._open.items() if lanes.get(number) != lane]:
+            del self._open[number], self._known[number]
+        for number, lane in lanes.items():
+            if number not in self._open:
+                assert lane.identity is not None
+                self._open[number] = lane
+                held = self.records.setdefault(lane.identity, RangeSet()).copy()
+                self._known[number] = held
+                source.released(number, held.copy())
+
+    async def take(self, source: RegionSource, number: int, *, answers: bool) -> bool:
+        """Send the next batches and gaps of a lane. Return whether there was something to send."""
+        lane, known = self._open[number].identity, self._known[number]
+        assert lane is not None
+        state = source.states([number])[number]
+        missing = [hole for run in state.held for hole in known.missing(*run)]
+        told = [part for gap in state.gaps for part in known.missing(gap.first, gap.end)]
+        for part in told:
+            known.add(*part)
+            self.gaps.setdefault(lane, RangeSet()).add(*part)
+        if missing:
+            batches = await source.read(number, missing[0][0], 100)
+            assert batches
+            assert decode_header(batches[0]).base_seq <= missing[0][0] < decode_header(batches[0]).end_seq
+            for header in map(decode_header, batches):
+                new = self.records[lane].missing(header.base_seq, header.end_seq)
+                self.stored += sum(end - first for first, end in new)
+                self.records[lane].add(header.base_seq, header.end_seq)
+                known.add(header.base_seq, header.end_seq)
+        if answers:
+            ranges = self.records[lane].copy()
+            for part in self._told(number, lane):
+                ranges.add(*part)
+            source.released(number, ranges)
+        return bool(missing or told)
+
+    def _told(self, number: int, lane: Lane) -> Sequence[tuple[int, int]]:
+        return [part for run in self._known[number] for part in self.gaps.get(lane, RangeSet()).within(*run)]
+
+    @property
+    def numbers(self) -> list[int]:
+        return list(self._open)
+
+
+def check(log: Log, region: Region, position: int, takes: Selection) -> None:
+    for runs in log.chunks[:position]:
+        for run in runs:
+            if not takes.has_stream((run.lane.tenant, run.lane.stream)):
+                continue
+            records = region.records.get(run.lane, RangeSet())
+            assert records.covers(run.first, run.first + run.count), f"{run} is missing at the region"
+            for gap in run.gaps:
+                accounted = records.copy()
+                accounted.update(region.gaps.get(run.lane, RangeSet()))
+                assert gap.reason == GapReason.ABSENT or accounted.covers(gap.first, gap.end)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_position_passes_nothing_that_is_not_acknowledged_wherever_the_link_breaks(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "CHUNKS_MAX", WINDOW)
+    rng, now = random.Random(seed), [0.0]
+    writer = await LogWriter.open(MemoryStore(), 1)
+    log, region = Log(writer, rng), Region()
+    takes = rng.choice([Selection(), Selection(tenant="default"), Selection(streams=("tele*",))])
+
+    def begin(position: int) -> RegionSource:
+        shard = ShardLog(writer.store, writer.cluster, 0)
+        return RegionSource(
+            shard, lambda: writer.states[0], takes, position,
+            hub=lambda: PEER, peer=PEER, now=lambda: now[0], lanes_open_max=3,
+        )  # fmt: skip
+
+    async def settle(source: RegionSource) -> None:
+        for _ in range(2000):
+            now[0] += 40.0
+            await source.fill()
+            region.follow(source)
+            for number in region.numbers:
+                while await region.take(source, number, answers=True):
+                    pass
+            if source.position > writer.states[0].n:
+                return
+        raise AssertionError(f"the position stays at {source.position} of {writer.states[0].n}")
+
+    source, kept = begin(0), 0
+    for _ in range(150):
+        now[0] += rng.choice([0.1, 40.0])
+        match rng.choice(["grow", "fill", "take", "take", "take", "break", "restart"]):
+            case "grow":
+                await log.grow()
+            case "fill":
+                await source.fill()
+                region.follow(source)
+            case "take" if region.numbers:
+                await region.take(source, rng.choice(region.numbers), answers=rng.random() < 0.7)
+            case "break":
+                region.disconnect()
+                region.follow(source)
+            case "restart" if rng.random() < 0.3:
+                region.disconnect()
+                source = begin(kept)
+            case _:
+                kept = source.position
+        assert len(region.numbers) <= 3
+        window = sum(state.held.count() for state in source.states(region.numbers).values())
+        assert window <= WINDOW * 5 * 5
+        check(log, region, source.position, takes)
+    await settle(source)
+    check(log, region, len(log.chunks), takes)
+    wanted = sum(
+        run.count for runs in log.chunks for run in runs if takes.has_stream((run.lane.tenant, run.lane.stream))
+    )
+    assert region.stored == wanted
+
+
+async def test_acknowledgements_of_another_cluster_count_for_nothing() -> None:
+    writer = await LogWriter.open(MemoryStore(), 1)
+    await writer.append(0, Run(LANE, 0, 5))
+    source = RegionSource(
+        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
+        hub=lambda: "cd" * 16, peer=PEER, now=lambda: 0.0,
+    )  # fmt: skip
+    await source.fill()
+    [lane] = source.lanes()
+    source.released(lane.lane, RangeSet([(0, 5)]))
+    assert source.position == 0
+    with pytest.raises(OSError, match="another cluster"):
+        await source.prepare_to_send("cd" * 16, {lane.lane: 5})

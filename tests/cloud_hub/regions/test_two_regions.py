@@ -1,0 +1,150 @@
+"""Two regions: what one hub takes is in the other's log under the same lane, once, with nothing missing."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tests.cloud_hub.live import EdgeLog, running_hub, running_link
+from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
+from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
+from tests.edge_node.links.test_links_restored import Life
+from tests.support.epochs import MemoryEpochs
+from tests.support.waiting import until
+from weft.cloud_hub.hub import Hub
+from weft.config.links import Link
+from weft.demo.fabric import free_port
+from weft.protocols.chunk import GapRange
+from weft.protocols.lane import Lane
+from weft.protocols.segment import GapReason
+from weft.protocols.shard.placement import shard_of
+from weft.replication.runner import LinkIdentity
+from weft.replication.status import LinkState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.region_positions import RegionPositions
+
+OTHER = Lane("default", "press-2", 8, "telemetry")
+OTHER_NODE = LinkIdentity("default", "press-2", 8, "weft")
+
+
+async def test_records_of_one_region_are_in_the_other_once_and_complete_up_to_the_same_moment() -> None:
+    async with running_hub(MemoryStore()) as east, running_hub(MemoryStore(), regions=to(east.url)) as west:
+        log = log_of(0, 10)
+        async with running_link(west, log, NODE, epochs=MemoryEpochs(1)):
+            await until(lambda: has(east, 10))
+            log.append(*log_of(10, 20, batch=10).batches[0])
+            await until(lambda: has(east, 20))
+        there, here = held(east), held(west)
+        assert (stored(east), stored(west)) == (20, 20)
+        assert (there.topics, there.payload, there.partial) == (here.topics, here.payload, False)
+        await until(lambda: held(west).whole_mark is not None and held(east).whole_mark == held(west).whole_mark)
+
+
+async def test_an_edge_that_deleted_what_one_region_took_and_goes_to_the_other_leaves_both_whole() -> None:
+    east_store, west_store = MemoryStore(), MemoryStore()
+    async with running_hub(west_store) as west, running_link(west, log_of(0, 9), NODE, epochs=MemoryEpochs(1)) as link:
+        await until(lambda: link.records_acked >= 9)
+    async with running_hub(east_store, peers=True) as east:
+        log = log_of(9, 15)
+        log.gaps = [GapRange(0, 9, GapReason.ABSENT)]
+        async with running_link(east, log, NODE, epochs=MemoryEpochs(5)):
+            await log.until_released(15)
+        assert held(east).whole_end() == 0, "completeness waits for the other region"
+        async with running_hub(west_store, regions=to(east.url)):
+            await until(lambda: has(east, 15) and not held(east).gaps)
+    async with running_hub(west_store) as west, running_hub(east_store, regions=to(west.url)):
+        await until(lambda: has(west, 15) and not held(west).gaps)
+        assert stored(west) == 15
+
+
+async def test_regions_that_relay_to_each_other_converge_although_both_are_killed() -> None:
+    """Each sends on what the other sent, too: a loop, in which every record arrives once."""
+    stores, ports = (MemoryStore(), MemoryStore()), (free_port(), free_port())
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+
+    async def run(stack: AsyncExitStack, at: int) -> Hub:
+        regions = to(urls[1 - at], forwards=True)
+        return await stack.enter_async_context(running_hub(stores[at], port=ports[at], regions=regions))
+
+    async with AsyncExitStack() as first, AsyncExitStack() as second, AsyncExitStack() as edges:
+        hubs = [await run(first, 0), await run(second, 1)]
+        logs: list[EdgeLog] = []
+        for hub, node, lane in ((hubs[0], NODE, LANE), (hubs[1], OTHER_NODE, OTHER)):
+            logs.append(log_of(0, 6, lane=lane))
+            await edges.enter_async_context(running_link(hub, logs[-1], node, epochs=MemoryEpochs(1)))
+        for at, stack in ((0, first), (1, second)):
+            for lane, log in zip((LANE, OTHER), logs, strict=True):
+                log.append(*log_of(6 + 3 * at, 9 + 3 * at, lane=lane).batches[0])
+            await stack.aclose()
+            hubs[at] = await run(stack, at)
+        await until(lambda: all(has(hub, 12, lane) for hub in hubs for lane in (LANE, OTHER)))
+        # A loop would go on: each region takes a mark and passes it on, and no record a second time.
+        await until(lambda: all(held(hub, lane).whole_mark is not None for hub in hubs for lane in (LANE, OTHER)))
+        assert [stored(hub) for hub in hubs] == [24, 24]
+
+
+async def test_the_position_in_the_store_follows_and_a_new_owner_goes_on_from_it() -> None:
+    store = MemoryStore()
+    shard = shard_of(LANE.tenant, LANE.edge, 2)
+    async with running_hub(MemoryStore()) as east:
+        async with running_hub(store, regions=to(east.url)) as west:
+            async with running_link(west, log_of(0, 6), NODE, epochs=MemoryEpochs(1)):
+                await until(lambda: has(east, 6))
+            positions = RegionPositions(store, west.cluster)
+
+            async def follows() -> bool:
+                found, _ = await positions.read("east", shard)
+                return found is not None and found.next > 0 and found.records == 6
+
+            await until(follows)
+            found, _ = await positions.read("east", shard)
+        assert found is not None
+        assert found.peer == east.cluster.cluster_id.hex()
+        assert found.report is not None
+        assert (found.report.state, found.report.error) == ("connected", "")
+        async with running_hub(store, regions=to(east.url)) as west:
+            log = log_of(0, 9)
+            async with running_link(west, log, NODE, epochs=MemoryEpochs(5)):
+                await until(lambda: has(east, 9))
+        assert stored(east) == 9
+
+
+async def test_times_of_a_clock_that_was_not_set_are_corrected_in_the_other_region_too() -> None:
+    store, east_store, offset = MemoryStore(), MemoryStore(), START
+    writer = await LogWriter.open(store, 2)
+    shard = shard_of(LANE.tenant, LANE.edge, 2)
+    await writer.append(shard, Run(LANE, 0, 3, topics=TOPICS, boot_offset=offset))
+    async with running_hub(east_store) as east, running_hub(store, regions=to(east.url)):
+        await until(lambda: has(east, 3))
+        log = ShardLog(east_store, east.cluster, shard)
+        chunks = [chunk async for chunk in log.indexes(0)]
+        sections = [(chunk.footer, section) for chunk in chunks for section in chunk.footer.streams]
+        assert [[clock.offset for clock in footer.clocks_of(section)] for footer, section in sections] == [[offset]]
+
+
+async def test_a_region_at_another_cluster_is_refused_and_the_status_says_so() -> None:
+    store, port = MemoryStore(), free_port()
+    async with running_hub(store, regions=to(f"http://127.0.0.1:{port}")) as west:
+        async with (
+            running_hub(MemoryStore(), port=port) as east,
+            running_link(west, log_of(0, 3), NODE, epochs=MemoryEpochs(1)),
+        ):
+            await until(lambda: has(east, 3))
+        async with running_hub(MemoryStore(), port=port) as other:
+            await until(lambda: any("and this link is for" in link.report().error for link in west.regions))
+            assert stored(other) == 0
+
+
+async def test_an_edge_goes_over_to_the_region_that_has_its_records_from_the_other_one(tmp_path: Path) -> None:
+    """The hub has more than this log ever sent to it, and the log is no old copy."""
+    async with running_hub(MemoryStore(), peers=True) as east, AsyncExitStack() as stack:
+        west = await stack.enter_async_context(running_hub(MemoryStore(), regions=to(east.url), peers=True))
+        link = Link(to=(west.url, east.url), retry_min_s=0.01, retry_max_s=0.05)
+        async with Life(tmp_path / "node", cloud=link) as life:
+            await life.append(5)
+            await until(lambda: stored(east) == 5)
+            await stack.aclose()
+            await life.append(3)
+            await until(lambda: stored(east) == 8 or life.state() is LinkState.CONFLICT)
+            assert life.state() is LinkState.CONNECTED, life.links.statuses[0].last_error
