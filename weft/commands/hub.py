@@ -18,6 +18,7 @@ from weft.commands.acts.hub_acts import acts
 from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     ExistingPath,
+    LaterGroup,
     cannot_be_done,
     certificate_of,
     config_argument,
@@ -74,7 +75,13 @@ Access = tuple[str | None, str | None]
 """Files of the token and of the hub's certificate."""
 
 
-@click.group("hub")
+class _HubCommands(LaterGroup):
+    modules = {
+        "init": "weft.commands.set_up.hub_init",
+    }
+
+
+@click.group("hub", cls=_HubCommands)
 def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
