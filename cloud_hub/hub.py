@@ -33,6 +33,7 @@ from weft.cloud_hub.console.changes import ChangeStreams
 from weft.cloud_hub.declared.acts.acting import OwnActs
 from weft.cloud_hub.declared.acts.requests import ActsRequests
 from weft.cloud_hub.declared.declarations import Declarations
+from weft.cloud_hub.declared.pairing import PairRequests
 from weft.cloud_hub.declared.tenants.counts import TenantCounts
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
 from weft.cloud_hub.declared.tenants.requests import TenantRequests
@@ -278,6 +279,9 @@ class Hub:
         application = api.application(self._listener.middleware, inner=checks)
         self._to_edges.add_to(application, self._access)
         self._acts.add_to(application, self._access)
+        PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
+            application
+        )
         self._tenant_requests(shards).add_to(application)
         self._changes.add_to(application)
         self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
