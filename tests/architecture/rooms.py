@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "config": (
         ("errors", "metrics", "signing", "units", "values"),
-        ("functions", "intake", "limits", "log_lines", "machine", "payload_schema", "state"),
+        ("functions", "intake", "limits", "log_lines", "machine", "payload_schema", "state", "verdict"),
         ("fields", "links", "streams"),
         ("models", "schema"),
         ("reading",),

@@ -51,6 +51,7 @@ class _EdgeCommands(LaterGroup):
         "rename": "weft.commands.edges.edge_rename",
         "replay": "weft.commands.functions.replay",
         "status": "weft.commands.edges.edge_status",
+        "support-bundle": "weft.commands.support.of_edge",
         "tail": "weft.commands.edges.edge_tail",
         "test-function": "weft.commands.functions.function_test",
     }

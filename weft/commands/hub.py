@@ -77,7 +77,9 @@ Access = tuple[str | None, str | None]
 
 class _HubCommands(LaterGroup):
     modules = {
+        "doctor": "weft.commands.hub_doctor",
         "init": "weft.commands.set_up.hub_init",
+        "support-bundle": "weft.commands.support.of_hub",
     }
 
 

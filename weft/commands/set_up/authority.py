@@ -104,7 +104,7 @@ class Authority:
         return self._certificate.not_valid_after_utc
 
     @property
-    def list(self) -> bytes:
+    def revocations(self) -> bytes:
         """Return the list of revoked certificates in force, in PEM."""
         return self._read(LIST_FILE)
 

@@ -214,7 +214,7 @@ def issue(
 def _shared(authority: Authority, kind: Kind, place: Callable[[str], str]) -> dict[str, bytes]:
     found = {place(CERTIFICATE_FILE): authority.certificate}
     if kind is Kind.HUB:
-        found[place(LIST_FILE)] = authority.list
+        found[place(LIST_FILE)] = authority.revocations
     return found
 
 
