@@ -24,9 +24,9 @@ log_file_option = click.option("--log", "log_file", metavar="FILE", help="Log of
 def command(config_file: str, *, to: str, log_file: str | None, as_json: bool) -> None:
     """Write an archive for those who help: state, versions, settings, log, metrics, and what the doctor finds.
 
-    Tokens, passwords, their hashes and keys are taken out: those in files that CONFIG names and in variables of the
-    environment, and what looks like one. Names, topics and addresses stay. Payloads are not in it. Look into the
-    archive before you send it.
+    Tokens, passwords, their hashes and keys are taken out. They are found in files that CONFIG names, in variables of
+    the environment, and by their form. Names, topics and addresses stay. Payloads are not in it. Look into the archive
+    before you send it.
 
     \b
     weft edge support-bundle edge.yaml --to press-7.tar.gz
