@@ -34,6 +34,7 @@ from weft.cloud_hub.console.changes import ChangeStreams
 from weft.cloud_hub.declared.acts.acting import OwnActs
 from weft.cloud_hub.declared.acts.requests import ActsRequests
 from weft.cloud_hub.declared.declarations import Declarations
+from weft.cloud_hub.declared.pairing import PairRequests
 from weft.cloud_hub.declared.tenants.counts import TenantCounts
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
 from weft.cloud_hub.declared.tenants.requests import TenantRequests
@@ -298,6 +299,9 @@ class Hub:
             elsewhere=elsewhere, monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
         self._acts.add_to(application, self._access)
+        PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
+            application
+        )
         self._tenant_requests(shards).add_to(application)
         self._changes.add_to(application)
         self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)

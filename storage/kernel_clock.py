@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+from weft.config.verdict import Verdict, act, good
+
 _STA_UNSYNC = 0x0040
 _ERROR_MAX_NS = 16_000_000_000
 """Error from which on the kernel takes the clock for unsynchronised (NTP_PHASE_LIMIT of Linux)."""
@@ -48,3 +50,10 @@ def synchronised_reader() -> Callable[[], bool]:
         return 0 <= result != _TIME_ERROR and not timex.status & _STA_UNSYNC
 
     return read
+
+
+def clock_verdict() -> Verdict:
+    """Return a doctor's line about this machine's clock."""
+    if synchronised_reader()():
+        return good("clock", "a time source keeps it right")
+    return act("clock", "no time source keeps it right. Run a time service: `timedatectl set-ntp true`")

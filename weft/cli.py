@@ -25,6 +25,7 @@ _COMMANDS = {
     "log": "weft.commands.log",
     "token": "weft.commands.credentials.token",
     "user": "weft.commands.credentials.user",
+    "ca": "weft.commands.set_up.ca",
     "audit": "weft.commands.proofs.audit",
     "trace": "weft.commands.proofs.trace",
     "spark": "weft.commands.pipelines.group",

@@ -290,9 +290,13 @@ def _known(path: str) -> list[TokenIdentity]:
         return []
 
 
+def tokens_text(identities: list[TokenIdentity]) -> str:
+    """Return the content of a tokens file."""
+    return yaml.safe_dump(msgspec.to_builtins(_TokensFile(identities)), sort_keys=False)
+
+
 def _replace(path: str, identities: list[TokenIdentity]) -> None:
-    content = yaml.safe_dump(msgspec.to_builtins(_TokensFile(identities)), sort_keys=False)
-    replace_private_file(path, content.encode())
+    replace_private_file(path, tokens_text(identities).encode())
 
 
 class TokenFile:

@@ -24,6 +24,7 @@ from weft.cloud_hub.declared.documents import (
     BackupDocument,
     Document,
     NodeDocument,
+    Pairing,
     Secret,
     StreamDocument,
     TenantDocument,
@@ -182,6 +183,85 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
         kept = [_ending(valid[-1], old_until)] if valid and old_until > now else []
         document = msgspec.structs.replace(before, secrets=(*kept, secret))
         return Change(TOKEN, name, encode(document, state.facts(TOKEN)[name].document))
+
+    return decide
+
+
+class NotPaired(Exception):
+    """A code that gives nothing. There is no reason in it, since strangers may ask."""
+
+
+def pair_token(identity: TokenIdentity, pairing: Pairing) -> Decision:
+    """Declare a code by which an edge gives its token a secret. A token that is there keeps its own until then.
+
+    Args:
+        identity: the token's name, tenant and edge; its hash does not matter.
+
+    Raises:
+        TokensUnusable: a name is not valid.
+        CannotDeclare: from the decision: the token is another one's, the tenant is unknown, or its quota is used up.
+    """
+    check_identity(identity, "the cluster log")
+
+    def decide(state: ClusterState) -> Change:
+        if identity.name in state.facts(TOKEN):
+            found = _token(state, identity.name)
+            if (found.scope, found.tenant, found.edge) != (identity.scope, identity.tenant, identity.edge):
+                raise CannotDeclare(
+                    f"the token {identity.name!r} is not that of edge {identity.edge} of tenant {identity.tenant}: "
+                    "give the new one another name (--name)"
+                )
+            document = msgspec.structs.replace(found, pairing=pairing)
+            return Change(TOKEN, identity.name, encode(document, state.facts(TOKEN)[identity.name].document))
+        check_tenant(state, identity.tenant)
+        tokens = KnownTokens()
+        tokens.adding(identity.name, state)
+        _check_edges(state, identity, tokens.edges(identity.tenant))
+        document = TokenDocument(identity.scope, (), identity.tenant, identity.edge, pairing=pairing)
+        return Change(TOKEN, identity.name, encode(document))
+
+    return decide
+
+
+def redeem(name: str, code: str, sha256: str, asks_for: tuple[str | None, str | None], now: int) -> Decision:
+    """Give a token the secret of the edge that has its code. Secrets from before end: the machine is another one.
+
+    A repetition with the same secret changes nothing, so that an edge may ask again after an answer that was lost.
+
+    Args:
+        code: hash of the code.
+        sha256: hash of the secret.
+        asks_for: tenant and edge for which the machine holds itself; None for those that it does not know.
+        now: nanoseconds since 1970.
+
+    Raises:
+        NotPaired: from the decision: the code gives nothing.
+        CannotDeclare: from the decision: another token has the secret.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(TOKEN).get(name)
+        found = None if fact is None else _readable(fact)
+        if fact is None or found is None or found.pairing is None:
+            raise NotPaired
+        pairing = found.pairing
+        is_asked = all(
+            wanted in (None, own) for wanted, own in zip(asks_for, (found.tenant, found.edge), strict=True)
+        )  # fmt: skip
+        if pairing.sha256 != code or pairing.until <= now or not is_asked:
+            raise NotPaired
+        if pairing.is_used:
+            if any(each.sha256 == sha256 for each in found.secrets):
+                return None
+            raise NotPaired
+        tokens = KnownTokens()
+        tokens.adding(name, state)
+        _check_secret(tokens, name, sha256)
+        document = msgspec.structs.replace(
+            found, secrets=(Secret(sha256, pairing.token_until),),
+            pairing=msgspec.structs.replace(pairing, is_used=True),
+        )  # fmt: skip
+        return Change(TOKEN, name, encode(document, fact.document))
 
     return decide
 

@@ -36,6 +36,8 @@ class _Read(NamedTuple):
     fact: Fact
     hashes: tuple[str, ...]
     """Those that it has, or had until the document of an older fact named them too."""
+    code: str | None = None
+    """Hash of the code of its pairing."""
 
 
 class TokenEnd(NamedTuple):
@@ -73,6 +75,8 @@ class Credentials:
         self._by_hash: _Ends = {}
         self._last_ends: dict[str, int] = {}
         """Name of a token whose last secret has an end -> that."""
+        self._pairings: dict[str, str] = {}
+        """Hash of the code of a pairing -> name of its token."""
         self._deprived: set[str] = set()
         """Names of tokens with a hash that an older fact has."""
         self.unusable: dict[str, str] = {}
@@ -93,6 +97,10 @@ class Credentials:
     def is_declared(self, name: str) -> bool:
         """Return whether the cluster log has a token of a name."""
         return name in self._read
+
+    def paired_by(self, code: str) -> str | None:
+        """Return the name of the token that has a code, given its hash; None if none has, as far as is known here."""
+        return self._pairings.get(code)
 
     @property
     def declared(self) -> int:
@@ -214,16 +222,23 @@ class Credentials:
         self._deprived.discard(name)
         self._last_ends.pop(name, None)
         known = self._read.pop(name, None)
+        if known is not None and known.code is not None:
+            self._pairings.pop(known.code, None)
         for sha256 in known.hashes if known is not None else ():
             owner = self._by_hash.get(sha256)
             if owner is not None and owner[0].name == name:
                 del self._by_hash[sha256]
 
     def _take(self, fact: Fact) -> None:
-        hashes = []
+        hashes: list[str] = []
+        code = None
         self._read[fact.name] = _Read(fact, ())
         try:
-            secrets = list(identities_of(fact))
+            document = decode(fact.document, TokenDocument)
+            secrets = list(_identities(fact.name, document))
+            if document.pairing is not None:
+                code = document.pairing.sha256
+                self._pairings[code] = fact.name
             ends = [until for _, until in secrets if until is not None]
             if ends and len(ends) == len(secrets):
                 self._last_ends[fact.name] = max(ends)
@@ -240,7 +255,7 @@ class Credentials:
                 hashes.append(identity.sha256)
         except (UnreadableDocument, TokensUnusable) as error:
             self.unusable[fact.name] = str(error)
-        self._read[fact.name] = _Read(fact, tuple(hashes))
+        self._read[fact.name] = _Read(fact, tuple(hashes), code)
 
 
 def demands_tokens(state: ClusterState) -> bool:
@@ -254,15 +269,18 @@ def _renewed(identity: TokenIdentity) -> str:
 
 
 def identities_of(fact: Fact) -> Iterator[tuple[TokenIdentity, int | None]]:
-    """Yield the identity of each secret of a declared token, and the moment at which it ends; None for no end.
+    """Return the identity of each secret of a declared token, and the moment at which it ends; None for no end.
 
     Raises:
         UnreadableDocument, TokensUnusable: the document is not that of a token, or has values that make none.
     """
-    document = decode(fact.document, TokenDocument)
+    return _identities(fact.name, decode(fact.document, TokenDocument))
+
+
+def _identities(name: str, document: TokenDocument) -> Iterator[tuple[TokenIdentity, int | None]]:
     for secret in document.secrets:
         identity = TokenIdentity(
-            fact.name, secret.sha256, Scope(document.scope), document.tenant, document.edge, document.grants
+            name, secret.sha256, Scope(document.scope), document.tenant, document.edge, document.grants
         )
         check_identity(identity, "the cluster log")
         yield identity, secret.until

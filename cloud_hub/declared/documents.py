@@ -41,6 +41,19 @@ class Secret(msgspec.Struct, frozen=True, omit_defaults=True):
     """Moment from which on it opens nothing, nanoseconds since 1970; None for no end."""
 
 
+class Pairing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A code by which an edge gives a token its secret, once."""
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Hash of the code."""
+    until: int
+    """Moment from which on it opens nothing, nanoseconds since 1970."""
+    token_until: int | None = None
+    """End of the secret; None for no end."""
+    is_used: bool = False
+    """True once the token has that secret. Kept, so that a repetition of the edge's request is known."""
+
+
 class TokenDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token; the name of the fact is that of the token."""
 
@@ -54,6 +67,8 @@ class TokenDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         tuple[Annotated[str, Meta(max_length=GRANT_CHARACTERS_MAX)], ...], Meta(max_length=GRANTS_MAX)
     ] = ()
     """Rights, such as ``read:press-*``; only for the scope ``granted``."""
+    pairing: Pairing | None = None
+    """The last one; only for the scope ``edge``."""
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):

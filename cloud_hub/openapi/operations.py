@@ -42,7 +42,10 @@ from weft.cloud_hub.openapi.tenants import TenantAnswer, UsageAnswer
 from weft.cloud_hub.pulls.requests import WAY, PullWindow
 from weft.protocols.shard.placement import SHARDS_MAX
 
-UNDESCRIBED = {"/v1/link": "a WebSocket with a protocol of its own (docs/reference/formats/link.md)"}
+UNDESCRIBED = {
+    "/v1/link": "a WebSocket with a protocol of its own (docs/reference/formats/link.md)",
+    "/v1/pair": "asked by edges without a token, and not by readers (docs/reference/formats/link.md)",
+}
 """Route under ``/v1`` that the document leaves out -> reason."""
 ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"

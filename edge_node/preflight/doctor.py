@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from datetime import UTC, datetime
 
-from weft.config.errors import Finding, KeyPath, format_path
+from weft.config.errors import Finding, KeyPath
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size, format_size
+from weft.config.verdict import Verdict, act, good, of_ports, of_settings, unknown
 from weft.edge_node.control.client import ControlFailed, LinksRequest, ask_links
 from weft.edge_node.inspect.view import is_locked
-from weft.edge_node.preflight.disk_speed import disk_speed
 from weft.edge_node.preflight.findings import EdgeFindings, look, ports
 from weft.edge_node.preflight.hub_answers import HubCalls
 from weft.edge_node.preflight.open_files import open_files
-from weft.edge_node.preflight.verdict import Standing, Verdict, act, good, unknown
-from weft.storage.kernel_clock import synchronised_reader
+from weft.storage.disk_speed import disk_speed
+from weft.storage.kernel_clock import clock_verdict
 
 _BUDGET: KeyPath = ("disk", "budget")
 
@@ -34,50 +34,16 @@ def examine(
     """
     is_running = bool(is_locked(config.data_dir))
     found = look(config, written, datetime.fromtimestamp(wall_clock(), UTC))
-    yield from _settings(found)
-    yield from _certificates(found)
-    yield _clock()
+    yield from of_settings([each for each in _all(found) if each.path != _BUDGET], found.certificates)
+    yield clock_verdict()
     yield _space(config, found)
     yield disk_speed(config.data_dir, clock)
     yield open_files(config, is_running=is_running)
-    yield from _ports(config)
+    yield from of_ports(*ports(config))
     if is_running:
         yield from _links_of_node(config)
     for name, link in config.links.items():
         yield from HubCalls(name, link, clock, wall_clock).verdicts()
-
-
-def is_well(verdicts: Sequence[Verdict]) -> bool:
-    """Return whether there is nothing to do. What is unknown is nothing to do."""
-    return all(each.state is not Standing.ACT for each in verdicts)
-
-
-def _settings(found: EdgeFindings) -> Iterator[Verdict]:
-    others = [each for each in _all(found) if each.path != _BUDGET and not _is_of_certificate(each)]
-    for each in others:
-        yield act("configuration", _said(each))
-    if not others:
-        yield good("configuration", "it fits this machine")
-
-
-def _certificates(found: EdgeFindings) -> Iterator[Verdict]:
-    wrong = [each for each in _all(found) if _is_of_certificate(each)]
-    for each in wrong:
-        yield act("certificates", _said(each))
-    doubted = " ".join(each.message for each in wrong)
-    for file, last_day in found.certificates.items():
-        if file not in doubted:
-            yield good("certificates", f"{file} is valid until {last_day}")
-
-
-def _is_of_certificate(finding: Finding) -> bool:
-    return "tls" in finding.path or finding.path[-1:] in (("certificate",), ("key",), ("ca_file",))
-
-
-def _clock() -> Verdict:
-    if synchronised_reader()():
-        return good("clock", "a time source keeps it right")
-    return act("clock", "no time source keeps it right. Run a time service: `timedatectl set-ntp true`")
 
 
 def _space(config: EdgeConfig, found: EdgeFindings) -> Verdict:
@@ -88,16 +54,6 @@ def _space(config: EdgeConfig, found: EdgeFindings) -> Verdict:
         return unknown("disk space", f"{config.data_dir} is not there yet. The first start of the node creates it")
     free = approximate_size(shutil.disk_usage(config.data_dir).free)
     return good("disk space", f"{free} is free beside the log; the budget is {format_size(config.disk.budget_bytes)}")
-
-
-def _ports(config: EdgeConfig) -> Iterator[Verdict]:
-    taken, untried = ports(config)
-    for each in taken:
-        yield act("ports", _said(each))
-    for each in untried:
-        yield unknown("ports", each.message)
-    if not taken and not untried:
-        yield good("ports", "all are free")
 
 
 def _links_of_node(config: EdgeConfig) -> Iterator[Verdict]:
@@ -116,8 +72,3 @@ def _links_of_node(config: EdgeConfig) -> Iterator[Verdict]:
 
 def _all(found: EdgeFindings) -> list[Finding]:
     return [*found.needed, *found.unfit, *found.doubtful]
-
-
-def _said(finding: Finding) -> str:
-    path = format_path(finding.path)
-    return f"{path}: {finding.message}" if path else finding.message

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from weft.config.units import approximate_duration
+from weft.config.verdict import Verdict, act, good, unknown
 from weft.edge_node.links.links import link_settings
-from weft.edge_node.preflight.verdict import Verdict, act, good, unknown
 
 # The runner's package imports a lighter aiohttp than anyone else does: it comes before.
 from weft.replication.runner import connect_errors  # isort: skip

@@ -7,8 +7,8 @@ import socket
 import struct
 
 from weft.config.models import EdgeConfig
+from weft.config.verdict import Verdict, act, good, unknown
 from weft.edge_node.control.client import socket_path
-from weft.edge_node.preflight.verdict import Verdict, act, good, unknown
 from weft.edge_node.servers.listeners.listeners import FILES_RESERVED
 
 _CHECK = "open files"

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "config": (
         ("errors", "metrics", "signing", "units", "values"),
-        ("functions", "intake", "limits", "log_lines", "machine", "payload_schema", "state"),
+        ("functions", "intake", "limits", "log_lines", "machine", "payload_schema", "state", "verdict"),
         ("fields", "links", "streams"),
         ("models", "schema"),
         ("reading",),
@@ -136,7 +136,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("filesystem", "private_file", "histogram", "hub_keys", "native_threads", "payloads"),
+        ("disk_speed", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "payloads"),
         ("object_store", "segment_log"),
         ("cluster", "cluster_log", "data_directory", "manifest", "presence"),
         ("chunks", "fenced_store", "region_positions", "table"),

@@ -37,7 +37,12 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/api/tokens.py"),
-    "cryptography": ("storage/segment_log/sealed/cipher.py", "config/signing/keys.py", "cloud_hub/"),
+    "cryptography": (
+        "storage/segment_log/sealed/cipher.py",
+        "config/signing/keys.py",
+        "cloud_hub/",
+        "weft/commands/set_up/authority.py",
+    ),
     "opentelemetry": ("network/tracing/",),
     "joserfc": ("cloud_hub/api/identity/jwt/",),
     "ctypes": ("storage/kernel_clock.py", "edge_node/functions/kinds/python/confinement.py", "weft/service/serving.py"),

@@ -16,13 +16,13 @@ import pytest
 from weft.config.links import Link
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
+from weft.config.verdict import Standing, Verdict, act, good, is_well, unknown
 from weft.demo.fabric import free_port
 from weft.edge_node.check import check
-from weft.edge_node.preflight.disk_speed import DiskSpeed, disk_speed, judged, measure
-from weft.edge_node.preflight.doctor import examine, is_well
+from weft.edge_node.preflight.doctor import examine
 from weft.edge_node.preflight.hub_answers import HubCalls
 from weft.edge_node.preflight.open_files import open_files
-from weft.edge_node.preflight.verdict import Standing, Verdict, act, good, unknown
+from weft.storage.disk_speed import DiskSpeed, disk_speed, judged, measure
 
 NOW = 1_800_000_000.0
 CONFIG = "node: a\ndata_dir: {folder}\nstreams: {{telemetry: {{from: '#'}}}}\nhttp: null\nlisteners: {{}}\n"

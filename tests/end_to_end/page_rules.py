@@ -144,7 +144,10 @@ RULES = {
         )
     ),
     "tls-at-the-hub.md": Rule(
-        programs=("openssl",), says=(r"(?s)hub.yaml is good.*certificate +\S+hub.pem, valid until.*hub.yaml is good",)
+        says=(
+            r"(?s)hub.yaml is good.*certificate +\S+hub.crt, valid until.*hub.yaml is good",
+            r"press-shop-7\s+edge\s+\S+\s+revoked",
+        ),
     ),
     "keep-a-tenant-apart.md": Rule(
         meanwhile={"weft hub tenant add": open_hub_elsewhere},

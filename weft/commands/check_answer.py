@@ -1,9 +1,9 @@
-"""Answer of ``weft edge check`` and ``weft hub check``: errors and warnings, or the news that the configuration is
-good."""
+"""Answers of ``weft edge check`` and ``weft hub check``: errors and warnings, or the news that the configuration is
+good. And the lines of the doctors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +11,17 @@ import msgspec
 
 from weft.config.errors import ConfigError, Finding, Problem
 from weft.config.load import Loaded
-from weft.output import USAGE_EXIT_CODE, Refused, print_error, print_json, problem_facts
+from weft.config.verdict import Verdict, is_well
+from weft.output import (
+    FAILURE_EXIT_CODE,
+    USAGE_EXIT_CODE,
+    Refused,
+    counted,
+    harmless,
+    print_error,
+    print_json,
+    problem_facts,
+)
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -72,3 +82,18 @@ class CheckAnswer:
             "warnings": [problem_facts(each) for each in warnings],
         }
         print_json({"file": self._file, "good": not errors, **found, **facts})
+
+
+def print_verdicts(config_file: str, lines: Iterable[Verdict], *, as_json: bool) -> int:
+    """Print the lines of a doctor, each when it is known. Return the exit status."""
+    verdicts = []
+    for verdict in lines:
+        verdicts.append(verdict)
+        if not as_json:
+            click.echo(harmless(f"{verdict.state:<8} {verdict.check}: {verdict.says}"))
+    well = is_well(verdicts)
+    if as_json:
+        print_json({"file": config_file, "good": well, "lines": [each._asdict() for each in verdicts]})
+    elif not well:
+        click.echo(f"{counted(sum(each.state == 'act' for each in verdicts), 'line')} to act on", err=True)
+    return 0 if well else FAILURE_EXIT_CODE

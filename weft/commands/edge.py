@@ -46,10 +46,12 @@ class _EdgeCommands(LaterGroup):
         "doctor": "weft.commands.edges.edge_doctor",
         "import": "weft.commands.edges.edge_import",
         "init": "weft.commands.set_up.edge_init",
+        "pair": "weft.commands.edges.edge_pair",
         "query": "weft.commands.edges.edge_query",
         "rename": "weft.commands.edges.edge_rename",
         "replay": "weft.commands.functions.replay",
         "status": "weft.commands.edges.edge_status",
+        "support-bundle": "weft.commands.support.of_edge",
         "tail": "weft.commands.edges.edge_tail",
         "test-function": "weft.commands.functions.function_test",
     }

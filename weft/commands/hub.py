@@ -18,6 +18,7 @@ from weft.commands.acts.hub_acts import acts
 from weft.commands.check_answer import CheckAnswer, until
 from weft.commands.common import (
     ExistingPath,
+    LaterGroup,
     cannot_be_done,
     config_argument,
     json_option,
@@ -69,7 +70,15 @@ CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 """Difference of an edge's clock that is shown, and the number of such edges that are named."""
 
 
-@click.group("hub")
+class _HubCommands(LaterGroup):
+    modules = {
+        "doctor": "weft.commands.hub_doctor",
+        "init": "weft.commands.set_up.hub_init",
+        "support-bundle": "weft.commands.support.of_hub",
+    }
+
+
+@click.group("hub", cls=_HubCommands)
 def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 

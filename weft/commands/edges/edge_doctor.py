@@ -6,8 +6,8 @@ import time
 
 import click
 
+from weft.commands.check_answer import print_verdicts
 from weft.commands.common import config_argument, json_option, located_edge
-from weft.output import FAILURE_EXIT_CODE, counted, harmless, print_json
 
 
 @click.command("doctor")
@@ -24,17 +24,7 @@ def command(config_file: str, *, as_json: bool) -> int:
     \b
     weft edge doctor edge.yaml
     """
-    from weft.edge_node.preflight.doctor import examine, is_well
+    from weft.edge_node.preflight.doctor import examine
 
     loaded = located_edge(config_file)
-    verdicts = []
-    for verdict in examine(loaded.config, loaded.lines, time.monotonic, time.time):
-        verdicts.append(verdict)
-        if not as_json:
-            click.echo(harmless(f"{verdict.state:<8} {verdict.check}: {verdict.says}"))
-    well = is_well(verdicts)
-    if as_json:
-        print_json({"file": config_file, "good": well, "lines": [each._asdict() for each in verdicts]})
-    elif not well:
-        click.echo(f"{counted(sum(each.state == 'act' for each in verdicts), 'line')} to act on", err=True)
-    return 0 if well else FAILURE_EXIT_CODE
+    return print_verdicts(config_file, examine(loaded.config, loaded.lines, time.monotonic, time.time), as_json=as_json)

@@ -14,9 +14,9 @@ from weft.commands.common import json_option, using
 from weft.commands.credentials.user import password_of, password_option
 from weft.commands.set_up.asking import answers_of, ask
 from weft.commands.set_up.edge_file import TOKEN_FILE, USERS_FILE, check_text, text_of
-from weft.commands.set_up.new_files import IS_THERE, check_user, may_be_replaced, user_line, write_new
+from weft.commands.set_up.new_files import check_place, check_user, say_next, user_line, write_new
 from weft.network.token_file import TOKEN_BYTES_MAX, read_token, token_in
-from weft.output import Failed, Refused, print_json
+from weft.output import Refused
 
 PASSWORD_FILE = "user.password"
 UNIT_FOLDER = "/etc/weft"
@@ -55,7 +55,7 @@ def command(
       --token-file press-7.token
     """
     _check_options(given["user"], password_file, generate_password, given["hub"], token_file)
-    _check_place(config_file)
+    check_place(config_file, (USERS_FILE, TOKEN_FILE, PASSWORD_FILE), "edge.yaml")
     asks = sys.stdin.isatty() and not as_json
     if asks:
         ask(given)
@@ -96,17 +96,6 @@ def _check_options(
         raise Refused("the token and the password cannot both come from standard input. Put one into a file")
 
 
-def _check_place(config_file: str) -> None:
-    """Refuse a place where no new file can be, before anything is asked."""
-    folder, name = os.path.split(os.path.abspath(config_file))
-    if not os.path.isdir(folder):
-        raise Failed(f"{config_file}: there is no folder {folder}. Create it first")
-    if name in (USERS_FILE, TOKEN_FILE, PASSWORD_FILE):
-        raise Refused(f"{config_file}: this is the name of another file of the node. Name it edge.yaml")
-    if os.path.lexists(config_file) and not may_be_replaced(config_file):
-        raise Refused(IS_THERE.format(config_file))
-
-
 def _token(path: str | None, *, asks: bool) -> str | None:
     """Return the token of a file or of standard input, or ask for one."""
     if path is None and not asks:
@@ -131,11 +120,4 @@ def _tell(written: list[str], config_file: str, *, is_unit: bool, as_json: bool)
     file = shlex.quote(config_file)
     run = "sudo systemctl enable --now weft-edge" if is_unit else f"weft edge run {file}"
     commands = [f"{prefix}weft edge check {file}", run, f"{prefix}weft edge doctor {file}"]
-    if as_json:
-        print_json({"written": written, "next": commands})
-        return
-    for path in written:
-        click.echo(f"wrote {path}")
-    click.echo("Next:")
-    for each in commands:
-        click.echo(f"  {each}")
+    say_next(written, commands, as_json=as_json)

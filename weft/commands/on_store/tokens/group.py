@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from weft.storage.cluster_log.state import ClusterState, Fact
 
 NEVER = "never"
+PAIRING_MAX_NS = 24 * 3_600_000_000_000
+"""Longest time for which a code counts."""
 to_option = click.option(
     "--to", metavar="FILE", type=click.Path(), help="Write the token to FILE, new and of mode 600, and do not print it."
 )
@@ -126,6 +128,60 @@ def add(
     with secret_file(to, token):
         declare(config_file, decision, by, reason)
     _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
+
+
+@command.command()
+@config_argument
+@click.argument("edge")
+@click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
+@click.option("--name", help="Name of the token; that of the edge by default.")
+@click.option("--within", metavar="DURATION", default="15m", show_default=True, help="Time for which the code counts.")
+@expires_option
+@reason_option
+@by_option
+@json_option
+@yes_option
+def pair(
+    config_file: str, edge: str, *, tenant: str, name: str | None, within: str, expires: str | None, reason: str,
+    by: str | None, as_json: bool, yes: bool,
+) -> None:  # fmt: skip
+    """Show a code by which the machine of EDGE gets a token from the hubs of CONFIG: `weft edge pair URL CODE`.
+
+    The code counts once, and for a short time. The store has its hash. Another code for the edge replaces it. A token
+    that the edge has already ends when the new code is used: the machine was replaced.
+
+    \b
+    weft hub token pair hub.yaml press-7
+    weft hub token pair hub.yaml press-7 --within 8h --expires 365d
+    """
+    import secrets
+
+    from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+    from weft.cloud_hub.api.views import moment
+    from weft.cloud_hub.declared import changes
+    from weft.cloud_hub.declared.documents import Pairing
+    from weft.protocols.link.pairing import CODE_CHARACTERS, code_of, spoken
+
+    name = edge if name is None else name
+    check_name(name)
+    confirm_first(config_file, yes)
+    code = code_of(secrets.token_bytes(CODE_CHARACTERS))
+    until = 0
+
+    def decision(now: int) -> Decision:
+        nonlocal until
+        until = end_of(within, now, "--within") or now
+        if until > now + PAIRING_MAX_NS:
+            raise Refused(f"--within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
+        pairing = Pairing(hash_token(spoken(code)), until, end_of(expires, now, "--expires"))
+        return changes.pair_token(TokenIdentity(name, pairing.sha256, Scope.EDGE, tenant, edge), pairing)
+
+    declare(config_file, decision, by, reason)
+    if as_json:
+        print_json({"code": code, "edge": edge, "tenant": tenant, "token": name, "until": moment(until)})
+        return
+    click.echo(code)
+    click.echo(f"counts once, until {moment(until)}. At the edge: weft edge pair URL {code}", err=True)
 
 
 @command.command("import")
@@ -308,25 +364,24 @@ def _view(fact: Fact, now: int, used: int | None) -> dict[str, Any]:
     from weft.cloud_hub.api.tokens import TokensUnusable
     from weft.cloud_hub.api.views import moment
     from weft.cloud_hub.declared.credentials import identities_of
-    from weft.cloud_hub.declared.documents import UnreadableDocument
+    from weft.cloud_hub.declared.documents import TokenDocument, UnreadableDocument, decode
 
     about = {"version": fact.version, "changed": moment(fact.at), "by": fact.by, "reason": fact.reason}
     try:
-        secrets = list(identities_of(fact))
+        document, secrets = decode(fact.document, TokenDocument), list(identities_of(fact))
     except (UnreadableDocument, TokensUnusable) as error:
         nothing = dict.fromkeys(("scope", "tenant", "edge", "until", "older_until", "last_used"))
         return {"name": fact.name, **nothing, "grants": [], "secrets": 0, **about, "unusable": str(error)}
     in_force = [until for _, until in secrets if until is None or until > now]
-    identity = secrets[-1][0] if secrets else None
     ends = None if None in in_force else max((until for until in in_force if until is not None), default=now)
     older = in_force[0] if len(in_force) > 1 else None
     return {
         "name": fact.name,
-        "scope": identity and str(identity.scope),
-        "tenant": identity and identity.tenant,
-        "edge": identity and identity.edge,
-        "grants": list(identity.grants) if identity else [],
-        "until": moment(ends) if in_force else "ended",
+        "scope": str(document.scope),
+        "tenant": document.tenant,
+        "edge": document.edge,
+        "grants": list(document.grants),
+        "until": moment(ends) if in_force else "ended" if secrets else "not paired yet",
         "older_until": moment(older),
         "last_used": moment(used),
         "secrets": len(in_force),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.config.machine import why_unreadable
-from weft.edge_node.preflight.verdict import Verdict, act, good, unknown
+from weft.config.verdict import Verdict, act, good, unknown
 
 SYNCS = 20
 """Syncs of a measurement: half of them say what is usual, and the slowest what a device may meet."""

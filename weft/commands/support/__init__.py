@@ -1,0 +1,1 @@
+"""Commands for people who help: the bundle that they ask for."""
