@@ -22,7 +22,8 @@ NAMES = ("bool", "int", "float", "string", "timestamp", "timestamp(s)", "timesta
          "decimal(10,2)", "decimal(10,5)", "decimal(21,2)", "decimal(38,18)")  # fmt: skip
 TYPES = st.sampled_from([*NAMES, *(f"array<{name}>" for name in NAMES)]).map(field_type)
 SCALARS = st.one_of(
-    st.booleans(), st.integers(), st.integers(-1000, 1000), st.floats(), st.text(max_size=4), st.decimals(allow_nan=False),
+    st.booleans(), st.integers(), st.integers(-1000, 1000), st.floats(), st.text(max_size=4),
+    st.decimals(allow_nan=False),
     st.sampled_from(["2026-11-01T00:00:00Z", "12.50", 1.0, 99.99, (1 << 63) - 1, Decimal("1.25")]),
 )  # fmt: skip
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3))
