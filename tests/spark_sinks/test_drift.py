@@ -14,6 +14,10 @@ pytestmark = pytest.mark.spark
 ROUNDS = -(-len(DRIFTS) // 10)
 
 
+def _payload(edge: str, seq: int) -> bytes:
+    return DRIFTS[seq % len(DRIFTS)].payload.encode()
+
+
 def of_spark(frame: DataFrame) -> list[object]:
     rows = frame.select("_seq", "_misfit", *COLUMNS).where(f"_seq < {len(DRIFTS)}").orderBy("_seq").collect()
     return [shown(row.asDict()) for row in rows]
@@ -21,7 +25,7 @@ def of_spark(frame: DataFrame) -> list[object]:
 
 def test_all_kinds_of_drift_show_the_same_in_spark(spark: SparkSession, hub: Hub) -> None:
     hub.kind = PayloadKind.JSON
-    hub.payload = lambda _, seq: DRIFTS[seq % len(DRIFTS)].payload.encode()
+    hub.payload = _payload
     hub.write(ROUNDS, edges=EDGES[:1])
     assert of_spark(read(spark, STREAM, store=hub.root, schema=SCHEMA.schema)) == expected(), "the log"
     hub.tier(SCHEMA)
