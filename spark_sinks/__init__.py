@@ -7,8 +7,9 @@ from spark_sinks.completeness.moment import Complete, CompleteUntil, complete_un
 from spark_sinks.completeness.windows import complete_windows
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read, table
-from spark_sinks.runtime.session import register, session
+from spark_sinks.runtime.session import session
 from spark_sinks.runtime.waiting import await_termination
+from spark_sinks.views import register
 
 __all__ = [
     "Checkpoint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.cloud_hub.declared.changes import CannotDeclare, Decision, check_tenant, known_fact
 from weft.cloud_hub.declared.documents import stream_name
+from weft.config.payload_schema.compatibility import Compatibility, incompatible
 from weft.config.payload_schema.model import PayloadSchema
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.shard.shard_state import StreamKey
@@ -13,11 +14,16 @@ from weft.storage.cluster_log.state import ClusterState
 from weft.storage.table.schemas import SCHEMA, UnreadableSchema, decode, encode
 
 
-def set_schema(key: StreamKey, schema: PayloadSchema) -> Decision:
+def set_schema(key: StreamKey, schema: PayloadSchema, compatibility: Compatibility | None = None) -> Decision:
     """Declare the schema of a stream, or another version of it. The number of its entry is its version.
 
+    Args:
+        compatibility: rule that this version has to keep to the one before, and later ones to it; None for the rule
+            that holds.
+
     Raises:
-        CannotDeclare: a name is not valid, or the schema is too long; from the decision: the tenant is unknown.
+        CannotDeclare: a name is not valid, or the schema is too long; from the decision: the tenant is unknown, or
+            the version before is not kept to.
     """
     for each in key:
         if not valid_name(each):
@@ -34,13 +40,20 @@ def set_schema(key: StreamKey, schema: PayloadSchema) -> Decision:
         check_tenant(state, key[0])
         fact = state.facts(SCHEMA).get(name)
         if fact is None:
-            return Change(SCHEMA, name, encode(schema))
+            return Change(SCHEMA, name, encode(schema, compatibility=compatibility or "none"))
         try:
-            if decode(fact.document, fact.version).schema == schema:
-                return None
-        except UnreadableSchema:
-            pass  # of a later release, which it replaces
-        return Change(SCHEMA, name, encode(schema, fact.version))
+            known = decode(fact.document, fact.version)
+        except UnreadableSchema:  # of a later release, which it replaces
+            return Change(SCHEMA, name, encode(schema, fact.version, compatibility or "none"))
+        rule = compatibility or known.compatibility
+        if (known.schema, known.compatibility) == (schema, rule):
+            return None
+        if broken := incompatible(known.schema, schema, rule):
+            raise CannotDeclare(
+                f"the schema of {name} is not compatible ({rule}) with version {known.version}: {'; '.join(broken)}. "
+                "Keep to it, or declare --compatibility none"
+            )
+        return Change(SCHEMA, name, encode(schema, fact.version, rule))
 
     return decide
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -106,9 +106,21 @@ class PayloadSample:
 
     def draft(self, payload_format: SchemaFormat) -> str:
         """Return a schema in YAML with what was found beside each field, to be edited."""
-        lines, names = [], set[str]()
+        lines = self.lines((), ())
+        broken = f"; {self.unreadable} of them are not {payload_format}" if self.unreadable else ""
+        head = f"# A draft from {self.records} records{broken}. Add units, descriptions and what is required.\n"
+        return f"{head}format: {payload_format}\nfields:\n{''.join(lines)}"
+
+    def lines(self, known: Collection[Path], taken: Collection[str]) -> list[str]:
+        """Return the lines of a draft below `fields:`.
+
+        Args:
+            known: places that get no line, nor what is inside of them or around them.
+            taken: names of columns that others have, in lower case.
+        """
+        lines, names = list[str](), set(taken)
         for place in self._root.names():
-            if not place.path or len(names) >= FIELDS_MAX:
+            if not place.path or len(names) >= FIELDS_MAX or any(_overlap(place.path, each) for each in known):
                 continue
             found = _guess(place)
             if found.type is None:
@@ -123,14 +135,17 @@ class PayloadSample:
             words = "; ".join(filter(None, (found.words, share)))
             line = field_line(name, SchemaField(type_=found.type, from_=from_))
             lines.append(f"{line}  # {words}\n" if words else f"{line}\n")
-        broken = f"; {self.unreadable} of them are not {payload_format}" if self.unreadable else ""
-        head = f"# A draft from {self.records} records{broken}. Add units, descriptions and what is required.\n"
-        return f"{head}format: {payload_format}\nfields:\n{''.join(lines)}"
+        return lines
 
     @property
     def has_fields(self) -> bool:
         """Return whether a payload was an object with fields."""
         return bool(self._root.inside)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    steps = min(len(one), len(other))
+    return one[:steps] == other[:steps]
 
 
 class _Guess(NamedTuple):

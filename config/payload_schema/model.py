@@ -28,7 +28,7 @@ DEFINITION_CHARACTERS_MAX = 48 << 10
 Framing = Literal["confluent", "single_object"]
 
 
-class SchemaField(Section, frozen=True, kw_only=True):
+class SchemaField(Section, frozen=True, kw_only=True, omit_defaults=True):
     """A typed column: `temperature: float` is short for `temperature: {type: float}`."""
 
     type_: Annotated[
@@ -60,6 +60,13 @@ class SchemaField(Section, frozen=True, kw_only=True):
         Annotated[str, Meta(max_length=1024)] | None,
         Meta(description="Meaning of the values for people. It becomes a comment of the column."),
     ] = None
+    personal: Annotated[
+        bool,
+        Meta(
+            description="Whether the values are personal data. The column's comment says so, and its metadata "
+            "(`weft.personal`); `weft hub schema list` names the field."
+        ),
+    ] = False
 
     @property
     def type(self) -> FieldType:

@@ -42,6 +42,8 @@ DEFAULTS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # The database of the views that `register` makes, so that SQL says weft.telemetry. It holds for the application.
+    "spark.sql.globalTempDatabase": "weft",
     **{f"spark.executorEnv.{name}": value for name, value in ARROW_ENVIRONMENT.items()},
 }
 """Confs of every session (docs/reference/spark.md has the measurements)."""

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from weft.config.payload_schema.compatibility import Compatibility
 from weft.config.payload_schema.model import PayloadSchema, check_schema
 from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.cluster_log.state import ClusterState
@@ -28,6 +29,8 @@ class SchemaDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The settings of ``config.payload_schema``."""
     before: Annotated[int, Meta(ge=0)] = 0
     """Number of the entry with the version before; 0 for none."""
+    compatibility: Compatibility = "none"
+    """Rule that the next version has to keep."""
 
 
 class StreamSchema(NamedTuple):
@@ -38,11 +41,13 @@ class StreamSchema(NamedTuple):
     schema: PayloadSchema
     before: int = 0
     """The version before; 0 for none."""
+    compatibility: Compatibility = "none"
+    """Rule that the next version has to keep."""
 
 
-def encode(schema: PayloadSchema, before: int = 0) -> bytes:
+def encode(schema: PayloadSchema, before: int = 0, compatibility: Compatibility = "none") -> bytes:
     """Return the document of a schema."""
-    return msgspec.json.encode(SchemaDocument(msgspec.Raw(msgspec.json.encode(schema)), before))
+    return msgspec.json.encode(SchemaDocument(msgspec.Raw(msgspec.json.encode(schema)), before, compatibility))
 
 
 def decode(document: bytes, version: int) -> StreamSchema:
@@ -61,7 +66,7 @@ def decode(document: bytes, version: int) -> StreamSchema:
         raise UnreadableSchema(str(error)) from error
     if problem := next(check_schema(schema), None):
         raise UnreadableSchema(f"{'.'.join(map(str, problem.path))}: {problem.message}")
-    return StreamSchema(version, schema, found.before)
+    return StreamSchema(version, schema, found.before, found.compatibility)
 
 
 class Schemas:

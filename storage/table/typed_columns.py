@@ -19,6 +19,8 @@ from weft.storage.table.schemas import StreamSchema
 FIELD, UNIT, SINCE, COMMENT = "weft.field", "weft.unit", "weft.schema", "comment"
 """Keys of a column's metadata: the schema's field, its unit, the version that said so last, and the comment that
 engines show."""
+PERSONAL = "weft.personal"
+"""Key of a column's metadata: `true` where the values are personal data."""
 SCHEMA_COLUMN = "_schema"
 """Column of the version of the schema by which a row's typed columns were made; null if there was none."""
 OWN_COLUMNS = (pa.field(SCHEMA_COLUMN, pa.int64()), pa.field(MISFIT_COLUMN, MISFITS))
@@ -121,6 +123,10 @@ def _describe(field: dict[str, Any], name: str, declared: SchemaField, version: 
         wanted[COMMENT] = comment
     else:
         wanted.pop(COMMENT, None)
+    if declared.personal:
+        wanted[PERSONAL] = "true"
+    else:
+        wanted.pop(PERSONAL, None)
     if wanted == told:
         return False
     field["metadata"] = wanted | {SINCE: str(version)}
@@ -128,9 +134,10 @@ def _describe(field: dict[str, Any], name: str, declared: SchemaField, version: 
 
 
 def comment_of(declared: SchemaField) -> str | None:
-    """Return the comment of a declared field: its description and its unit."""
+    """Return the comment of a declared field: its description, its unit, and whether it is personal data."""
     unit = f"[{declared.unit}]" if declared.unit else None
-    return " ".join(part for part in (declared.description, unit) if part) or None
+    personal = "(personal data)" if declared.personal else None
+    return " ".join(part for part in (declared.description, unit, personal) if part) or None
 
 
 def is_typed(field: DeltaField) -> bool:

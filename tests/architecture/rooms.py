@@ -216,7 +216,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("source",),
         ("runtime",),
         ("read",),
-        ("lineage", "replaced"),
+        ("lineage", "replaced", "views"),
         ("completeness", "sinks", "tables"),
         ("audit", "pipelines"),
         ("__init__",),

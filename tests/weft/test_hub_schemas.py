@@ -81,6 +81,28 @@ def test_what_cannot_be_declared_says_why(config: Path) -> None:
     assert "is the first; name a file" in schema("diff", config, "telemetry")
 
 
+def test_a_version_keeps_to_the_rule_that_was_declared(config: Path) -> None:
+    declared(config, FIRST)
+    kept = FIRST + "  rpm: int\n"
+    (config.parent / "kept.yaml").write_text(kept)
+    assert "version 2" in schema("set", config, "telemetry", config.parent / "kept.yaml", "--compatibility", "full")
+    assert "compatibility full" in schema("get", config, "telemetry")
+    said = declared(config, kept.replace("rpm: int", "rpm: float"))
+    assert "not compatible (full) with version 2: forward: rpm: not every float is a int" in said
+    assert "Keep to it, or declare --compatibility none" in said
+    wider = config.parent / "schema.yaml"
+    checked = weft("hub", "schema", "check", config, "telemetry", wider)
+    assert checked.return_value == 1
+    assert "not compatible with version 2: forward: rpm" in checked.output
+    assert "version 3" in schema("set", config, "telemetry", wider, "--compatibility", "backward")
+    (listed,) = json.loads(schema("list", config, "--json"))
+    assert (listed["compatibility"], listed["personal"]) == ("backward", [])
+    marked = kept.replace("rpm: int", "operator: {type: string, personal: true}")
+    assert "version 4" in declared(config, marked), "the rule stays, and lets optional fields come and go"
+    (listed,) = json.loads(schema("list", config, "--json"))
+    assert (listed["compatibility"], listed["personal"]) == ("backward", ["operator"])
+
+
 def test_the_text_of_a_schema_is_the_schema() -> None:
     for text in (
         FIRST,

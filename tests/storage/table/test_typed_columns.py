@@ -96,3 +96,12 @@ def test_the_state_has_the_newest_schemas_and_names_those_it_cannot_read() -> No
     assert known.refresh(state)
     assert [(each.version, each.before) for name in "ab" if (each := known.of(("default", name)))] == [(5, 1), (6, 0)]
     assert sorted(known.unusable) == ["default/d"]
+
+
+def test_personal_data_is_marked_where_engines_and_catalogs_see_it() -> None:
+    marked = {"operator": {"type": "string", "description": "Name of the operator", "personal": True}}
+    table = assign(levels("line"), schema(1, marked)).fields or []
+    metadata = next(field["metadata"] for field in table if is_typed(field))
+    assert (metadata["weft.personal"], metadata["comment"]) == ("true", "Name of the operator (personal data)")
+    later = assign(table, schema(2, {"operator": {"type": "string"}})).fields or []
+    assert "weft.personal" not in next(field["metadata"] for field in later if is_typed(field))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,14 +11,16 @@ from weft.commands.common import config_argument, json_option
 from weft.commands.on_store.declaring import declare, read_entry, read_facts
 from weft.commands.on_store.opening import by_option, on_store, reason_option
 from weft.commands.on_store.stream import key_of
-from weft.output import Failed, Refused, counted, print_json, print_table
+from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
+    from weft.config.payload_schema.compatibility import Compatibility
     from weft.config.payload_schema.inferring import PayloadSample
     from weft.config.payload_schema.model import PayloadSchema, SchemaFormat
     from weft.config.payload_schema.text import FieldChange
     from weft.protocols.shard.shard_state import StreamKey
+    from weft.storage.payloads.sampled import SampleOfSchema
     from weft.storage.table.schemas import StreamSchema
 
 SAMPLE_BYTES = 8 << 20
@@ -29,6 +32,16 @@ file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=Fal
 message_option = click.option(
     "--message", metavar="NAME", help="Message of Protobuf with its package; FILE is a descriptor set then."
 )
+compatibility_option = click.option(
+    "--compatibility", type=click.Choice(["none", "backward", "forward", "full"]),
+    help="Rule between a version and the one before. `backward`: payloads of devices that stay as they are can be "
+    "read. `forward`: readers that stay as they are can read new payloads. `full`: both. The rule that holds, by "
+    "default; at first none.",
+)  # fmt: skip
+records_option = click.option(
+    "--records", type=click.IntRange(1, RECORDS_MAX), default=100_000, show_default=True,
+    help="Number of records to look at.",
+)  # fmt: skip
 version_option = click.option("--version", type=click.IntRange(min=1), help="Version; the newest by default.")
 
 
@@ -47,24 +60,36 @@ def command() -> None:
 @stream_argument
 @file_argument
 @message_option
+@compatibility_option
 @reason_option
 @by_option
-def set_schema(config_file: str, stream: str, file: str, *, message: str | None, reason: str, by: str | None) -> None:
+def set_schema(
+    config_file: str,
+    stream: str,
+    file: str,
+    *,
+    message: str | None,
+    compatibility: Compatibility | None,
+    reason: str,
+    by: str | None,
+) -> None:
     """Declare the schema in FILE for STREAM at the hubs of CONFIG.
 
     FILE is YAML or JSON with `format` (json, cbor or msgpack) and `fields`. A field has a type. It may have `from`, its
-    path in the payload, and `required`, `unit` and `description`. Or FILE is a JSON Schema, a schema of Avro, or a
-    descriptor set of Protobuf (`protoc --include_imports --descriptor_set_out`): all single values become fields.
+    path in the payload, and `required`, `unit`, `description` and `personal`. Or FILE is a JSON Schema, a schema of
+    Avro, or a descriptor set of Protobuf (`protoc --include_imports --descriptor_set_out`): all single values become
+    fields.
 
     \b
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --reason "first columns"
+    weft hub schema set hub.yaml acme/telemetry telemetry.yaml --compatibility backward
     """
     from weft.cloud_hub.declared import schemas
     from weft.cloud_hub.declared.changes import CannotDeclare
 
     key, schema = key_of(stream), _read(file, message)
     try:
-        decision = schemas.set_schema(key, schema)
+        decision = schemas.set_schema(key, schema, compatibility)
     except CannotDeclare as error:
         raise Refused(str(error)) from None
     state = declare(config_file, lambda _: decision, by, reason)
@@ -98,10 +123,16 @@ def get(config_file: str, stream: str, *, version: int | None, as_json: bool) ->
     key = key_of(stream)
     found = _version(config_file, key, version)
     if as_json:
-        print_json({"version": found.version, "before": found.before or None, "schema": found.schema})
+        print_json({
+            "version": found.version,
+            "before": found.before or None,
+            "compatibility": found.compatibility,
+            "schema": found.schema,
+        })  # fmt: skip
         return
     before = f", after version {found.before}" if found.before else ""
-    click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}\n{yaml_text(found.schema)}", nl=False)
+    rule = "" if found.compatibility == "none" else f", compatibility {found.compatibility}"
+    click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False)
 
 
 @command.command()
@@ -144,10 +175,7 @@ def diff(
 @config_argument
 @stream_argument
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Read JSON from this file, one on a line.")
-@click.option(
-    "--records", type=click.IntRange(1, RECORDS_MAX), default=100_000, show_default=True,
-    help="Number of records to look at.",
-)  # fmt: skip
+@records_option
 @click.option(
     "--format", "payload_format", type=click.Choice(["json", "msgpack", "cbor"]), default="json", show_default=True,
     help="Format of the payloads.",
@@ -190,22 +218,104 @@ def _sample_file(sample: PayloadSample, file: str, records: int) -> None:
 def _sample_stream(
     sample: PayloadSample, config_file: str, key: StreamKey, records: int, payload_format: SchemaFormat
 ) -> None:
-    from weft.cloud_hub.declared.sampling import NoRecords, newest_payloads
+    from weft.cloud_hub.declared.sampling import NoRecords
     from weft.protocols.errors import CodecError
-    from weft.storage.cluster import open_cluster
     from weft.storage.payloads.formats import whole_values
 
     decode = whole_values(payload_format)
+    try:
+        _each_part(config_file, key, records, lambda payloads: sample.take(*decode(payloads)))
+    except (NoRecords, CodecError) as error:
+        raise Failed(str(error)) from None
+
+
+def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[list[bytes]], None]) -> None:
+    """Give the newest payloads of a stream, some thousands at a time. Raises as ``newest_payloads``."""
+    from weft.cloud_hub.declared.sampling import newest_payloads
+    from weft.storage.cluster import open_cluster
 
     async def work(store: ObjectStore) -> None:
         cluster = await open_cluster(store, None)
         async for payloads in newest_payloads(store, cluster, key, records):
-            sample.take(*decode(payloads))
+            take(payloads)
 
+    on_store(config_file, work)
+
+
+@command.command()
+@config_argument
+@stream_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
+@message_option
+@compatibility_option
+@records_option
+@json_option
+def check(
+    config_file: str,
+    stream: str,
+    file: str | None,
+    *,
+    message: str | None,
+    compatibility: Compatibility | None,
+    records: int,
+    as_json: bool,
+) -> int:
+    """Check FILE, or the schema of STREAM, against the version that is declared and the newest records.
+
+    The command says whether `set` would take FILE by the rule of compatibility, and which fields do not fit or are in
+    no record. Fields of the records that the schema does not name follow as a draft. Nothing is changed. The exit
+    status is 1 if the rule is not kept. Records are those of the log.
+    """
+    from weft.cloud_hub.declared.sampling import NoRecords
+    from weft.config.payload_schema.compatibility import incompatible
+    from weft.protocols.errors import CodecError
+    from weft.storage.payloads.sampled import SampleOfSchema
+    from weft.storage.table.schemas import SCHEMA
+
+    key, state = key_of(stream), read_facts(config_file)
+    known = _known(state, key) if file is None or "/".join(key) in state.facts(SCHEMA) else None
+    schema = known.schema if file is None and known is not None else _read(file or "", message)
+    rule = compatibility or (known.compatibility if known else "none")
+    broken = incompatible(known.schema, schema, rule) if known else []
+    sample, no_records = SampleOfSchema(schema), None
     try:
-        on_store(config_file, work)
-    except (NoRecords, CodecError) as error:
+        _each_part(config_file, key, records, sample.take)
+    except NoRecords as error:
+        no_records = str(error)
+    except CodecError as error:
         raise Failed(str(error)) from None
+    facts = {
+        "compatibility": rule,
+        "version": known.version if known else None,
+        "incompatible": broken,
+        "records": sample.records,
+        "misfits": sample.misfits,
+        "fields": [each._asdict() for each in sample.fields()],
+        "not_named": sample.unnamed(),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        _print_check(facts, sample, no_records)
+    return 1 if broken else 0
+
+
+def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str | None) -> None:
+    for each in facts["incompatible"]:
+        click.echo(f"not compatible with version {facts['version']}: {each}")
+    if facts["version"] and not facts["incompatible"] and facts["compatibility"] != "none":
+        click.echo(f"compatible ({facts['compatibility']}) with version {facts['version']}")
+    if no_records is not None:
+        click.echo(no_records, err=True)
+        return
+    click.echo(f"{sample.misfits} of {counted(sample.records, 'record')} do not fit")
+    for found in sample.fields():
+        if found.misfits:
+            click.echo(harmless(f"  {found.name}: {found.misfits} do not fit, most: {found.reason}"))
+        elif not found.values:
+            click.echo(f"  {found.name}: in no record")
+    if lines := sample.unnamed():
+        click.echo(f"the schema does not name:\n{harmless(''.join(lines))}", nl=False)
 
 
 @command.command("list")
@@ -228,6 +338,8 @@ def list_schemas(config_file: str, *, as_json: bool) -> None:
             "version": fact.version,
             "format": schema.schema.format if schema else None,
             "fields": len(schema.schema.fields) if schema else None,
+            "compatibility": schema.compatibility if schema else None,
+            "personal": [name for name, each in schema.schema.fields.items() if each.personal] if schema else None,
             "changed": moment(fact.at),
             "by": fact.by,
             "reason": fact.reason,
@@ -237,11 +349,12 @@ def list_schemas(config_file: str, *, as_json: bool) -> None:
         print_json(found)
         return
     print_table(
-        ("stream", "version", "format", "fields", "changed", "by", "reason"),
+        ("stream", "version", "format", "fields", "compatibility", "personal", "changed", "by", "reason"),
         [
             (
                 f"{each['tenant']}/{each['stream']}", each["version"],
                 each["format"] or f"this release cannot read it: {each['unusable']}", each["fields"] or "",
+                each["compatibility"] or "", ", ".join(each["personal"] or ()),
                 each["changed"], each["by"], each["reason"],
             )
             for each in found

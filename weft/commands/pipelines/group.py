@@ -1,4 +1,4 @@
-"""``weft spark``: check and run pipelines."""
+"""``weft spark``: check and run pipelines, and ask streams in SQL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class _Spark(LaterGroup):
         "check": "weft.commands.pipelines.check",
         "new": "weft.commands.pipelines.new",
         "run": "weft.commands.pipelines.run",
+        "sql": "weft.commands.pipelines.sql",
     }
 
 
 @click.group("spark", cls=_Spark)
 def command() -> None:
-    """Check and run pipelines of Spark."""
+    """Check and run pipelines of Spark, and ask streams in SQL."""
