@@ -3,11 +3,13 @@
 import * as api from "./api.js";
 import { Chart } from "./charts.js";
 import { ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
+import { Field } from "./field.js";
+import { Span } from "./span.js";
 import { Table } from "./table.js";
 import { laneKey, Places, segments, Timeline } from "./timeline.js";
 
 const LANES = 50;
-const WINDOWS = [["5 minutes", 5], ["15 minutes", 15], ["1 hour", 60], ["6 hours", 360], ["24 hours", 1440], ["7 days", 10080]];
+const HOUR_MINUTES = 60;
 const RATES_KEPT = 720;
 const SAMPLES = 12;
 const SAMPLED_SHARDS_MAX = 4;
@@ -28,8 +30,7 @@ const COLUMNS = (places) => [
 ];
 
 export function stream({ main, signal, onChange, rest: [name], query }) {
-  const asked = WINDOWS.find(([, minutes]) => String(minutes) === query.get("window"));
-  const at = { after: null, before: [], window: asked ? asked[1] : 60, lanes: [], next: null, answer: null, sampled: new Set() };
+  const at = { after: null, before: [], lanes: [], next: null, answer: null, sampled: new Set() };
   const places = new Places();
   const rates = [];
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
@@ -38,32 +39,31 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   const timeline = new Timeline();
   const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
   const chart = new Chart({ label: "Records per second while this page is open", height: 170, leastSeconds: 60, signal });
-  const windows = el("select", { id: "window" }, WINDOWS.map(([text, minutes]) =>
-    el("option", { value: minutes, selected: minutes === at.window }, text)));
+  const span = new Span({ minutes: Number(query.get("window")) || HOUR_MINUTES, changed: () => {
+    draw();
+    field.ask();
+  } });
+  const field = new Field({ name, span, chosen: query.get("field"), signal });
+  timeline.attach(span);
   const back = el("button", { type: "button", disabled: true, onclick: () => turn(at.before.pop() ?? null) }, "Earlier lanes");
   const on = el("button", { type: "button", disabled: true, onclick: () => {
     at.before.push(at.after);
     turn(at.next);
   } }, "Later lanes");
   main.replaceChildren(...page(name,
-    el("p", { class: "links" }, el("a", { href: `#/records/${encodeURIComponent(name)}` }, "Records and charts")),
+    el("p", { class: "links" }, el("a", { href: `#/records/${encodeURIComponent(name)}` }, "Records as they come"), " ",
+      el("a", { href: `#/topics?stream=${encodeURIComponent(name)}` }, "Topics")),
     figures, troubles, reasons,
     el("h2", { id: "completeness" }, "Completeness over time"),
-    el("div", { class: "filters" }, el("label", { for: "window" }, "Time shown"), windows, back, on),
-    timeline.element,
+    span.element, timeline.element, el("div", { class: "filters" }, back, on),
     el("details", {}, el("summary", {}, "The same as a table"), table.element),
-    el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
+    field.element, el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
 
   const draw = () => {
     if (!at.answer) return;
-    const now = Date.now();
-    timeline.show({ lanes: at.lanes, places, from: now - at.window * 60_000, now, moment: millis(at.answer.complete_up_to) });
+    timeline.show({ lanes: at.lanes, places, from: span.from, to: span.to, moment: millis(at.answer.complete_up_to) });
     table.show(at.lanes);
   };
-  windows.addEventListener("change", () => {
-    at.window = Number(windows.value);
-    draw();
-  });
   const sizes = new ResizeObserver(draw);
   sizes.observe(main);
   signal.addEventListener("abort", () => sizes.disconnect());
@@ -76,6 +76,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       Object.assign(at, { answer, lanes: answer.lanes, next: answer.next_after });
       back.disabled = !at.before.length;
       on.disabled = !at.next;
+      back.hidden = on.hidden = !at.next && !at.before.length;
       for (const lane of answer.lanes) places.learn(lane);
       troubles.replaceChildren(...(answer.missing_shards ? [notice("warn",
         `${answer.missing_shards.length} shards cannot be read.`, "What they hold is not known.")] : []));
@@ -86,7 +87,13 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
     }
   }, { leastMs: 2000, restMs: 5000, signal });
-  onChange((event) => event.streams.includes(name) && rounds.poke());
+  // Apart: an answer about many records takes long, and is followed by a long pause.
+  const charted = new api.Rounds(() => (span.end === null ? field.update() : null), { leastMs: 5000, restMs: 15000, signal });
+  onChange((event) => {
+    if (!event.streams.includes(name)) return;
+    rounds.poke();
+    charted.poke();
+  });
 
   function turn(after) {
     at.after = after;

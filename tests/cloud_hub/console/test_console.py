@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, readings
+from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, messages, readings
 from tests.cloud_hub.live import EdgeLog, running_link
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.speed import slowness
@@ -239,7 +239,7 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
     tokens = str(tmp_path / "tokens")
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
     given = {scope: create_token(tokens, scope.value, scope, "default") for scope in (Scope.ADMIN, Scope.READER)}
-    pages = {Scope.ADMIN: "Fleet Streams Tables Nodes Audit log", Scope.READER: "Fleet Streams Tables"}
+    pages = {Scope.ADMIN: "Fleet Streams Topics Tables Nodes Audit log", Scope.READER: "Fleet Streams Topics Tables"}
     store = open_store(str(tmp_path / "store"))
     async with hub_with_fleet(token=link, store=store, tokens_file=tokens, table_interval_s=0.05) as (hub, log):
         await log.until_released(READINGS)
@@ -264,3 +264,90 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 await page.until('document.querySelector(".table tbody").innerText.includes("No act yet")')
             await page.js('document.querySelector("#leave").click(); location.hash = ""')
         page.errors[:] = [each for each in page.errors if " 401 " not in each]
+
+
+HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
+
+
+async def test_topics_are_a_tree_that_is_searched_as_one_types(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        names = [f"plant/hall-{n % 3}/press-{n}/celsius" for n in range(60)] + [
+            f"plant/{each}/celsius" for each in HOSTILE
+        ]
+        log.append(*messages(READINGS, names))
+        for width in WIDTHS:
+            await page.size(width)
+            await page.open("about:blank")
+            await page.open(f"{hub.url}/console#/topics")
+            await page.until('document.querySelector(".tree") && document.body.innerText.includes("64 topics")')
+            assert await page.js(FITS), f"the page is wider than {width}"
+        assert await page.js('document.querySelector(".tree img")') is None
+        assert await page.js('document.querySelectorAll(".tree .leaf").length') < 30, (
+            "branches open as they are asked for"
+        )
+        await page.js('document.querySelector("#topic-search").focus()')
+        await page.call("Input.insertText", text="press-41")
+        await page.until('document.querySelectorAll(".tree .leaf").length === 1')
+        leaf = await page.js('document.querySelector(".tree .leaf").innerText')
+        assert "press-41/celsius" in leaf
+        assert "41" in leaf
+        assert "ago" in leaf
+        await page.js('document.querySelector(".tree .leaf a").click()')
+        await page.until('document.querySelector("#record-topic")?.value.endsWith("press-41/celsius")')
+        await page.until(f"{ROWS} === 1")
+
+
+async def test_time_is_zoomed_from_weeks_to_seconds_and_charted_with_its_gap(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        await page.size(1440)
+        await page.open(f"{hub.url}/console#/streams/telemetry?window=120")
+        said = 'document.querySelector("section[aria-label^=\\"A field\\"] > p").textContent'
+        await page.until(f'{said}.includes("1 gap: records are missing there")')
+        gap = 'document.querySelector(".lanes rect.gap")'
+        await page.until(f'{gap}?.textContent.includes("60 records never come (budget)")')
+        await page.js('document.querySelector("#window").value = 12 * 7 * 86400000')
+        await page.js('document.querySelector("#window").dispatchEvent(new Event("change"))')
+        await page.until('/^[0-9]{2}-[0-9]{2}$/.test(document.querySelector(".axis text").textContent)')
+        await page.js('document.querySelector("#window").value = 21600000')
+        await page.js('document.querySelector("#window").dispatchEvent(new Event("change"))')
+        # A stretch around the gap is drawn with the mouse; then the keys go on to seconds.
+        box = await page.js(f"(({{x, y, width}}) => [x, y, width])({gap}.getBoundingClientRect())")
+        for kind, x in (("mousePressed", box[0] - 20), ("mouseMoved", box[0]), ("mouseReleased", box[0] + box[2] + 20)):
+            await page.call("Input.dispatchMouseEvent", type=kind, x=x, y=box[1] + 5, button="left", clickCount=1)
+        await page.until(f"{gap}.getBoundingClientRect().width > 4 * {box[2]}")
+        shown = 'document.querySelector("#window option:checked").textContent'
+        for _ in range(9):
+            await page.call("Input.dispatchKeyEvent", type="keyDown", key="+", windowsVirtualKeyCode=187)
+        await page.until(f"/^[0-9]+ s(econds)?$/.test({shown})")
+        await page.until(f'{said}.includes("This time is complete.")')
+        await page.key("End", 35)
+        await page.until('document.querySelector(".axis").textContent.endsWith("now")')
+        await page.until(f'{said}.includes("Shaded: records of this time may still come.")')
+
+
+async def test_an_edge_has_a_page_of_its_own(page: BrowserPage) -> None:
+    async with hub_with_fleet() as (hub, log):
+        await log.until_released(READINGS)
+        await page.open(f"{hub.url}/console")
+        await page.until(f"{ROWS} === 41")
+        await page.js(
+            '[...document.querySelectorAll(".table tbody th a")].find((a) => a.textContent === "press-1").click()'
+        )
+        await page.until('document.querySelector("h1").textContent === "press-1"')
+        await page.until('document.querySelector(".lanes .lane").textContent.startsWith("telemetry")')
+        assert await page.js('document.querySelectorAll(".lanes li").length') == 1
+        await page.until(
+            'document.querySelector(".lanes rect.gap title")?.textContent.includes("60 records never come (budget)")'
+        )
+        figures = await page.js('document.querySelector(".figures").innerText')
+        assert "linked" in figures
+        assert "weft 0.1.0" in figures
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.js('location.hash = "#/edges/default/edge-00002"')
+        await page.until('document.querySelectorAll(".lanes li").length === 2')
+        assert "hole" in await page.js('document.querySelector(".notice").innerText')
+        await page.js('location.hash = "#/edges/default/nobody"')
+        await page.until('document.querySelector(".notice")?.innerText.includes("knows no such edge")')
