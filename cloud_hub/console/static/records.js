@@ -14,6 +14,8 @@ const PAGE = 1000;
 const REQUESTS_MAX = 20;
 const FIELDS_MAX = 60;
 const SHOWN = 160;
+/** Longest pause behind a slow answer: what is called live must not stand for minutes where a hub is busy. */
+const LIVE_MS = 15_000;
 
 function payload(record) {
   if (record.payload === undefined) return el("code", {}, `base64: ${record.payload_base64.slice(0, SHOWN)}`);
@@ -215,7 +217,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
     } catch (error) {
       fail(error);
     }
-  }, { leastMs: 1000, restMs: 30000, signal });
+  }, { leastMs: 1000, restMs: 30000, mostMs: LIVE_MS, signal });
   onChange((event) => (event.streams.includes(name) || event.streams_more) && rounds.poke());
   begin();
 }
