@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { stateBadge } from "./fleet.js";
 import { ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
 import { Span } from "./span.js";
+import { findGaps } from "./stream.js";
 import { streamLink } from "./streams.js";
 import { Table } from "./table.js";
 import { Places, segments, Timeline } from "./timeline.js";
@@ -59,6 +60,7 @@ const COLUMNS = (places) => [
 
 export function edge({ main, signal, onChange, rest: [tenant, name] }) {
   const places = new Places();
+  const sampled = new Set();
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
   const alarms = el("div");
@@ -92,6 +94,12 @@ export function edge({ main, signal, onChange, rest: [tenant, name] }) {
       draw();
       table.show(lanes);
       troubles.replaceChildren();
+      for (const stream of new Set(lanes.filter((lane) => lane.gaps.length).map((lane) => lane.stream))) {
+        const ends = await api.get(api.ofStream(stream), { tenant }, signal);
+        if (!(await findGaps({ name: stream, tenant, places, sampled }, ends, lanes.filter((lane) => lane.stream === stream), signal))) continue;
+        draw();
+        table.show(lanes);
+      }
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
     }

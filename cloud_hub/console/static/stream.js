@@ -77,12 +77,15 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       back.disabled = !at.before.length;
       on.disabled = !at.next;
       back.hidden = on.hidden = !at.next && !at.before.length;
-      for (const lane of answer.lanes) places.learn(lane);
+      for (const lane of answer.lanes) {
+        lane.stream = name;
+        places.learn(lane);
+      }
       troubles.replaceChildren(...(answer.missing_shards ? [notice("warn",
         `${answer.missing_shards.length} shards cannot be read.`, "What they hold is not known.")] : []));
       show(facts, answer);
       draw();
-      await sample(facts, answer.lanes);
+      if (await findGaps({ name, places, sampled: at.sampled }, facts, answer.lanes, signal)) draw();
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
     }
@@ -123,37 +126,37 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       if (drawn.length) chart.show(["records/s"], [drawn.map((each) => each.now / 1000), drawn.map((each) => each.per)]);
     }
   }
+}
 
-  /** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.
-   * Once for each lane. */
-  async function sample(facts, lanes) {
-    const wanted = lanes.filter((lane) => lane.gaps.length && !at.sampled.has(laneKey(lane)));
-    wanted.forEach((lane) => at.sampled.add(laneKey(lane)));
-    const known = new Map();
-    const read = async (shard, offset) => {
-      const answer = await api.get(api.ofStream(name, "/records"), { shard, offset, limit: 20 }, signal);
-      for (const each of answer.records) {
-        const key = laneKey(each);
-        places.add(key, each.seq, millis(each.time));
-        if (!known.has(key)) known.set(key, []);
-        known.get(key).push(each);
-      }
-    };
-    for (const shard of [...new Set(wanted.map((lane) => lane.shard))].slice(0, SAMPLED_SHARDS_MAX)) {
-      const end = facts.next_offset[shard] || 0;
-      for (let part = 0; part <= SAMPLES && end; part += 1) {
-        await read(shard, Math.min(end - 1, Math.floor((end * part) / SAMPLES)));
-      }
+/** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.
+ * Once for each lane. */
+export async function findGaps({ name, tenant, places, sampled }, facts, lanes, signal) {
+  const wanted = lanes.filter((lane) => lane.gaps.length && !sampled.has(laneKey(lane)));
+  wanted.forEach((lane) => sampled.add(laneKey(lane)));
+  const known = new Map();
+  const read = async (shard, offset) => {
+    const answer = await api.get(api.ofStream(name, "/records"), { ...(tenant ? { tenant } : {}), shard, offset, limit: 20 }, signal);
+    for (const each of answer.records) {
+      const key = laneKey(each);
+      places.add(key, each.seq, millis(each.time));
+      if (!known.has(key)) known.set(key, []);
+      known.get(key).push(each);
     }
-    for (const { lane, gap } of wanted.flatMap((each) => each.gaps.map((gap) => ({ lane: each, gap }))).slice(0, CLOSER_MAX)) {
-      for (let step = 0; step < STEPS; step += 1) {
-        const records = known.get(laneKey(lane)) || [];
-        const low = Math.max(...records.filter((each) => each.seq < gap.first).map((each) => each.offset));
-        const high = Math.min(...records.filter((each) => each.seq >= gap.end).map((each) => each.offset));
-        if (!(Number.isFinite(low) && Number.isFinite(high) && high > low + 1)) break;
-        await read(lane.shard, Math.floor((low + high) / 2));
-      }
+  };
+  for (const shard of [...new Set(wanted.map((lane) => lane.shard))].slice(0, SAMPLED_SHARDS_MAX)) {
+    const end = facts.next_offset[shard] || 0;
+    for (let part = 0; part <= SAMPLES && end; part += 1) {
+      await read(shard, Math.min(end - 1, Math.floor((end * part) / SAMPLES)));
     }
-    if (wanted.length) draw();
   }
+  for (const { lane, gap } of wanted.flatMap((each) => each.gaps.map((gap) => ({ lane: each, gap }))).slice(0, CLOSER_MAX)) {
+    for (let step = 0; step < STEPS; step += 1) {
+      const records = known.get(laneKey(lane)) || [];
+      const low = Math.max(...records.filter((each) => each.seq < gap.first).map((each) => each.offset));
+      const high = Math.min(...records.filter((each) => each.seq >= gap.end).map((each) => each.offset));
+      if (!(Number.isFinite(low) && Number.isFinite(high) && high > low + 1)) break;
+      await read(lane.shard, Math.floor((low + high) / 2));
+    }
+  }
+  return wanted.length > 0;
 }

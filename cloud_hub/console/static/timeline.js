@@ -19,7 +19,7 @@ function tick(at, step) {
   return step >= 60_000 ? text.slice(11, 16) : step >= 1000 ? text.slice(11, 19) : text.slice(14, 21);
 }
 
-export const laneKey = (lane) => `${lane.edge}/${lane.log}`;
+export const laneKey = (lane) => `${lane.edge}/${lane.log}/${lane.stream}`;
 
 /** Moments that are known of a lane's numbers: below `seq` everything is from before `time`, and the rest from after. */
 export class Places {

@@ -69,7 +69,7 @@ export class Chart {
     const number = (_, splits, __, ___, step) => splits.map((value) =>
       value.toLocaleString("en", { minimumFractionDigits: decimals(step), maximumFractionDigits: decimals(step) }));
     const [low, high] = [data[0][0], data[0].at(-1)];
-    const range = (_, from, to) => (span && !(from > span[0] || to < span[1]) ? span : low === high || (from === low && to === high) ? [Math.min(low, high - this.leastSeconds), high]
+    const range = (_, from, to) => (span ? span : low === high || (from === low && to === high) ? [Math.min(low, high - this.leastSeconds), high]
       : [from, to]);
     const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
     const points = { show: data[0].length < 200 };

@@ -344,6 +344,8 @@ async def test_an_edge_has_a_page_of_its_own(page: BrowserPage) -> None:
         await page.until(
             'document.querySelector(".lanes rect.gap title")?.textContent.includes("60 records never come (budget)")'
         )
+        title = 'document.querySelector(".lanes rect.gap title")?.textContent'
+        await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
         figures = await page.js('document.querySelector(".figures").innerText')
         assert "linked" in figures
         assert "weft 0.1.0" in figures
