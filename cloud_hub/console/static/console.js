@@ -2,19 +2,23 @@
 
 import * as api from "./api.js";
 import { el, notice } from "./dom.js";
+import { edge } from "./edge.js";
 import { fleet } from "./fleet.js";
 import { audit, nodes } from "./operator.js";
 import { records } from "./records.js";
 import { stream } from "./stream.js";
 import { streams, tables } from "./streams.js";
 import { themes } from "./theme.js";
+import { topics } from "./topics.js";
 import { trace } from "./trace.js";
 
 const PAGES = {
-  fleet, tables, nodes, audit, records, trace,
+  fleet, topics, edges: edge, tables, nodes, audit, records, trace,
   streams: (at) => (at.rest[0] ? stream(at) : streams(at)),
 };
-const NEEDS = { fleet: "edges", streams: "read", tables: "read", nodes: "status", audit: "acts" };
+/** Pages that are reached from another one, which is marked for them. */
+const BELOW = { records: "Streams", trace: "Streams", edges: "Fleet" };
+const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", nodes: "status", audit: "acts" };
 const by = (id) => document.getElementById(id);
 const main = by("main");
 const nav = document.querySelector("nav");
@@ -78,9 +82,9 @@ function open() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decodeURIComponent);
   const home = [...nav.children].find((link) => !link.hidden)?.hash.slice(2) || "fleet";
-  const chosen = Object.hasOwn(PAGES, name) && !(["records", "trace"].includes(name) && !rest[0]) ? name : home;
+  const chosen = Object.hasOwn(PAGES, name) && !(name in BELOW && !rest[name === "edges" ? 1 : 0]) ? name : home;
   for (const link of nav.children) {
-    const isThis = link.getAttribute("href") === `#/${chosen}` || (["records", "trace"].includes(chosen) && link.textContent === "Streams");
+    const isThis = link.getAttribute("href") === `#/${chosen}` || link.textContent === BELOW[chosen];
     if (isThis) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

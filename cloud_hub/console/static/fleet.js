@@ -1,6 +1,7 @@
 // Edges: where each is, how far behind, and what holds it back.
 
 import * as api from "./api.js";
+import { edgeLink } from "./edge.js";
 import { badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
 import { Table } from "./table.js";
 
@@ -16,7 +17,7 @@ const state = (edge) => {
 const lag = (edge) => (edge.complete_up_to ? Math.max(0, edge.read - millis(edge.complete_up_to)) : null);
 const clock = (edge) => edge.alarms.find((each) => CLOCK.has(each.reason));
 
-function stateBadge(edge) {
+export function stateBadge(edge) {
   const text = state(edge);
   const kind = { alarm: "bad", linked: "good", retired: "quiet" }[text] || "quiet";
   return badge(kind, text);
@@ -30,7 +31,7 @@ function alarms(edge) {
 }
 
 const COLUMNS = [
-  { key: "edge", title: "Edge", value: (e) => `${e.tenant}/${e.edge}`, cell: (e) => e.edge },
+  { key: "edge", title: "Edge", value: (e) => `${e.tenant}/${e.edge}`, cell: (e) => edgeLink(e) },
   { key: "state", title: "State", value: state, cell: stateBadge },
   { key: "alarms", title: "Alarms", value: (e) => (e.alarms.length ? -e.alarms.length : null), cell: alarms },
   { key: "lag", title: "Lag", kind: "number", value: lag,

@@ -2,7 +2,8 @@
 
 import * as api from "./api.js";
 import { aligned, Chart, SERIES_MAX } from "./charts.js";
-import { count, duration, el, millis, notice, page, utc } from "./dom.js";
+import { count, duration, el, labelled, millis, notice, page, utc } from "./dom.js";
+import { decoded, numbers } from "./field.js";
 import { Table } from "./table.js";
 import { laneKey } from "./timeline.js";
 import { traceLink } from "./trace.js";
@@ -12,27 +13,9 @@ const TAIL = 1000;
 const PAGE = 1000;
 const REQUESTS_MAX = 20;
 const FIELDS_MAX = 60;
-const DEPTH_MAX = 4;
 const SHOWN = 160;
-
-/** Return the payload of a record: a value of JSON, text, or null for bytes. */
-function decoded(record) {
-  if (record.payload === undefined) return null;
-  try {
-    return JSON.parse(record.payload);
-  } catch {
-    return record.payload;
-  }
-}
-
-/** Add the numbers of a value to `found`, by their path. */
-function numbers(value, path, found, depth = 0) {
-  if (typeof value === "number") found[path || "value"] = value;
-  else if (value && typeof value === "object" && !Array.isArray(value) && depth < DEPTH_MAX) {
-    for (const [name, each] of Object.entries(value)) numbers(each, path ? `${path}.${name}` : name, found, depth + 1);
-  }
-  return found;
-}
+/** Longest pause behind a slow answer: what is called live must not stand for minutes where a hub is busy. */
+const LIVE_MS = 15_000;
 
 function payload(record) {
   if (record.payload === undefined) return el("code", {}, `base64: ${record.payload_base64.slice(0, SHOWN)}`);
@@ -41,12 +24,21 @@ function payload(record) {
   return el("details", {}, el("summary", {}, el("code", {}, `${record.payload.slice(0, SHOWN)}…`)), el("pre", { class: "code" }, whole));
 }
 
+/** Whether a topic has a text, or matches a filter of MQTT. */
+function isOfTopic(topic, wanted) {
+  if (!/[+#]/.test(wanted)) return topic.toLowerCase().includes(wanted.toLowerCase());
+  const levels = topic.split("/");
+  const filter = wanted.split("/");
+  return filter.every((each, at) => each === "#" || (at < levels.length && (each === "+" || each === levels[at])))
+    && (filter.at(-1) === "#" || filter.length === levels.length);
+}
+
 const COLUMNS = [
   { key: "time", title: "Time (UTC)", value: (r) => r.at, cell: (r) => el("time", { datetime: r.time, title: r.time }, `${utc(r.at)}.${r.time.slice(20, 23)}`) },
   { key: "edge", title: "Edge", kind: "name", value: (r) => r.edge },
   { key: "key", title: "Topic", kind: "topic", value: (r) => r.key, cell: (r) => el("code", {}, r.key) },
   { key: "seq", title: "Number", kind: "number", value: (r) => r.seq, cell: (r) =>
-    el("a", { href: traceLink(r.stream, { shard: r.shard, offset: r.offset }), "aria-label": `Way of record ${r.seq} of ${r.edge}` }, count(r.seq)) },
+    el("a", { href: traceLink(r.stream, { shard: r.shard, offset: r.offset }), title: "The way of this record" }, count(r.seq)) },
   { key: "payload", title: "Payload", kind: "wide", value: (r) => r.payload ?? r.payload_base64, cell: payload },
   { key: "received", title: "Received (UTC)", value: (r) => millis(r.received), cell: (r) => utc(millis(r.received)) },
 ];
@@ -58,30 +50,38 @@ export function records({ main, signal, onChange, rest: [name], query }) {
   let isFollowed = false;
   const said = el("p", { class: "count", role: "status" });
   const troubles = el("div");
-  const edge = el("input", { type: "search", id: "record-edge", placeholder: "all", value: query.get("edge") || "" });
-  const since = el("input", { type: "datetime-local", id: "record-since", step: "1" });
+  const choice = (id, placeholder) => el("input", { type: "search", id: `record-${id}`, placeholder, maxlength: 512, spellcheck: "false",
+    value: query.get(id) || "", oninput: () => show() });
+  const [edge, topic, text] = [choice("edge", "all"), choice("topic", "part, or filter as plant/#"), choice("text", "in the payload")];
+  const moment = (id) => el("input", { type: "datetime-local", id: `record-${id}`, step: "1", value: (query.get(id) || "").slice(0, 19) });
+  const [since, until] = [moment("since"), moment("until")];
   const field = el("select", { id: "field" });
   const gaps = el("ul", { class: "plain", "aria-label": "Gaps in the chart" });
   const chart = new Chart({ label: `A field of ${name} over time`, height: 260, signal });
   const plotted = el("section", { "aria-label": "Chart", hidden: true },
     el("div", { class: "filters" }, el("label", { for: "field" }, "Field"), field), chart.element, gaps);
   const table = new Table({ name: "Records", columns: COLUMNS, sort: { key: "time", down: true }, empty: "No record." });
-  const tail = el("button", { type: "button", onclick: () => { since.value = ""; begin(); } }, "Newest, as they come");
+  const tail = el("button", { type: "button", onclick: () => { since.value = until.value = ""; begin(); } }, "Newest, as they come");
   main.replaceChildren(...page(`Records of ${name}`,
     el("p", { class: "links" }, el("a", { href: `#/streams/${encodeURIComponent(name)}` }, "The stream and its completeness")),
     el("form", { class: "filters", role: "search", "aria-label": "Records", onsubmit: (event) => {
       event.preventDefault();
       begin();
-    } }, el("label", { for: "record-since" }, "Received since (UTC)"), since, el("label", { for: "record-edge" }, "Edge"), edge,
-    el("button", { type: "submit", class: "primary" }, "Search"), tail),
+    } }, labelled("Received since (UTC)", since), labelled("until", until), labelled("Edge", edge), labelled("Topic", topic),
+    labelled("Text", text), el("button", { type: "submit", class: "primary" }, "Search"), tail),
     troubles, said, plotted, table.element));
   field.addEventListener("change", draw);
-  edge.addEventListener("input", show);
   signal.addEventListener("abort", () => work.abort());
 
   const ask = (more) => api.get(api.ofStream(name, "/records"), more, work.signal);
   const fail = (error) => error.name === "AbortError" || troubles.replaceChildren(notice("bad", error.message, error.advice));
-  const matches = (record) => !edge.value || record.edge.includes(edge.value.trim().toLowerCase());
+  const utcMillis = (input) => (input.value ? Date.parse(`${input.value.padEnd(19, ":00").slice(0, 19)}Z`) : null);
+  const matches = (record) => {
+    const end = utcMillis(until);
+    return (!edge.value || record.edge.includes(edge.value.trim().toLowerCase())) && (!topic.value || isOfTopic(record.key, topic.value.trim()))
+      && (!text.value || (record.payload ?? "").toLowerCase().includes(text.value.toLowerCase()))
+      && (end === null || millis(record.received) < end + 1000);
+  };
 
   function take(answer) {
     for (const each of answer.records) {
@@ -90,7 +90,8 @@ export function records({ main, signal, onChange, rest: [name], query }) {
       each.numbers = numbers(each.value, "", {});
       found.set(`${each.shard}/${each.offset}`, each);
     }
-    if (found.size > KEPT) found = new Map([...found].sort((a, b) => a[1].at - b[1].at).slice(-KEPT));
+    const kept = since.value ? REQUESTS_MAX * PAGE : KEPT; // a search for a rare topic finds it among many others
+    if (found.size > kept) found = new Map([...found].sort((a, b) => a[1].at - b[1].at).slice(-kept));
   }
 
   async function begin() {
@@ -102,7 +103,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
     troubles.replaceChildren();
     said.textContent = "Reading ...";
     try {
-      await (since.value ? search(`${since.value.padEnd(19, ":00").slice(0, 19)}Z`) : newest());
+      await (since.value ? search(new Date(utcMillis(since)).toISOString()) : newest());
     } catch (error) {
       said.textContent = "";
       fail(error);
@@ -145,7 +146,8 @@ export function records({ main, signal, onChange, rest: [name], query }) {
         take(answer);
         const offset = answer.next_offset[shard];
         const chunk = answer.next_chunk[shard];
-        next = (offset !== undefined && offset < facts.next_offset[shard]) || chunk !== undefined ? { offset, chunk } : null;
+        const isPast = until.value && answer.records.length && millis(answer.records.at(-1).received) >= utcMillis(until) + 1000;
+        next = !isPast && ((offset !== undefined && offset < facts.next_offset[shard]) || chunk !== undefined) ? { offset, chunk } : null;
         show();
       }
     }
@@ -154,8 +156,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
 
   function show(more = "") {
     const rows = [...found.values()].filter(matches);
-    const text = typeof more === "string" ? more : "";
-    said.textContent = `${count(rows.length)} records${since.value ? "" : ", the newest"}${edge.value ? ` of ${edge.value}` : ""}.${text}`;
+    said.textContent = `${count(rows.length)} records${since.value ? "" : ", the newest"}${edge.value ? ` of ${edge.value}` : ""}.${more}`;
     table.show(rows);
     const names = [...new Set(rows.slice(-500).flatMap((row) => Object.keys(row.numbers)))].sort().slice(0, FIELDS_MAX);
     if (names.join() !== [...field.options].map((each) => each.value).join()) {
@@ -166,30 +167,36 @@ export function records({ main, signal, onChange, rest: [name], query }) {
     draw();
   }
 
-  /** A jump of a lane's numbers is a gap: the records in it are still to come, or never come. */
+  /** A jump of a lane's numbers is a gap: the records in it are still to come, or never come. Records that the search
+   * left out are none. */
   function draw() {
-    const lanes = new Map();
-    for (const row of [...found.values()].filter(matches).sort((a, b) => a.seq - b.seq)) {
-      const key = laneKey(row);
-      if (!lanes.has(key)) lanes.set(key, []);
-      lanes.get(key).push(row);
-    }
+    const lines = new Map();
     const told = [];
-    const lines = [...lanes].slice(0, SERIES_MAX).map(([, rows]) => {
-      const points = [];
+    const lanes = Map.groupBy([...found.values()].sort((a, b) => a.seq - b.seq), laneKey);
+    for (const rows of lanes.values()) {
+      const mine = new Map();
+      const gapsAt = [];
       rows.forEach((row, index) => {
         const before = rows[index - 1];
         if (before && row.seq > before.seq + 1) {
-          points.push([(before.at + row.at) / 2, null]);
-          told.push(`${row.edge}: ${count(row.seq - before.seq - 1)} records are not here, of ${duration(row.at - before.at)} from ${utc(before.at)} UTC on`);
+          gapsAt.push((before.at + row.at) / 2);
+          if (matches(row) || matches(before)) {
+            told.push(`${row.edge}: ${count(row.seq - before.seq - 1)} records are not here, of ${duration(row.at - before.at)} from ${utc(before.at)} UTC on`);
+          }
         }
-        if (field.value in row.numbers) points.push([row.at, row.numbers[field.value]]);
+        if (!(field.value in row.numbers) || !matches(row)) return;
+        if (!mine.has(row.key)) mine.set(row.key, []);
+        mine.get(row.key).push([row.at, row.numbers[field.value]]);
       });
-      return { name: rows[0].edge, points: points.sort((a, b) => a[0] - b[0]) };
-    });
-    const more = lanes.size > SERIES_MAX ? [`${count(lanes.size - SERIES_MAX)} more edges are not drawn: choose one`] : [];
+      for (const [key, points] of mine) {
+        lines.set(`${laneKey(rows[0])} ${key}`, { name: `${rows[0].edge} ${key}`,
+          points: [...points, ...gapsAt.map((at) => [at, null])].sort((a, b) => a[0] - b[0]) });
+      }
+    }
+    const more = lines.size > SERIES_MAX ? [`${count(lines.size - SERIES_MAX)} more lines are not drawn: choose an edge or a topic`] : [];
     gaps.replaceChildren(...[...more, ...told.slice(0, 20)].map((each) => el("li", {}, each)));
-    if (lines.length && !plotted.hidden) chart.show(lines.map((each) => each.name), aligned(lines));
+    const drawn = [...lines.values()].slice(0, SERIES_MAX);
+    if (drawn.length && !plotted.hidden) chart.show(drawn.map((each) => each.name), aligned(drawn));
   }
 
   /** The newest: the stream's end in each shard says where there are some. An event may leave the stream out, and an
@@ -210,7 +217,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
     } catch (error) {
       fail(error);
     }
-  }, { leastMs: 1000, restMs: 30000, signal });
+  }, { leastMs: 1000, restMs: 30000, mostMs: LIVE_MS, signal });
   onChange((event) => (event.streams.includes(name) || event.streams_more) && rounds.poke());
   begin();
 }

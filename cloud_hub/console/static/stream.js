@@ -3,11 +3,13 @@
 import * as api from "./api.js";
 import { Chart } from "./charts.js";
 import { ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
+import { Field } from "./field.js";
+import { Span } from "./span.js";
 import { Table } from "./table.js";
 import { laneKey, Places, segments, Timeline } from "./timeline.js";
 
 const LANES = 50;
-const WINDOWS = [["5 minutes", 5], ["15 minutes", 15], ["1 hour", 60], ["6 hours", 360], ["24 hours", 1440], ["7 days", 10080]];
+const HOUR_MINUTES = 60;
 const RATES_KEPT = 720;
 const SAMPLES = 12;
 const SAMPLED_SHARDS_MAX = 4;
@@ -28,8 +30,7 @@ const COLUMNS = (places) => [
 ];
 
 export function stream({ main, signal, onChange, rest: [name], query }) {
-  const asked = WINDOWS.find(([, minutes]) => String(minutes) === query.get("window"));
-  const at = { after: null, before: [], window: asked ? asked[1] : 60, lanes: [], next: null, answer: null, sampled: new Set() };
+  const at = { after: null, before: [], lanes: [], next: null, answer: null, sampled: new Set() };
   const places = new Places();
   const rates = [];
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
@@ -38,32 +39,31 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   const timeline = new Timeline();
   const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
   const chart = new Chart({ label: "Records per second while this page is open", height: 170, leastSeconds: 60, signal });
-  const windows = el("select", { id: "window" }, WINDOWS.map(([text, minutes]) =>
-    el("option", { value: minutes, selected: minutes === at.window }, text)));
+  const span = new Span({ minutes: Number(query.get("window")) || HOUR_MINUTES, changed: () => {
+    draw();
+    field.ask();
+  } });
+  const field = new Field({ name, span, chosen: query.get("field"), signal });
+  timeline.attach(span);
   const back = el("button", { type: "button", disabled: true, onclick: () => turn(at.before.pop() ?? null) }, "Earlier lanes");
   const on = el("button", { type: "button", disabled: true, onclick: () => {
     at.before.push(at.after);
     turn(at.next);
   } }, "Later lanes");
   main.replaceChildren(...page(name,
-    el("p", { class: "links" }, el("a", { href: `#/records/${encodeURIComponent(name)}` }, "Records and charts")),
+    el("p", { class: "links" }, el("a", { href: `#/records/${encodeURIComponent(name)}` }, "Records as they come"), " ",
+      el("a", { href: `#/topics?stream=${encodeURIComponent(name)}` }, "Topics")),
     figures, troubles, reasons,
     el("h2", { id: "completeness" }, "Completeness over time"),
-    el("div", { class: "filters" }, el("label", { for: "window" }, "Time shown"), windows, back, on),
-    timeline.element,
+    span.element, timeline.element, el("div", { class: "filters" }, back, on),
     el("details", {}, el("summary", {}, "The same as a table"), table.element),
-    el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
+    field.element, el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
 
   const draw = () => {
     if (!at.answer) return;
-    const now = Date.now();
-    timeline.show({ lanes: at.lanes, places, from: now - at.window * 60_000, now, moment: millis(at.answer.complete_up_to) });
+    timeline.show({ lanes: at.lanes, places, from: span.from, to: span.to, moment: millis(at.answer.complete_up_to) });
     table.show(at.lanes);
   };
-  windows.addEventListener("change", () => {
-    at.window = Number(windows.value);
-    draw();
-  });
   const sizes = new ResizeObserver(draw);
   sizes.observe(main);
   signal.addEventListener("abort", () => sizes.disconnect());
@@ -76,17 +76,27 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       Object.assign(at, { answer, lanes: answer.lanes, next: answer.next_after });
       back.disabled = !at.before.length;
       on.disabled = !at.next;
-      for (const lane of answer.lanes) places.learn(lane);
+      back.hidden = on.hidden = !at.next && !at.before.length;
+      for (const lane of answer.lanes) {
+        lane.stream = name;
+        places.learn(lane);
+      }
       troubles.replaceChildren(...(answer.missing_shards ? [notice("warn",
         `${answer.missing_shards.length} shards cannot be read.`, "What they hold is not known.")] : []));
       show(facts, answer);
       draw();
-      await sample(facts, answer.lanes);
+      if (await findGaps({ name, places, sampled: at.sampled }, facts, answer.lanes, signal)) draw();
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
     }
   }, { leastMs: 2000, restMs: 5000, signal });
-  onChange((event) => event.streams.includes(name) && rounds.poke());
+  // Apart: an answer about many records takes long, and is followed by a long pause.
+  const charted = new api.Rounds(() => (span.end === null ? field.update() : null), { leastMs: 5000, restMs: 15000, signal });
+  onChange((event) => {
+    if (!event.streams.includes(name)) return;
+    rounds.poke();
+    charted.poke();
+  });
 
   function turn(after) {
     at.after = after;
@@ -116,37 +126,37 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       if (drawn.length) chart.show(["records/s"], [drawn.map((each) => each.now / 1000), drawn.map((each) => each.per)]);
     }
   }
+}
 
-  /** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.
-   * Once for each lane. */
-  async function sample(facts, lanes) {
-    const wanted = lanes.filter((lane) => lane.gaps.length && !at.sampled.has(laneKey(lane)));
-    wanted.forEach((lane) => at.sampled.add(laneKey(lane)));
-    const known = new Map();
-    const read = async (shard, offset) => {
-      const answer = await api.get(api.ofStream(name, "/records"), { shard, offset, limit: 20 }, signal);
-      for (const each of answer.records) {
-        const key = laneKey(each);
-        places.add(key, each.seq, millis(each.time));
-        if (!known.has(key)) known.set(key, []);
-        known.get(key).push(each);
-      }
-    };
-    for (const shard of [...new Set(wanted.map((lane) => lane.shard))].slice(0, SAMPLED_SHARDS_MAX)) {
-      const end = facts.next_offset[shard] || 0;
-      for (let part = 0; part <= SAMPLES && end; part += 1) {
-        await read(shard, Math.min(end - 1, Math.floor((end * part) / SAMPLES)));
-      }
+/** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.
+ * Once for each lane. */
+export async function findGaps({ name, tenant, places, sampled }, facts, lanes, signal) {
+  const wanted = lanes.filter((lane) => lane.gaps.length && !sampled.has(laneKey(lane)));
+  wanted.forEach((lane) => sampled.add(laneKey(lane)));
+  const known = new Map();
+  const read = async (shard, offset) => {
+    const answer = await api.get(api.ofStream(name, "/records"), { ...(tenant ? { tenant } : {}), shard, offset, limit: 20 }, signal);
+    for (const each of answer.records) {
+      const key = laneKey(each);
+      places.add(key, each.seq, millis(each.time));
+      if (!known.has(key)) known.set(key, []);
+      known.get(key).push(each);
     }
-    for (const { lane, gap } of wanted.flatMap((each) => each.gaps.map((gap) => ({ lane: each, gap }))).slice(0, CLOSER_MAX)) {
-      for (let step = 0; step < STEPS; step += 1) {
-        const records = known.get(laneKey(lane)) || [];
-        const low = Math.max(...records.filter((each) => each.seq < gap.first).map((each) => each.offset));
-        const high = Math.min(...records.filter((each) => each.seq >= gap.end).map((each) => each.offset));
-        if (!(Number.isFinite(low) && Number.isFinite(high) && high > low + 1)) break;
-        await read(lane.shard, Math.floor((low + high) / 2));
-      }
+  };
+  for (const shard of [...new Set(wanted.map((lane) => lane.shard))].slice(0, SAMPLED_SHARDS_MAX)) {
+    const end = facts.next_offset[shard] || 0;
+    for (let part = 0; part <= SAMPLES && end; part += 1) {
+      await read(shard, Math.min(end - 1, Math.floor((end * part) / SAMPLES)));
     }
-    if (wanted.length) draw();
   }
+  for (const { lane, gap } of wanted.flatMap((each) => each.gaps.map((gap) => ({ lane: each, gap }))).slice(0, CLOSER_MAX)) {
+    for (let step = 0; step < STEPS; step += 1) {
+      const records = known.get(laneKey(lane)) || [];
+      const low = Math.max(...records.filter((each) => each.seq < gap.first).map((each) => each.offset));
+      const high = Math.min(...records.filter((each) => each.seq >= gap.end).map((each) => each.offset));
+      if (!(Number.isFinite(low) && Number.isFinite(high) && high > low + 1)) break;
+      await read(lane.shard, Math.floor((low + high) / 2));
+    }
+  }
+  return wanted.length > 0;
 }

@@ -1,13 +1,25 @@
 // Completeness over time: for each lane what is here, what is still to come, and what never comes, with the reason.
 
-import { ago, count, duration, el, millis, svg, utc } from "./dom.js";
+import { count, el, millis, svg, utc } from "./dom.js";
 
 const HEIGHT = 26;
+const DAY_MS = 86_400_000;
+const STEPS_MS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800,
+  604800, 1209600].map((seconds) => seconds * 1000);
+const NAME = 180;
+const NARROW = 560;
 const KINDS = {
   held: "here", pending: "to come", gap: "never comes", silent: "not heard of since", unknown: "not said",
 };
 
-export const laneKey = (lane) => `${lane.edge}/${lane.log}`;
+/** A moment of the axis: no finer than its steps, and a day by its date. */
+function tick(at, step) {
+  const text = new Date(at).toISOString();
+  if (step >= DAY_MS || at % DAY_MS === 0) return text.slice(5, 10);
+  return step >= 60_000 ? text.slice(11, 16) : step >= 1000 ? text.slice(11, 19) : text.slice(14, 21);
+}
+
+export const laneKey = (lane) => `${lane.edge}/${lane.log}/${lane.stream}`;
 
 /** Moments that are known of a lane's numbers: below `seq` everything is from before `time`, and the rest from after. */
 export class Places {
@@ -76,64 +88,76 @@ export function segments(lane, places, now) {
 
 /** The drawing: a bar for each lane under one axis, and the moment of the stream as a line through all. */
 export class Timeline {
-  constructor() {
+  /** named(lane): what its bar is called. */
+  constructor(named = (lane) => lane.edge) {
+    this.named = named;
     this.axis = svg("svg", { class: "axis", "aria-hidden": "true" });
     this.rows = el("ol", { class: "lanes" });
     this.legend = el("ul", { class: "legend", "aria-label": "Colours" },
       Object.entries(KINDS).map(([kind, text]) => el("li", { class: kind }, text)), el("li", { class: "moment" }, "complete up to"));
-    this.element = el("figure", { class: "timeline", "aria-label": "Completeness over time, lane by lane" },
-      this.legend, this.axis, this.rows);
+    this.element = el("figure", { class: "timeline", tabindex: "0",
+      "aria-label": "Completeness over time, lane by lane. Plus and minus zoom, left and right move, End goes to now." },
+    this.legend, this.axis, this.rows);
   }
 
-  show({ lanes, places, from, now, moment }) {
-    this.last = { lanes, places, from, now, moment };
-    const width = Math.max(120, this.rows.clientWidth - (this.rows.clientWidth > 560 ? 180 : 0));
-    const x = (time) => Math.max(0, Math.min(width, ((time - from) / (now - from)) * width));
-    this.ticks(width, x, from, now, moment);
-    this.rows.replaceChildren(...lanes.map((lane) => this.row(lane, segments(lane, places, now), width, x, from, moment)));
+  /** Let a span be chosen on the drawing. */
+  attach(span) {
+    span.attach(this.element, this.rows, () => {
+      const box = this.rows.getBoundingClientRect();
+      const width = this.width();
+      return { left: box.right - width, width };
+    });
   }
 
-  row(lane, found, width, x, from, moment) {
+  width() {
+    return Math.max(120, this.rows.clientWidth - (this.rows.clientWidth > NARROW ? NAME : 0));
+  }
+
+  show({ lanes, places, from, to, moment }) {
+    const now = Date.now();
+    const width = this.width();
+    const x = (time) => Math.max(0, Math.min(width, ((time - from) / (to - from)) * width));
+    this.ticks(width, x, from, to, moment, to >= now - 1000);
+    this.rows.replaceChildren(...lanes.map((lane) => this.row(lane, segments(lane, places, now), width, x, [from, to], moment)));
+  }
+
+  row(lane, found, width, x, [from, to], moment) {
     const texts = found.filter((each) => each.kind !== "held" || found.length === 1).map((each) => each.text);
     const bars = found.map((each) => {
       const left = each.from === null ? 0 : x(each.from);
       const right = each.to === null ? width : x(each.to);
-      if (each.to !== null && each.to < from) return null;
+      if ((each.to !== null && each.to < from) || (each.from !== null && each.from > to)) return null;
       const least = each.kind === "gap" ? 5 : 0;
       const wide = Math.max(least, right - left);
       const at = Math.min(left, width - wide);
       return svg("rect", { class: each.kind, x: at, y: 5, width: wide, height: HEIGHT - 10, rx: 2 },
         svg("title", {}, each.text));
     });
-    const line = moment === null || moment < from ? null
+    const line = moment === null || moment < from || moment > to ? null
       : svg("line", { class: "moment", x1: x(moment), x2: x(moment), y1: 0, y2: HEIGHT });
-    const name = el("span", { class: "lane" }, lane.edge, el("small", {}, lane.retired ? "retired" : lane.log.slice(-4)));
-    const label = `${lane.edge}, log ${lane.log}: ${found.map((each) => each.text).join("; ")}`;
+    const name = el("span", { class: "lane" }, this.named(lane), el("small", {}, lane.retired ? "retired" : lane.log.slice(-4)));
+    const label = `${this.named(lane)}, log ${lane.log}: ${found.map((each) => each.text).join("; ")}`;
     return el("li", { class: lane.retired ? "retired" : null }, name,
       svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label }, ...bars, line || ""),
       texts.length && found.some((each) => each.kind === "gap") ? el("span", { class: "hidden" }, texts.join("; ")) : null);
   }
 
-  ticks(width, x, from, now, moment) {
-    const steps = [60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400].map((s) => s * 1000);
+  ticks(width, x, from, to, moment, isNow) {
     const wanted = Math.max(2, Math.floor(width / 110));
-    const step = steps.find((each) => (now - from) / each <= wanted) || steps.at(-1);
+    const step = STEPS_MS.find((each) => (to - from) / each <= wanted) || STEPS_MS.at(-1);
     const marks = [];
-    for (let at = Math.ceil(from / step) * step; at < now - (now - from) * 0.04; at += step) {
-      const text = step >= 86400000 ? utc(at).slice(5, 10) : utc(at).slice(11, 16);
-      marks.push(svg("text", { x: x(at), y: 12, "text-anchor": at === from ? "start" : "middle" }, text),
-        svg("line", { x1: x(at), x2: x(at), y1: 16, y2: 20 }));
+    const isRoom = (at) => x(at) > 22 && x(at) < width - (isNow ? 40 : 22);
+    for (let at = Math.ceil(from / step) * step; at < to; at += step) {
+      if (isRoom(at)) marks.push(svg("text", { x: x(at), y: 12, "text-anchor": "middle" }, tick(at, step)));
+      marks.push(svg("line", { x1: x(at), x2: x(at), y1: 16, y2: 20 }));
     }
-    marks.push(svg("text", { x: width, y: 12, "text-anchor": "end" }, "now"));
-    if (moment !== null && moment >= from) {
+    if (isNow) marks.push(svg("text", { x: width, y: 12, "text-anchor": "end" }, "now"));
+    if (moment !== null && moment >= from && moment <= to) {
       marks.push(svg("path", { class: "moment", d: `M${x(moment) - 5} 14h10l-5 8z` }));
     }
     this.axis.setAttribute("width", width);
     this.axis.setAttribute("height", 22);
     this.axis.replaceChildren(...marks);
-    this.axis.parentElement.dataset.wide = this.rows.clientWidth > 560 ? "yes" : "no";
+    this.axis.parentElement.dataset.wide = this.rows.clientWidth > NARROW ? "yes" : "no";
   }
 }
-
-/** Return how far a moment is behind, as a sentence. */
-export const behind = (moment, now) => (moment === null ? "unknown" : `${ago(moment, now)} (${duration(now - moment)} behind)`);

@@ -1,7 +1,7 @@
 // The way of one record: device, edge, function, chunk of the log, and row of the table.
 
 import * as api from "./api.js";
-import { count, el, millis, notice, page, utc } from "./dom.js";
+import { count, duration, el, millis, notice, page, svg, utc } from "./dom.js";
 
 const REQUESTS_MAX = 40;
 const SOURCE = /^([^ ,]+) (\d{1,20})(?:-(\d{1,20}))?(?:\/(\d{1,20}))?$/;
@@ -36,7 +36,7 @@ function steps(answer, stream) {
   const facts = (...pairs) => el("dl", { class: "facts" }, pairs.filter(([, value]) => value)
     .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
   const made = inputs(record);
-  return el("ol", { class: "steps", "aria-label": "Way of the record" },
+  return el("div", {}, way(record, row), el("ol", { class: "steps", "aria-label": "Way of the record" },
     el("li", {}, el("h2", {}, record.origin ? "Record" : "Message of a device"),
       facts(["Topic", el("code", {}, record.key)], ["Time", time(record.time)], ["Clock", record.clock],
         ["Sent again", record.resent ? "perhaps: the device said so" : null]), el("pre", { class: "code" }, text.slice(0, 4000))),
@@ -50,8 +50,30 @@ function steps(answer, stream) {
     el("li", {}, el("h2", {}, "Table"), row
       ? facts(["File", el("code", {}, row.file)], ["Row in the file", count(row.number)],
         ["In SQL", el("code", {}, `SELECT * FROM ${stream} WHERE _shard = ${record.shard} AND _offset = ${record.offset}`)])
-      : el("p", {}, "No row up to a minute ago.")));
+      : el("p", {}, "No row up to a minute ago."))));
 }
+
+/** The way as a picture: who had the record when, and how long it took in between. */
+function way(record, row) {
+  const [taken, edgeTaken, received] = [record.time, record.edge_time, record.received].map(millis);
+  const stops = [["Device", taken], edgeTaken === null ? null : ["Edge", edgeTaken], ["Hub", received], ["Table", null]].filter(Boolean);
+  const x = (at) => 60 + (at * 600) / (stops.length - 1);
+  const parts = stops.flatMap(([name, time], at) => {
+    const before = stops[at - 1]?.[1] ?? null;
+    const isHere = name !== "Table" || row;
+    const under = time === null ? (row ? "a row" : "no row yet") : `${utc(time).slice(11)}.${String(time % 1000).padStart(3, "0")}`;
+    return [
+      at ? svg("line", { x1: x(at - 1), x2: x(at), y1: 34, y2: 34, class: isHere ? "" : "waits" }) : null,
+      at && before !== null && time !== null ? svg("text", { x: (x(at - 1) + x(at)) / 2, y: 24, class: "took" }, took(time - before)) : null,
+      svg("circle", { cx: x(at), cy: 34, r: 7, class: isHere ? "" : "waits" }),
+      svg("text", { x: x(at), y: 58, class: "stop" }, name), svg("text", { x: x(at), y: 76, class: "took" }, under)];
+  }).filter(Boolean);
+  const label = stops.map(([name, time]) => `${name} ${time === null ? (row ? "has it as a row" : "has no row yet") : `${utc(time)} UTC`}`).join(", ");
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Picture of the way" },
+    svg("svg", { class: "way", viewBox: "0 0 720 84", role: "img", "aria-label": label }, ...parts));
+}
+
+const took = (ms) => (Math.abs(ms) < 1000 ? `${ms} ms` : `${ms < 0 ? "-" : ""}${duration(ms)}`);
 
 export function trace({ main, signal, rest: [name], query }) {
   const said = el("p", { class: "count", role: "status" }, "Reading ...");

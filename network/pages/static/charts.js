@@ -20,10 +20,24 @@ function resolved(name) {
 /** Digits after the point that tell values apart that are a step from each other. */
 const decimals = (step) => Math.min(12, Math.max(0, -Math.floor(Math.log10(step))));
 
+/** Shade the time from a moment on. */
+function shade(plot, from) {
+  const { left, top, width, height } = plot.bbox;
+  const x = Math.max(left, plot.valToPos(from, "x", true));
+  if (!(x < left + width)) return;
+  plot.ctx.save();
+  plot.ctx.fillStyle = resolved("pending");
+  plot.ctx.globalAlpha = 0.18;
+  plot.ctx.fillRect(x, top, left + width - x, height);
+  plot.ctx.restore();
+}
+
 /** A chart that fills its element's width, and is drawn again in other colours or sizes. */
 export class Chart {
-  /** leastSeconds: the shortest time shown, so that a first value does not stand in an axis of years. */
-  constructor({ label, height = 220, leastSeconds = 1, signal }) {
+  /** leastSeconds: the shortest time shown, so that a first value does not stand in an axis of years. stretch(from, to):
+   * is told of a stretch of time that is drawn on the chart, in seconds; without it the chart shows that itself. */
+  constructor({ label, height = 220, leastSeconds = 1, stretch = null, signal }) {
+    this.stretch = stretch;
     this.height = height;
     this.leastSeconds = leastSeconds;
     this.plot = null;
@@ -40,9 +54,10 @@ export class Chart {
     });
   }
 
-  /** names: of the series. data: [seconds since 1970, values of each series]; null is a gap, undefined no value. */
-  show(names, data) {
-    this.last = [names, data];
+  /** names: of the series. data: [seconds since 1970, values of each series]; null is a gap, undefined no value.
+   * span: [from, to] of the axis, else that of the data. unsure: the moment from which on values may still come. */
+  show(names, data, { span = null, unsure = null } = {}) {
+    this.last = [names, data, { span, unsure }];
     this.plot?.destroy();
     const ink = resolved("soft");
     const line = resolved("line");
@@ -54,13 +69,18 @@ export class Chart {
     const number = (_, splits, __, ___, step) => splits.map((value) =>
       value.toLocaleString("en", { minimumFractionDigits: decimals(step), maximumFractionDigits: decimals(step) }));
     const [low, high] = [data[0][0], data[0].at(-1)];
-    const range = (_, from, to) => (low === high || (from === low && to === high) ? [Math.min(low, high - this.leastSeconds), high]
+    const range = (_, from, to) => (span ? span : low === high || (from === low && to === high) ? [Math.min(low, high - this.leastSeconds), high]
       : [from, to]);
     const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
     const points = { show: data[0].length < 200 };
     this.plot = new uPlot({
       width: this.box.clientWidth || 600, height: this.height, tzDate: (s) => uPlot.tzDate(new Date(s * 1000), "UTC"),
-      cursor: { y: false },
+      cursor: { y: false, drag: { x: true, y: false, setScale: !this.stretch } },
+      hooks: {
+        drawClear: [(plot) => unsure !== null && shade(plot, unsure)],
+        setSelect: [(plot) => this.stretch && plot.select.width > 0
+          && this.stretch(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"))],
+      },
       scales: { x: { range } },
       axes: [{ ...axis, values: time, space: 75 }, { ...axis, size: 70, values: number }],
       series: [{ label: "UTC", value: (_, s) => (s === null ? "" : utc(s * 1000)) }, ...names.map((label, at) => ({

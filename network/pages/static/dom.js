@@ -19,6 +19,9 @@ export const el = (name, attributes, ...children) => filled(document.createEleme
 export const svg = (name, attributes, ...children) =>
   filled(document.createElementNS(SVG, name), attributes, children);
 
+/** Return a field with its label, which stay beside each other. */
+export const labelled = (text, field) => el("span", { class: "pair" }, el("label", { for: field.id }, text), field);
+
 /** Return milliseconds since 1970 of an RFC 3339 text with nanoseconds; null if there is none. */
 export function millis(text) {
   if (!text) return null;

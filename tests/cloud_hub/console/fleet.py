@@ -6,7 +6,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -62,6 +62,16 @@ def readings(first: int, end: int, start: int) -> tuple[BatchHeader, bytes]:
     ]  # fmt: skip
     keys = [b"plant/hall-2/press-1/telemetry"] * len(payloads)
     columns = batch.columns_from_lists(times, keys, payloads)
+    data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED))
+    return batch.verify(data), data
+
+
+def messages(first: int, topics: Sequence[str]) -> tuple[BatchHeader, bytes]:
+    """A number of every topic, all of now."""
+    times = struct.pack(f"<{len(topics)}q", *[time.time_ns()] * len(topics))
+    columns = batch.columns_from_lists(
+        times, [each.encode() for each in topics], [b"%d" % n for n in range(len(topics))]
+    )
     data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED))
     return batch.verify(data), data
 

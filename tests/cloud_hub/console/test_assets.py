@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from importlib.resources import files
 from pathlib import Path
 
@@ -47,6 +48,14 @@ async def test_a_page_under_a_foreign_name_is_refused() -> None:
     async with running_hub(MemoryStore(), hosts=frozenset()) as hub, aiohttp.ClientSession(hub.url) as session:
         for path in ("/", WAY, f"{WAY}/console.js", "/v1/changes"):
             assert (await session.get(path, headers={"Host": "evil.example"})).status == 421
+
+
+async def test_a_page_is_small() -> None:
+    async with running_hub(MemoryStore()) as hub, aiohttp.ClientSession(hub.url) as session:
+        loaded = 0
+        for name in ("", *(f"/{each.name}" for each in FILES if not each.name.endswith((".html", ".txt")))):
+            loaded += len(zlib.compress(await (await session.get(f"{WAY}{name}")).read()))
+    assert loaded < 200_000
 
 
 def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup() -> None:

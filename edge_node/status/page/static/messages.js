@@ -1,11 +1,12 @@
 // Messages: the newest of each topic with lines of its numbers, and live ones.
 
 import { get, Refused, send } from "./ask.js";
-import { ago, count, el, notice, prose, svg } from "./dom.js";
+import { count, el, notice, prose, svg } from "./dom.js";
 import { eventsOf, Rounds } from "./rounds.js";
-import { Table } from "./table.js";
+import { TopicTree } from "./tree.js";
 
 const LINES_MAX = 200;
+const TOPICS_MAX = 200;
 /** The node sees messages for 30 s after it was asked: a slow login or line must not bring a longer pause. */
 const ASKED_MS = 10000;
 const [WIDTH, HEIGHT] = [110, 26];
@@ -45,21 +46,17 @@ const filterField = (id, onchange) => el("input", { type: "search", id, size: 28
 export function topics(root, { signal, refused }) {
   const field = filterField("topic-filter", () => rounds.poke());
   const body = section(root, "Topics", el("label", { for: "topic-filter" }, "Filter"), field);
-  const table = new Table({ name: "Topics", key: "topic", sort: { key: "topic", down: false },
-    empty: "No message has come since this page was opened.", columns: [
-      { key: "topic", title: "Topic", kind: "topic", value: (row) => row.topic, cell: (row) => el("code", {}, row.topic) },
-      { key: "time", title: "Newest", value: (row) => row.time, cell: (row) => ago(row.time * 1000) },
-      { key: "payload", title: "Payload", kind: "payload", value: (row) => text(row.payload), cell: (row) => el("code", {}, text(row.payload).slice(0, 160)) },
-      { key: "numbers", title: "Numbers", value: (row) => Object.keys(row.numbers).length,
-        cell: (row) => Object.entries(row.numbers).map(sparkline) },
-      { key: "messages", title: "Messages", kind: "number", value: (row) => row.messages, cell: (row) => count(row.messages) },
-    ] });
+  const tree = new TopicTree({ name: "Topics", signal, empty: "No message has come since this page was opened.",
+    extra: (leaf) => el("span", { class: "sparks" }, Object.entries(leaf.numbers).map(sparkline)) });
   const said = el("p", { class: "advice" });
   const rounds = new Rounds(async () => {
     try {
-      const found = await get("topics", { filter: field.value || "#", limit: 100 }, signal);
-      if (!table.element.isConnected) body.replaceChildren(table.element, said);
-      table.show(found.topics);
+      const found = await get("topics", { filter: field.value || "#", limit: TOPICS_MAX }, signal);
+      if (!tree.element.isConnected) body.replaceChildren(tree.element, said);
+      const seconds = Math.max(1, Date.now() / 1000 - found.since);
+      tree.set(found.topics.map((each) => ({ topic: each.topic, time: each.time * 1000, text: text(each.payload), numbers: each.numbers,
+        rate: each.messages > 1 ? each.messages / seconds : null })));
+      tree.draw();
       said.textContent = `Seen since ${clock(found.since).slice(0, 8)} UTC, while a page is open.`
         + (found.is_whole ? "" : " Only the topics with the newest messages: a filter finds others.");
     } catch (error) {

@@ -45,7 +45,7 @@ async def test_a_person_sees_what_waits_and_what_comes_at_every_width(page: Brow
             await page.until('document.querySelector("#links").innerText.includes("cannot connect")')
             await page.until(f"{WAITING} >= {3 + seen}")
             await page.until('document.querySelectorAll(".charts canvas").length === 4')
-            await page.until('document.querySelector("#topics table")')
+            await page.until('document.querySelector("#topics .tree")')
             await page.js('document.querySelector("#live button").click()')
             await page.until('document.querySelector("#live .advice").innerText.includes("Waiting")')
             await client.publish("plant/b/<b>door</b>", "<i>open</i>")
@@ -62,7 +62,7 @@ async def test_numbers_of_a_topic_are_drawn(page: BrowserPage, tmp_path: Path, m
     monkeypatch.setattr(newest, "POINT_INTERVAL_S", 0.0)
     async with running(tmp_path, OPEN) as node:
         await page.open(url(node, ""))
-        await page.until('document.querySelector("#topics table")')
+        await page.until('document.querySelector("#topics .tree")')
         client = await publisher(node)
         for celsius in (20, 21.5, 19):
             await client.publish("plant/a/temperature", json.dumps({"celsius": celsius}))
@@ -80,7 +80,7 @@ async def test_topics_are_seen_over_a_line_that_is_slow(page: BrowserPage, tmp_p
         await page.open(url(node, ""))
         await page.call("Network.emulateNetworkConditions", **slow)
         await page.js("location.reload()")
-        await page.until('document.querySelector("#topics table")')
+        await page.until('document.querySelector("#topics .tree")')
         client = await publisher(node)
         await client.publish("plant/a/open", "2")
         await page.until('document.querySelector("#topics").innerText.includes("plant/a/open")')
@@ -96,7 +96,7 @@ async def test_a_user_signs_in_and_sees_own_topics_only(page: BrowserPage, tmp_p
             await page.js('document.querySelector("#user").value = "reader"')
             await page.js(f'document.querySelector("#password").value = "{word}"')
             await page.js('document.querySelector("#topics form button").click()')
-            sign = "#topics form .notice.bad" if word == "wrong" else "#topics table"
+            sign = "#topics form .notice.bad" if word == "wrong" else "#topics .tree"
             await page.until(f'document.querySelector("{sign}")')
         client = PahoClient()
         client.paho.username_pw_set("writer", "battery staple")

@@ -1,0 +1,122 @@
+// One edge: how it is, what holds it back, and up to when each of its streams is here.
+
+import * as api from "./api.js";
+import { stateBadge } from "./fleet.js";
+import { ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
+import { Span } from "./span.js";
+import { findGaps } from "./stream.js";
+import { streamLink } from "./streams.js";
+import { Table } from "./table.js";
+import { Places, segments, Timeline } from "./timeline.js";
+
+const STREAMS_MAX = 200;
+const LANES_MAX = 8;
+const EDGES_MAX = 50;
+const HOUR_MINUTES = 60;
+
+export const edgeLink = (edge) => el("a", { href: `#/edges/${encodeURIComponent(edge.tenant)}/${encodeURIComponent(edge.edge)}` }, edge.edge);
+
+const LETTERS = "-.0123456789_abcdefghijklmnopqrstuvwxyz";
+const NAME_MAX = 64;
+
+/** Return the last name that could sort before one: lists go on after a name. */
+function before(name) {
+  const kept = name.slice(0, -1);
+  const letter = LETTERS[LETTERS.indexOf(name.at(-1)) - 1];
+  return letter && kept ? `${kept}${letter}`.padEnd(NAME_MAX, "z") : kept;
+}
+
+/** The lanes of the edge, each with its stream: streams are asked one by one, until all of the edge are found. */
+async function lanesOf({ tenant, edge, streams }, known, signal) {
+  const found = [];
+  const names = new Set(known);
+  if (names.size < streams) {
+    const answer = await api.get("streams", { tenant, limit: STREAMS_MAX }, signal);
+    answer.streams.forEach((each) => names.add(each.stream));
+  }
+  let left = streams;
+  for (const stream of names) {
+    if (!left) break;
+    const after = `${edge}/${"0".repeat(16)}`;
+    const { lanes } = await api.get(api.ofStream(stream, "/completeness"), { tenant, after, limit: LANES_MAX }, signal);
+    const mine = lanes.filter((lane) => lane.edge === edge).map((lane) => ({ ...lane, stream }));
+    if (!mine.length) continue;
+    left -= 1;
+    found.push(...mine);
+  }
+  return { found, isWhole: !left };
+}
+
+const COLUMNS = (places) => [
+  { key: "stream", title: "Stream", value: (l) => l.stream, cell: (l) => streamLink(l.stream) },
+  { key: "log", title: "Log", value: (l) => l.log, cell: (l) => el("code", {}, l.log) },
+  { key: "complete", title: "Complete up to", value: (l) => millis(l.complete_up_to), cell: (l) => when(l.complete_up_to) },
+  { key: "pending", title: "To come", kind: "number", value: (l) => l.holes.reduce((sum, h) => sum + h.end - h.first, 0) },
+  { key: "gaps", title: "Never comes", value: (l) => -l.gaps.length, cell: (l) => el("ul", { class: "plain" },
+    segments(l, places, Date.now()).filter((each) => each.kind === "gap").map((each) => el("li", {}, badge("bad", each.reason), ` ${each.text}`))) },
+  { key: "records", title: "Read", value: () => null, cell: (l) =>
+    el("a", { href: `#/records/${encodeURIComponent(l.stream)}?${new URLSearchParams({ edge: l.edge })}`, "aria-label": `Records of ${l.stream}` }, "Records") },
+];
+
+export function edge({ main, signal, onChange, rest: [tenant, name] }) {
+  const places = new Places();
+  const sampled = new Set();
+  const figures = el("dl", { class: "figures", "aria-label": "Summary" });
+  const troubles = el("div");
+  const alarms = el("div");
+  const timeline = new Timeline((lane) => lane.stream);
+  const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
+  const said = el("p", { class: "advice" });
+  let lanes = [];
+  const draw = () => timeline.show({ lanes, places, from: span.from, to: span.to, moment: null });
+  const span = new Span({ minutes: HOUR_MINUTES, changed: draw });
+  timeline.attach(span);
+  const sizes = new ResizeObserver(draw);
+  sizes.observe(main);
+  signal.addEventListener("abort", () => sizes.disconnect());
+  main.replaceChildren(...page(name || "", troubles, figures, alarms, el("h2", {}, "Completeness over time, by stream"), span.element,
+    timeline.element, table.element, said));
+
+  const rounds = new api.Rounds(async () => {
+    try {
+      const { edges } = await api.get("edges", { tenant, after: before(name) && `${tenant}/${before(name)}`, limit: EDGES_MAX }, signal);
+      const facts = edges.find((each) => each.edge === name);
+      if (!facts) {
+        troubles.replaceChildren(notice("warn", "The hub knows no such edge.", "The list of the fleet has all that it knows."));
+        return;
+      }
+      show(facts);
+      const known = [...new Set(lanes.map((lane) => lane.stream))];
+      const { found, isWhole } = await lanesOf(facts, known, signal);
+      lanes = found;
+      for (const lane of lanes) places.learn(lane);
+      said.textContent = isWhole ? "" : `Of the first ${count(STREAMS_MAX)} streams that this token may read.`;
+      draw();
+      table.show(lanes);
+      troubles.replaceChildren();
+      for (const stream of new Set(lanes.filter((lane) => lane.gaps.length).map((lane) => lane.stream))) {
+        const ends = await api.get(api.ofStream(stream), { tenant }, signal);
+        if (!(await findGaps({ name: stream, tenant, places, sampled }, ends, lanes.filter((lane) => lane.stream === stream), signal))) continue;
+        draw();
+        table.show(lanes);
+      }
+    } catch (error) {
+      if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
+    }
+  }, { leastMs: 2000, restMs: 10000, signal });
+  onChange((event) => (event.edges.includes(name) || event.streams.some((each) => lanes.some((lane) => lane.stream === each))) && rounds.poke());
+
+  function show(facts) {
+    const now = Date.now();
+    const complete = millis(facts.complete_up_to);
+    const told = [["State", stateBadge(facts)], ["Complete up to", complete === null ? "unknown" : ago(complete, now)],
+      ["Last seen", ago(millis(facts.last_seen), now)], ["Missing records", count(facts.missing_records), facts.missing_records ? "bad" : ""],
+      ["Linked for", facts.connected_since ? duration(now - millis(facts.connected_since)) : "not linked", "small"],
+      ["Linked to", facts.connected_at || "no process", "small"], ["Release", facts.software || "unknown", "small"],
+      ["Clock off by", facts.clock_off_seconds === null ? "unknown" : `${facts.clock_off_seconds.toFixed(1)} s`, "small"],
+      ["Groups", (facts.groups || []).join(", ") || "none", "small"], ["Logs", count(facts.logs.length), "small"]];
+    figures.replaceChildren(...told.map(([title, value, kind]) => el("div", { class: kind || null }, el("dt", {}, title), el("dd", {}, value))));
+    alarms.replaceChildren(...facts.alarms.map((each) =>
+      notice("warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${each.what_to_do} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
+  }
+}
