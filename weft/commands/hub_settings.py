@@ -76,6 +76,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         ),
         links_max=config.limits.links,
         idle_connections_max=config.limits.idle_connections,
+        connections_per_address_max=config.limits.connections_per_address,
         links_per_token_max=config.limits.links_per_token,
         messages_per_s=config.messages_per_second,
         link_window_bytes=config.limits.window_bytes,
