@@ -100,7 +100,7 @@ class HubClock:
         Raises:
             StoreError: the store did not answer.
         """
-        key, slow = f"{PREFIX}/{os.urandom(8).hex()}/clock", 0
+        key, slow = f"{PREFIX}/clock-{os.urandom(8).hex()}", 0
         for _ in range(LOOKS):
             before = self.boot()
             try:

@@ -21,7 +21,7 @@ from weft.config.metrics.exposition import Sample
 from weft.config.units import Address
 from weft.network.admission import Admission
 from weft.network.binding import CannotListen
-from weft.network.http_server import HttpServer
+from weft.network.http_server import Bound, HttpServer
 from weft.network.reload import Reloads, Watched
 from weft.network.tls.contexts import TlsInForce, read_tls
 from weft.network.tls.files import TlsFiles, TlsUnusable
@@ -67,8 +67,9 @@ class HubListener:
         self, settings: HubSettings, refusals: Refusals, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings = settings
-        idle_max = settings.idle_connections_max
-        self.server = HttpServer(idle_max, "limits.idle_connections", monotonic, refusals, shutdown_s=SHUTDOWN_S)
+        idle = Bound(settings.idle_connections_max, "limits.idle_connections")
+        of_address = Bound(settings.connections_per_address_max, "limits.connections_per_address")
+        self.server = HttpServer(idle, of_address, monotonic, refusals, shutdown_s=SHUTDOWN_S)
         self.middleware = self.server.middleware
         self.counters = TlsCounters()
         self._admission: Admission | None = None
@@ -124,7 +125,11 @@ class HubListener:
         self._asked.set()
 
     def linked(self, request: web.Request, end: End) -> contextlib.AbstractContextManager[None]:
-        """Return a context for the time of an open link, which ends it if its certificate is revoked."""
+        """Return a context for the time of an open link, which ends it if its certificate is revoked.
+
+        The link no longer counts for its address, as a proxy's has those of a fleet: it has bounds of its own.
+        """
+        self.server.admitted(request.protocol)
         return contextlib.nullcontext() if self.certificates is None else self.certificates.opened(request, end)
 
     def samples(self) -> Iterator[Sample]:

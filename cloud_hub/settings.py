@@ -172,6 +172,8 @@ class HubSettings:
     links_max: int = 1024
     idle_connections_max: int = 1024
     """Maximum number of connections that wait for a request, enough for a fleet that connects at once."""
+    connections_per_address_max: int = 1024
+    """Maximum number of connections of one address, without open links."""
     links_per_token_max: int = 8
     """Maximum number of links of one token; the oldest ends for a further one."""
     messages_per_s: float = 2000.0

@@ -6,8 +6,10 @@ their own, so that an edge that sends again sends only what the hub never had.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,13 +30,22 @@ QUIET_S = 600
 """Time without a sign of any edge after which a stream may be deleted. Edges send something each minute."""
 ROUNDS_MORE = 64
 """Number of chunks written to a shard beyond those that its lanes need, before the call gives up: edges come back."""
-NAMED_MAX = 5
+NAMED_MAX = 10
 """Maximum number of edges that an error names."""
+LOOK_INTERVAL_S = 0.5
+"""Interval at which a call that waits for the tables looks at them."""
+_WHY = "If the table does not come that far, `weft hub status` says why"
 _NS = 1_000_000_000
+
+T = TypeVar("T")
 
 
 class CannotDelete(Exception):
     """A stream that cannot be deleted now; the text says what to do."""
+
+
+class _TableBehind(CannotDelete):
+    """A stream whose table lacks the newest records."""
 
 
 class Deletion(NamedTuple):
@@ -47,6 +58,15 @@ class Deletion(NamedTuple):
     """True when a hub of the store makes tables: a stream with records then has one, or soon will."""
     is_forced: bool = False
     """True when edges may still send."""
+
+
+class Patience(NamedTuple):
+    """The wait for the tables while edges go on sending."""
+
+    wait_s: float
+    """Longest wait of the whole call; a round of the tables takes less."""
+    say: Callable[[str], None]
+    """Tells a person what the call waits for, once."""
 
 
 class Deleted(NamedTuple):
@@ -66,10 +86,12 @@ async def delete(
     *,
     wall_clock: Callable[[], int],
     random_bits: Callable[[int], int],
+    patience: Patience | None = None,
 ) -> Deleted:
     """Delete a stream in all shards. A call that ended half way can be repeated: a shard is done, or is as before.
 
     Args:
+        patience: the wait for a table that lacks records; None to raise at once.
         wall_clock: nanoseconds since 1970. It raises what makes the call end before anything is written.
         random_bits: for nonces of chunks.
 
@@ -99,15 +121,58 @@ async def delete(
         _check_quiet(
             key, {name: held for state in states for name, held in state.stream_lanes(*key).items()}, wall_clock()
         )
-    for log, state in zip(logs, states, strict=True):
-        await _check(store, log, state, wanted, wall_clock())
+    senders = {name: held for state in states for name, held in state.stream_lanes(*key).items()}
+    tables = _TableWait(patience, lambda: _last_senders(senders, wall_clock()))
+    for log in logs:
+        await tables.until_told(partial(_check_now, store, log, wanted, wall_clock))
     records = lanes = shards = 0
     for log in logs:
-        done = await _delete_in(store, log, wanted, lambda log, plan: write_ending(
+        done = await tables.until_told(partial(_delete_in, store, log, wanted, lambda log, plan: write_ending(
             log, plan, wall_clock=wall_clock, random_bits=random_bits, level=FORGET_LEVEL
-        ), wall_clock)  # fmt: skip
+        ), wall_clock))  # fmt: skip
         records, lanes, shards = records + done.records, lanes + done.lanes, shards + done.shards
     return Deleted(records, lanes, shards)
+
+
+class _TableWait:
+    """The wait of one call for the tables.
+
+    Args:
+        senders: returns the edges that send, for the error.
+    """
+
+    def __init__(self, patience: Patience | None, senders: Callable[[], str]) -> None:
+        self._patience, self._senders = patience, senders
+        self._until: float | None = None
+
+    async def until_told(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat the work, which changes nothing where the table lacks records, until the table has them.
+
+        Raises:
+            CannotDelete: as the work; or the table did not have them in time.
+        """
+        now = asyncio.get_running_loop().time
+        while True:
+            try:
+                return await work()
+            except _TableBehind as error:
+                if self._patience is None:
+                    raise CannotDelete(f"{error}: wait for the next round of the tables. {_WHY}") from None
+                if self._until is None:
+                    self._until = now() + self._patience.wait_s
+                    self._patience.say(f"waiting for the next round of the tables, {self._patience.wait_s:.0f} s at "
+                                       f"most: {error}")  # fmt: skip
+                if now() >= self._until:
+                    senders = self._senders()
+                    faster = f" Edges still send: {senders}. Take the stream out of their configurations." * bool(
+                        senders
+                    )
+                    raise CannotDelete(f"{error}, after {self._patience.wait_s:.0f} s.{faster} {_WHY}") from None
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+async def _check_now(store: ObjectStore, log: ShardLog, wanted: Deletion, wall_clock: Callable[[], int]) -> None:
+    await _check(store, log, await log.load(frozenset([wanted.stream])), wanted, wall_clock())
 
 
 Write = Callable[[ShardLog, Callable[[ShardState], Awaitable[Ending]]], Awaitable[Ending]]
@@ -177,16 +242,22 @@ async def _check(store: ObjectStore, log: ShardLog, state: ShardState, wanted: D
 
 
 def _check_quiet(key: StreamKey, lanes: dict[Lane, LaneState], now: int) -> None:
+    if senders := _last_senders(lanes, now):
+        raise CannotDelete(
+            f"edges still send to {key[0]}/{key[1]}: {senders}. Take the stream out of their configurations and wait "
+            f"{QUIET_S // 60} minutes, or use --force: an edge that sends again brings the stream back"
+        )
+
+
+def _last_senders(lanes: dict[Lane, LaneState], now: int) -> str:
+    """Return the names of the edges that were seen lately, and when the last one was; empty without any."""
     seen = {lane.edge: held.last_seen for lane, held in sorted(lanes.items(), key=lambda item: item[1].last_seen)}
     edges = sorted(edge for edge, at in seen.items() if now - at < QUIET_S * _NS)
-    if edges:
-        more = f" and {len(edges) - NAMED_MAX} more" if len(edges) > NAMED_MAX else ""
-        last = max(0, now - max(seen[edge] for edge in edges)) // _NS
-        raise CannotDelete(
-            f"edges still send to {key[0]}/{key[1]}: {', '.join(edges[:NAMED_MAX])}{more}, the last {last} s ago. Take "
-            f"the stream out of their configurations and wait {QUIET_S // 60} minutes, or use --force: an edge that "
-            "sends again brings the stream back"
-        )
+    if not edges:
+        return ""
+    more = f" and {len(edges) - NAMED_MAX} more, {len(edges)} in all" if len(edges) > NAMED_MAX else ""
+    last = max(0, now - max(seen[edge] for edge in edges)) // _NS
+    return f"{', '.join(edges[:NAMED_MAX])}{more}, the last {last} s ago"
 
 
 async def _is_tabled(store: ObjectStore, log: ShardLog, wanted: Deletion, end: int) -> bool:
@@ -202,8 +273,7 @@ async def _is_tabled(store: ObjectStore, log: ShardLog, wanted: Deletion, end: i
     if position is None and not wanted.keeps_tables:
         return False
     if position is None or position < end:
-        raise CannotDelete(
-            f"the table of {name} has no rows of offsets {position or 0} to {end - 1} of shard {log.shard} yet: wait "
-            "for the next round of the tables. If it does not come that far, `weft hub status` says why"
+        raise _TableBehind(
+            f"the table of {name} has no rows of offsets {position or 0} to {end - 1} of shard {log.shard} yet"
         )
     return True

@@ -55,8 +55,9 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=100_000,
-            description="Maximum number of connections to the status page. Above it, the address that has most loses "
-            "the one that has been idle longest. A connection without a request for 30 s is closed.",
+            description="Maximum number of idle connections to the status page, and of all those of one address. Above "
+            "it, the address that has most loses the one that has been idle longest. A connection without a request "
+            "for 30 s is closed.",
         ),
     ] = 64
     request_bytes: Annotated[
@@ -321,6 +322,14 @@ class HubLimits(Section, frozen=True, kw_only=True):
             le=100_000,
             description="Maximum number of connections without a request under way. Above it, the address that has "
             "most loses the one that has been idle longest. A connection without a request for 30 s is closed.",
+        ),
+    ] = 1024
+    connections_per_address: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of connections of one address (for IPv6: of one /64), busy or idle, without "
+            "open links. Above it, the address loses the one that has been idle longest.",
         ),
     ] = 1024
     links_per_token: Annotated[

@@ -1,5 +1,5 @@
-"""HTTP servers with a bound on idle connections: otherwise anyone who reaches the port could use up the process's file
-descriptors and block its other listeners.
+"""HTTP servers with bounds on connections: otherwise anyone who reaches the port could use up the process's file
+descriptors and its memory, and block its other listeners.
 
 aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -44,6 +46,13 @@ LISTENER = "https"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
+
+
+class Bound(NamedTuple):
+    """A maximum number of connections, and the setting that has it."""
+
+    most: int
+    setting: str
 
 
 class PeerGoneError(ConnectionError):
@@ -112,11 +121,12 @@ class HttpServer:
 
     A connection is idle while none of its requests is being handled: before the first, between two, while one waits for
     its turn, and while the peer is slow to read an answer. If too many are idle, the address with the most loses its
-    longest idle one. A connection whose request is refused ends.
+    longest idle one. An address that has too many, idle or not, loses its longest idle one as well, the new one at
+    worst. A connection whose request is refused ends.
 
     Args:
-        idle_max: maximum number of idle connections.
-        setting: name of the setting with that number, for the log.
+        idle: bound on idle connections.
+        of_address: bound on the connections of one address, without those that were ``admitted``.
         monotonic: seconds.
         shutdown_s: longest time that requests may take to end when the server closes.
         refusals: counter of connections closed because there are too many.
@@ -124,15 +134,15 @@ class HttpServer:
 
     def __init__(
         self,
-        idle_max: int,
-        setting: str,
+        idle: Bound,
+        of_address: Bound,
         monotonic: Callable[[], float],
         refusals: Refusals,
         *,
         shutdown_s: float,
     ) -> None:
-        self._idle_max = idle_max
-        self._setting = setting
+        self._idle_bound = idle
+        self._of_address = of_address
         self._monotonic = monotonic
         self._shutdown_s = shutdown_s
         self._refusals = refusals
@@ -141,7 +151,10 @@ class HttpServer:
         self._acceptor: Acceptor | None = None
         self._looking: asyncio.Task[None] | None = None
         self._turns = _Turns()
-        self._busy: set[web.RequestHandler] = set()
+        self._busy: dict[web.RequestHandler, Owner | None] = {}
+        """Connections with a request under way, with their addresses; None if they no longer count for one."""
+        self._busy_of: Counter[Owner] = Counter()
+        """Number of busy connections by address."""
         self._idle: dict[Owner, dict[web.RequestHandler, float]] = {}
         """Idle connections by address, with the time at which they became idle; the longest idle first."""
         self._owners: dict[web.RequestHandler, Owner] = {}
@@ -163,10 +176,17 @@ class HttpServer:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Note that a connection is busy. The application needs it as its outermost middleware."""
         connection = request.protocol
-        if connection.transport is not None:
-            await self._turns.next(_owner(connection.transport))
+        if connection not in self._owners:  # its first request came with it
+            self._note_idle(connection)
+        owner = self._owners.get(connection)
+        if owner is not None:
+            await self._turns.next(owner)
+        if connection.transport is None or connection.transport.is_closing():
+            raise PeerGoneError
         self._forget(connection)
-        self._busy.add(connection)
+        self._busy[connection] = owner
+        if owner is not None:
+            self._busy_of[owner] += 1
         try:
             answer = await handler(request)
             if answer.status in REFUSALS and not answer.prepared:
@@ -181,8 +201,18 @@ class HttpServer:
                 raise PeerGoneError from error
             raise
         finally:
-            self._busy.discard(connection)
+            self.admitted(connection)
+            del self._busy[connection]
             self._note_idle(connection)
+
+    def admitted(self, connection: web.RequestHandler) -> None:
+        """Count a busy connection for its address no longer: another bound holds for it from now on."""
+        owner = self._busy.get(connection)
+        if owner is not None:
+            self._busy[connection] = None
+            self._busy_of[owner] -= 1
+            if not self._busy_of[owner]:
+                del self._busy_of[owner]
 
     async def start(
         self,
@@ -286,11 +316,20 @@ class HttpServer:
         self._forget(connection)
         owner = self._owners[connection] = _owner(connection.transport)
         self._idle.setdefault(owner, {})[connection] = self._monotonic()
-        if len(self._owners) > self._idle_max:
-            heaviest = max(self._idle, key=lambda each: len(self._idle[each]))
+        if len(self._idle[owner]) + self._busy_of[owner] > self._of_address.most:
+            self._make_room(owner, self._of_address)
+        if len(self._owners) > self._idle_bound.most:
+            self._make_room(max(self._idle, key=lambda each: len(self._idle[each])), self._idle_bound)
+
+    def _make_room(self, owner: Owner, bound: Bound) -> None:
+        """Close the longest idle connection of an address, unless some of its connections have ended meanwhile."""
+        ended = [each for each in self._idle[owner] if each.transport is None]
+        for each in ended:
+            self._forget(each)
+        if not ended:
             advice = "closed the connection that was idle longest. Raise the setting if these are clients of yours"
-            self._refusals.note(self._setting, heaviest, advice)
-            self._abort(next(iter(self._idle[heaviest])))
+            self._refusals.note(bound.setting, owner, advice)
+            self._abort(next(iter(self._idle[owner])))
 
     def _abort(self, connection: web.RequestHandler) -> None:
         self._forget(connection)

@@ -115,6 +115,9 @@ class FileSystem(Protocol):
     def remove(self, path: str) -> None:
         """Remove a file's name."""
 
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory. It may come back after a power cut."""
+
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
 
@@ -288,6 +291,9 @@ class OSFileSystem:
 
     def remove(self, path: str) -> None:
         os.unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

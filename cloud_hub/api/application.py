@@ -33,6 +33,7 @@ from weft.cloud_hub.api.streams.summary import renamed_lanes
 from weft.cloud_hub.api.streams.trace import trace_answer
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.health import Health
+from weft.cloud_hub.shard.retry import told_to_others
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE
 from weft.protocols.errors import CodecError
@@ -142,15 +143,22 @@ class Api:
             return _json({"error": str(error), "advice": advice}, 410)
         except TableError as error:
             advice = "mend the table, or read it with an engine; since= finds the first record that the log still has"
-            return _json({"error": str(error), "advice": advice}, 503)
+            self._say(logging.WARNING, error)
+            return _json({"error": told_to_others(error), "advice": advice}, 503)
         except (StoreError, NotFound) as error:
-            return _json({"error": f"the store does not answer: {error}", "advice": SOON}, 503)
+            self._say(logging.WARNING, error)
+            return _json({"error": told_to_others(error), "advice": SOON}, 503)
         except CodecError as error:
-            # Logged with a limit: readers request unreadable records again and again.
-            count = self._repeats.say(str(error), self._monotonic())
-            if count is not None:
-                logger.error("the log is damaged: %s%s", error, left_out(count))
-            return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)
+            self._say(logging.ERROR, error)
+            said = f"the log is damaged: {told_to_others(error)}"
+            return _json({"error": said, "advice": "see the hub's log; keep the store"}, 500)
+
+    def _say(self, level: int, error: Exception) -> None:
+        """Log what was in the way of a request, with a limit: readers request unreadable records again and again."""
+        count = self._repeats.say(str(error), self._monotonic())
+        if count is not None:
+            what = "the log is damaged" if isinstance(error, CodecError) else "a request could not be answered"
+            logger.log(level, "%s: %s%s", what, error, left_out(count))
 
     def application(self, *outer: Middleware, inner: Sequence[Middleware] = ()) -> web.Application:
         """Return the aiohttp application, with ``outer`` middlewares around everything, and ``inner`` ones in it."""
@@ -293,7 +301,8 @@ class Api:
             except (StoreError, NotFound, CodecError, TableError) as error:
                 if "shard" in request.query:
                     raise
-                shards.missing[shard] = str(error)
+                self._say(logging.WARNING, error)
+                shards.missing[shard] = told_to_others(error)
         return await answer.encode(shards.missing_view() | views.removed_view(self._node.table_view(tenant, stream)))
 
     async def _get_series(self, request: web.Request) -> web.Response:
@@ -307,7 +316,8 @@ class Api:
             try:
                 await answer.read(state, shards.readers[state.shard])
             except (StoreError, NotFound, CodecError, TableError) as error:
-                shards.missing[state.shard] = str(error)
+                self._say(logging.WARNING, error)
+                shards.missing[state.shard] = told_to_others(error)
         complete = await self._moments.of(shards.states, tenant, stream)
         view = {"tenant": tenant, "stream": stream, "rows": await asyncio.to_thread(answer.rows),
                 "complete_up_to": views.moment(complete.complete_up_to),
@@ -373,4 +383,4 @@ class Api:
 
 
 def _unavailable(error: str) -> ApiError:
-    return ApiError(503, error, "repair the store's object; other shards are not affected")
+    return ApiError(503, error, "the hub's log and `weft hub status` say more; other shards are not affected")

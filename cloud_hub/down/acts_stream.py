@@ -100,7 +100,7 @@ class ActsStream:
             return
         sequencer = await self._shards.get(shard)
         if not sequencer.loaded:
-            raise CannotWrite(f"shard {shard} cannot be loaded: {sequencer.trouble}")
+            raise CannotWrite(f"shard {shard} cannot be loaded: {sequencer.told}")
         if sequencer.state.lanes.get(self.lane, NOTHING).ranges.end >= self._declared.position:
             return
         writer = self._writer_of(sequencer)

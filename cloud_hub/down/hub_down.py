@@ -63,7 +63,7 @@ class HubDown:
 
     def _part(self, sequencer: Sequencer) -> ShardDown:
         if not sequencer.loaded:
-            raise CannotWrite(f"shard {sequencer.log.shard} cannot be loaded: {sequencer.trouble}")
+            raise CannotWrite(f"shard {sequencer.log.shard} cannot be loaded: {sequencer.told}")
         found = self._of.get(sequencer)
         if found is None:
             for gone in [each for each in self._of if not each.is_running]:

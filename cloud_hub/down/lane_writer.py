@@ -82,9 +82,7 @@ class LaneWriter(Generic[RecordT]):
                 return
             sequencer = self._sequencer
             if not sequencer.loaded or sequencer.is_unavailable or not sequencer.is_running:
-                raise CannotWrite(
-                    f"shard {sequencer.log.shard} is not available: {sequencer.trouble or 'it is loaded'}"
-                )
+                raise CannotWrite(f"shard {sequencer.log.shard} is not available: {sequencer.told or 'it is loaded'}")
             if (full := sequencer.no_room(self._lane, [])) is not None:
                 raise CannotWrite(f"{full.reason}; see {full.setting}")
             held = sequencer.state.lanes.get(self._lane, NOTHING)
@@ -100,7 +98,7 @@ class LaneWriter(Generic[RecordT]):
                 raise WriterLost(refusal.message) from refusal
             except TimeoutError:
                 sequencer.leave(session)
-                raise CannotWrite(f"shard {sequencer.log.shard} does not write: {sequencer.trouble}") from None
+                raise CannotWrite(f"shard {sequencer.log.shard} does not write: {sequencer.told}") from None
             self._session, self._next = session, ranges.end
             self._leave_later()
 

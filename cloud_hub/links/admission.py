@@ -96,12 +96,12 @@ def check_shard(sequencer: Sequencer, shard: int, lane: Lane) -> None:
     if not sequencer.loaded:
         raise LinkRefused(
             RefuseCode.UNAVAILABLE,
-            f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
-            "nothing is lost; repair the hub's store, and the edge connects again by itself",
+            f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.told}",
+            "nothing is lost, and the edge connects again by itself; `weft hub status` names the object",
         )
     if sequencer.is_unavailable:
         raise LinkRefused(
             RefuseCode.UNAVAILABLE,
-            f"shard {shard} of this hub node has trouble with its store: {sequencer.trouble}",
-            "nothing is lost, and the edge tries the hub's other nodes; look at this node's store",
+            f"shard {shard} of this hub node has trouble with its store: {sequencer.told}",
+            "nothing is lost, and the edge tries the hub's other nodes; the hub's log says more",
         )

@@ -133,7 +133,7 @@ class PullRequests:
     async def _check_edge(self, edge: NodeName) -> None:
         sequencer = await self._shards.get(self._shards.place(edge))
         if not sequencer.loaded:
-            raise ApiError(503, f"the shard of edge {edge.edge} cannot be loaded: {sequencer.trouble}", _NOTHING)
+            raise ApiError(503, f"the shard of edge {edge.edge} cannot be loaded: {sequencer.told}", _NOTHING)
         if not sequencer.state.lane_count(*edge) and not self._pulls.is_linked(edge):
             advice = "check the name and the tenant: GET /v1/edges lists the edges"
             raise ApiError(404, f"no edge {edge.edge} of tenant {edge.tenant} has linked to the hub", advice)

@@ -10,13 +10,24 @@ from typing import TypeVar
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.units import approximate_duration
 from weft.protocols.errors import CodecError
-from weft.storage.object_store import StoreError
+from weft.storage.object_store import NotFound, StoreError
+from weft.storage.table.errors import TableError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TROUBLE = (StoreError, CodecError)
 """Errors after which the outcome of a store call is unknown. Stores bound their calls in time."""
+
+
+def told_to_others(error: Exception) -> str:
+    """Return why something of the store cannot be read, for edges and readers: without folders, and without keys, which
+    may name other tenants. The operator's log and status have the store's own words."""
+    if isinstance(error, TableError):
+        return "the stream's table cannot be read; the hub's operator sees why"
+    if isinstance(error, CodecError | NotFound):
+        return "an object of the hub's store is damaged or missing; the hub's operator sees which one"
+    return "the hub cannot use its store at the moment; the hub's operator sees why"
 
 
 class RetryLoop:
@@ -42,7 +53,9 @@ class RetryLoop:
         self._patience_s = patience_s
         self._on_long_trouble = on_long_trouble
         self.trouble: str | None = None
-        """The last failure; None while the store works."""
+        """The last failure, for the operator; None while the store works."""
+        self.told: str | None = None
+        """The same for edges and readers."""
         self.is_long = False
         """True from the first call of ``on_long_trouble`` until the store works again."""
         self.retries = 0
@@ -73,14 +86,14 @@ class RetryLoop:
 
         An answer does not end earlier trouble: a full disk can still be read.
         """
-        before = self._failures, self.trouble
+        before = self._failures, self.trouble, self.told
         while True:
             try:
                 result = await call()
             except TROUBLE as error:
-                await self.wait(str(error) or type(error).__name__)
+                await self.wait(str(error) or type(error).__name__, told_to_others(error))
                 continue
-            self._failures, self.trouble = before
+            self._failures, self.trouble, self.told = before
             return result
 
     def answered(self) -> None:
@@ -89,10 +102,16 @@ class RetryLoop:
         if self.trouble is not None and self._trouble_since is not None:
             away = approximate_duration(self._now() - self._trouble_since)
             logger.info("%s: the store works again, after %s", self._name, away)
-        self._failures, self.trouble, self.is_long, self._trouble_since = 0, None, False, None
+        self.trouble = self.told = self._trouble_since = None
+        self._failures, self.is_long = 0, False
 
-    async def wait(self, trouble: str) -> None:
-        """Wait for the next attempt."""
+    async def wait(self, trouble: str, told: str) -> None:
+        """Wait for the next attempt.
+
+        Args:
+            trouble: the failure, for the operator.
+            told: the same for edges and readers.
+        """
         now = self._now()
         if self.trouble is None:
             self._repeats.clear()
@@ -100,11 +119,11 @@ class RetryLoop:
         count = self._repeats.say("trouble", now)
         if count is not None:
             logger.warning("%s: trying again: %s%s", self._name, trouble, left_out(count))
-        self.trouble = trouble
+        self.trouble, self.told = trouble, told
         self.retries += 1
         if now - self._trouble_since >= self._patience_s:
             self.is_long = True
-            self._on_long_trouble(trouble)
+            self._on_long_trouble(told)
         longest = min(self._retry_min_s * 2 ** min(self._failures, 32), self._retry_max_s)
         self._failures += 1
         await asyncio.sleep(longest * (0.5 + self._random_bits(16) / (1 << 17)))

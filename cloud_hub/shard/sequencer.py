@@ -21,7 +21,7 @@ from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.drafting import Attempt, Drafted, Drafting
 from weft.cloud_hub.shard.lane_ends import EndedLanes, log_ends
 from weft.cloud_hub.shard.lane_session import LaneSession
-from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
+from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop, told_to_others
 from weft.cloud_hub.shard.schedule import CommitPace, CommitSchedule
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.cloud_hub.shard.snapshots import Snapshotter
@@ -105,8 +105,13 @@ class Sequencer:
 
     @property
     def trouble(self) -> str | None:
-        """Return the store's last failure; None while it works."""
+        """Return the store's last failure, for the operator; None while it works."""
         return self._retry_loop.trouble
+
+    @property
+    def told(self) -> str | None:
+        """Return the same for edges and readers, who may be of other tenants."""
+        return self._retry_loop.told
 
     @property
     def is_unavailable(self) -> bool:
@@ -242,7 +247,7 @@ class Sequencer:
                 # send unacknowledged records again, and one bad link cannot stop the shard for the others.
                 logger.exception("shard %d: unexpected failure, loading the state again from the store", self.log.shard)
                 self.sessions.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
-                await self._retry_loop.wait("an unexpected failure, see the log")
+                await self._retry_loop.wait("an unexpected failure, see the log", "the hub met an internal error")
                 await self._reload()
 
     async def _first_load(self) -> None:
@@ -332,14 +337,14 @@ class Sequencer:
         except (*TROUBLE, AlreadyExists) as error:
             self.counters.unclear += 1
             logger.debug("shard %d: chunk %d is unclear (%s), reading the log", self.log.shard, n, error)
-            trouble = str(error)
+            trouble = error
         else:
             self.counters.put.observe(self._now() - started)
             self._schedule.put_chunk(started)
             return self._accept(folded)
         own = await self._retry_loop.run(self._read_on)
         if self._state.n < n:
-            await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}")
+            await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}", told_to_others(trouble))
         return own
 
     async def _read_on(self) -> bool:

@@ -23,7 +23,7 @@ from weft.config.units import approximate_duration, approximate_size, parse_bind
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left
 from weft.edge_node.status.page.messages import MessagePages
-from weft.network.http_server import HttpServer
+from weft.network.http_server import Bound, HttpServer
 from weft.network.pages.assets import Assets
 from weft.protocols.health import health_answer
 
@@ -66,7 +66,7 @@ class Pages:
             health: whether the node is well and ready.
             history: returns the points of ``edge_node.status.history``, of the last day if the argument is True.
             messages: pages with messages.
-            connections_max: maximum number of open connections; a request is answered within a turn of the loop.
+            connections_max: maximum number of idle connections, and of connections of one address.
             monotonic: seconds.
             refusals: counts refusals because of bounds.
         """
@@ -76,9 +76,8 @@ class Pages:
         self._history = history
         self._messages = messages
         self._assets = Assets("weft.edge_node.status.page")
-        self._server = HttpServer(
-            connections_max, "limits.http_connections", monotonic, refusals, shutdown_s=SHUTDOWN_TIMEOUT_S
-        )
+        bound = Bound(connections_max, "limits.http_connections")
+        self._server = HttpServer(bound, bound, monotonic, refusals, shutdown_s=SHUTDOWN_TIMEOUT_S)
         self.port = 0
 
     async def start(self, bind: str, hosts: Collection[str] | None = None) -> None:

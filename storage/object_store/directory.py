@@ -43,6 +43,10 @@ syncs."""
 _SWAP_POLL_SECONDS = 0.002
 FIRST_TIME_NS = 10**18
 """Earlier times of files, before 2001, are none: some file systems keep no times."""
+LEFT_AFTER_NS = 24 * 3600 * 10**9
+"""Age of what a test made from which on its process is gone: a test takes seconds, and a machine may sleep."""
+CLEARED_MAX = 1024
+"""Maximum number of such folders and objects that one call looks at."""
 DURABLE_KEYS_MAX = 4096
 """Maximum number of keys whose directory entry is known to be synced, so that reading a chunk in ranges syncs once."""
 
@@ -147,6 +151,11 @@ class DirectoryStore:
     async def delete(self, key: str) -> None:
         """Remove an object durably."""
         await self._run(self._delete, check_key(key))
+
+    async def clear(self, folder: str) -> None:
+        """Remove a folder of tests, with what is in it, and those beside it that processes left which ended a day ago
+        or earlier. No other folder may be removed: a writer may be about to make an object in it."""
+        await self._run(self._clear, check_key(folder))
 
     async def sync(self, key: str) -> None:
         """Sync the file (fdatasync) and its directories (fsync)."""
@@ -348,6 +357,25 @@ class DirectoryStore:
             self._fs.sync_directory(os.path.dirname(path))
         with self._mutex:
             self._durable_keys.pop(key, None)
+
+    def _clear(self, folder: str) -> None:
+        path = self._path(folder)
+        beside, now = os.path.dirname(path), self._fs.modified(path)  # one clock for all of them, whosever it is
+        self._remove_tree(path)
+        for each in [f"{beside}/{name}" for name in self._fs.list_names(beside)][:CLEARED_MAX]:
+            with contextlib.suppress(OSError):  # another process clears as well, or it is another user's
+                if now - self._fs.modified(each) > LEFT_AFTER_NS:
+                    self._remove_tree(each)
+
+    def _remove_tree(self, path: str) -> None:
+        if not self._fs.is_directory(path):
+            self._fs.remove(path)
+            return
+        for name in self._fs.list_names(path):
+            self._remove_tree(f"{path}/{name}")
+        self._fs.remove_directory(path)
+        with self._mutex:
+            self._durable_directories.discard(path)
 
     def _sync(self, key: str) -> None:
         with self._opened(key) as file:

@@ -53,6 +53,15 @@ class Overlapping(Protocol):
         ...
 
 
+@runtime_checkable
+class Folders(Protocol):
+    """A store whose folders stay when they are empty."""
+
+    async def clear(self, folder: str) -> None:
+        """Remove a folder of tests, with what is in it, and those that dead processes left beside it."""
+        ...
+
+
 async def probe(store: ObjectStore, second: ObjectStore | None = None) -> None:
     """Test every promise on objects with new names, and remove them. It takes a second in a bucket, less in a folder.
 
@@ -73,7 +82,7 @@ async def probe_in_sequence(store: ObjectStore) -> None:
     base = f"{PREFIX}/{os.urandom(8).hex()}"
     key, missing = f"{base}/object", f"{base}/missing"
     ordered = [f"{base}/order{end}" for end in ORDERED]
-    async with _tested(store, (key, missing, *ordered)):
+    async with _tested(store, base, (key, missing, *ordered)):
         await _probe_create(store, key)
         await _probe_swap(store, key, missing)
         await _probe_reads(store, base, key)
@@ -90,7 +99,7 @@ async def race(store: ObjectStore, second: ObjectStore | None = None) -> None:
     store, second = bare(store), None if second is None else bare(second)
     base = f"{PREFIX}/{os.urandom(8).hex()}"
     races = [f"{base}/race-{number:02d}" for number in range(RACES + LARGE_RACES)]
-    async with _tested(store, (*races, *(race + AGAIN for race in races[RACES:]))):
+    async with _tested(store, base, (*races, *(race + AGAIN for race in races[RACES:]))):
         await _probe_races([store, second or store], races)
 
 
@@ -104,7 +113,7 @@ async def raced_key(store: ObjectStore) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def _tested(store: ObjectStore, keys: Sequence[str]) -> AsyncIterator[None]:
+async def _tested(store: ObjectStore, folder: str, keys: Sequence[str]) -> AsyncIterator[None]:
     """Name the server in an error, and remove the objects."""
     try:
         yield
@@ -113,6 +122,9 @@ async def _tested(store: ObjectStore, keys: Sequence[str]) -> AsyncIterator[None
         raise StoreUnfit(f"{who}{unfit}. {INSTEAD}") from unfit
     finally:
         await asyncio.gather(*(_delete(store, key) for key in keys))
+        if isinstance(store, Folders):
+            with contextlib.suppress(StoreError):
+                await store.clear(folder)
 
 
 async def _delete(store: ObjectStore, key: str) -> None:

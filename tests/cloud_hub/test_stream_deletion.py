@@ -26,8 +26,9 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, START, TOPICS, LogWriter, R
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.epochs import MemoryEpochs
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub import stream_deletion
-from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion
+from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion, Patience
 from weft.protocols.lane import Lane
 from weft.replication.runner import LinkIdentity
 from weft.storage.chunk_log import Cluster, ShardLog
@@ -79,6 +80,41 @@ async def test_rows_are_exactly_once_on_both_sides_of_a_deletion(store: ObjectSt
     assert (await tables.run_once(), await fresh.run_once()) == (4, 0)
     assert contents(store) == expected({0: [before, again], 1: [others]})
     assert set(rows(store, columns=["_shard", "_offset", "line"]).column("line").to_pylist()) == {"a"}
+
+
+async def test_a_forced_deletion_waits_for_the_next_round_of_the_tables(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3, topics=TOPICS))
+    await log.append(1, Run(OTHER, 0, 2, topics=TOPICS))
+    said: asyncio.Queue[str] = asyncio.Queue()
+    bits = random.Random(1).getrandbits
+    deletion = asyncio.create_task(stream_deletion.delete(
+        store, log.cluster, WANTED._replace(is_forced=True), wall_clock=lambda: START, random_bits=bits,
+        patience=Patience(PATIENCE_S, said.put_nowait),
+    ))  # fmt: skip
+    told = await asyncio.wait_for(said.get(), PATIENCE_S)
+    assert "waiting for the next round of the tables" in told
+    assert "no rows of offsets 0 to 2 of shard 0 yet" in told
+    await TableService(store, log.cluster).run_once()
+    assert await asyncio.wait_for(deletion, PATIENCE_S) == Deleted(5, 2, 2)
+    assert said.empty(), "it is said once"
+
+
+async def test_a_table_that_does_not_come_ends_the_wait_and_every_sender_is_counted(store: ObjectStore) -> None:
+    log = await LogWriter.open(store, 1)
+    edges = [f"press-{at:02}" for at in range(12)]
+    await log.append(0, *(Run(Lane("default", edge, 1, "telemetry"), 0, 2, topics=TOPICS) for edge in edges))
+    named = f"{', '.join(edges[:10])} and 2 more, 12 in all, the last 60 s ago"
+    now = START + 60 * 10**9
+    with pytest.raises(CannotDelete, match=f"edges still send to default/telemetry: {named}"):
+        await delete(store, log.cluster, now=now)
+    bits = random.Random(1).getrandbits
+    with pytest.raises(CannotDelete, match=rf"yet, after 0 s\. Edges still send: {named}\. Take the stream out"):
+        await stream_deletion.delete(
+            store, log.cluster, WANTED._replace(is_forced=True), wall_clock=lambda: now, random_bits=bits,
+            patience=Patience(0.0, lambda told: None),
+        )  # fmt: skip
+    assert (await ShardLog(store, log.cluster, 0).load()).n == 0, "nothing was written"
 
 
 async def test_what_was_collected_after_a_deletion_needs_no_table(store: ObjectStore) -> None:

@@ -12,10 +12,12 @@ from aiohttp import web
 
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals, address_owner
-from weft.network.http_server import AT_ONCE, IDLE_S_MAX, HttpServer
+from weft.network.http_server import AT_ONCE, IDLE_S_MAX, Bound, HttpServer
 
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
 IDLE_MAX = 8
+IDLE = Bound(IDLE_MAX, "limits.idle")
+OF_ADDRESS = Bound(10, "limits.of_address")
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 """Both are kept: a writer that is collected closes its connection."""
 
@@ -32,7 +34,7 @@ class Server(HttpServer):
 
     def __init__(self) -> None:
         self.clock = Clock()
-        super().__init__(IDLE_MAX, "limits.idle", self.clock, Refusals(self.clock), shutdown_s=1.0)
+        super().__init__(IDLE, OF_ADDRESS, self.clock, Refusals(self.clock), shutdown_s=1.0)
         self.go_on = asyncio.Event()
 
     async def run(self) -> None:
@@ -115,6 +117,50 @@ async def test_the_address_with_most_idle_connections_loses_the_oldest(
     assert caplog.text.count("address 127.0.0.1 reached its share, limits.idle: closed the connection") == 1
 
 
+SLOW = b"GET /slow HTTP/1.1\r\nHost: hub\r\n\r\n"
+
+
+async def test_an_address_has_a_bound_however_busy_its_connections_are(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = [await half_open(server, SLOW) for _ in range(OF_ADDRESS.most)]
+    await until(lambda: len(server._busy) == OF_ADDRESS.most)
+    with caplog.at_level(logging.WARNING):
+        assert await closed(await half_open(server, SLOW))
+    assert "address 127.0.0.1 reached its share, limits.of_address: closed the connection" in caplog.text
+    good = await half_open(server, b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n", source="127.0.0.2")
+    assert (await good[0].readline()).startswith(b"HTTP/1.1 200 ")
+    server.go_on.set()
+    for reader, _ in busy:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    await until(lambda: not server._busy)
+    assert not server._busy_of
+
+
+async def test_an_address_loses_its_longest_idle_connection_first(server: Server) -> None:
+    idle = await half_open(server)
+    await until(lambda: len(server._owners) == 1)
+    busy = [await half_open(server, SLOW) for _ in range(OF_ADDRESS.most)]
+    assert await closed(idle)
+    await until(lambda: len(server._busy) == OF_ADDRESS.most)
+    server.go_on.set()
+    for reader, _ in busy:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_clients_that_connect_for_each_request_are_no_reason_to_close_another(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    idle = await half_open(server)
+    await until(lambda: len(server._owners) == 1)
+    for _ in range(3 * OF_ADDRESS.most):
+        reader, writer = await half_open(server, b"GET / HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert not idle[0].at_eof()
+    assert "reached its share" not in caplog.text
+
+
 async def test_connections_that_end_are_forgotten(server: Server) -> None:
     for _ in range(3):
         peers = await asyncio.gather(*(half_open(server) for _ in range(IDLE_MAX)))
@@ -128,7 +174,7 @@ async def test_connections_that_end_are_forgotten(server: Server) -> None:
 
 
 async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(server: Server) -> None:
-    other = HttpServer(IDLE_MAX, "limits.idle", server.clock, Refusals(server.clock), shutdown_s=1.0)
+    other = HttpServer(IDLE, OF_ADDRESS, server.clock, Refusals(server.clock), shutdown_s=1.0)
     with pytest.raises(OSError, match="in use"):
         await other.start(web.Application(), *server.addresses[0])
     await other.close()
@@ -189,7 +235,7 @@ async def test_a_reader_that_leaves_within_its_answer_is_no_line_of_the_log(
 
 async def test_all_addresses_of_both_families_have_one_port() -> None:
     clock = [0.0]
-    server = HttpServer(IDLE_MAX, "limits.idle", lambda: clock[0], Refusals(lambda: clock[0]), shutdown_s=1.0)
+    server = HttpServer(IDLE, OF_ADDRESS, lambda: clock[0], Refusals(lambda: clock[0]), shutdown_s=1.0)
     await server.start(web.Application(middlewares=[server.middleware]), "*", 0)
     try:
         addresses = dict(server.addresses)

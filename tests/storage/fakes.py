@@ -242,7 +242,8 @@ class FakeFileSystem:
         return len(self.node(path).live)
 
     def modified(self, path: str) -> int:
-        self.node(path)
+        if path not in self._directories:
+            self.node(path)
         return time.time_ns()
 
     def exists(self, path: str) -> bool:
@@ -285,6 +286,12 @@ class FakeFileSystem:
             self._change_names(path, {path: None})
             raise
         self._change_names(path, {path: None})
+
+    def remove_directory(self, path: str) -> None:
+        self.call("remove_directory", path)
+        if self.list_names(path):
+            raise OSError(errno.ENOTEMPTY, "the directory is not empty", path)
+        self._directories.discard(path)
 
     def sync_directory(self, path: str) -> None:
         # One that fails stays honest, unlike that of a file: names are the journal's, which a file system then aborts.

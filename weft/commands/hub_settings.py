@@ -23,6 +23,8 @@ SNAPSHOT_CHUNKS_CHEAP = 1000
 COMMIT_INTERVAL_BUCKET_S = 1.0
 """Interval of commits where each costs money. Edges keep records until they are acknowledged: a later acknowledgement
 only delays the release of disk space and the moment of completeness."""
+ROUND_S = 60.0
+"""Longest time that a round of the tables takes to write, for those who wait for it."""
 TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
 """Interval of table steps where each costs money: bench/hub/costs.py computes the cost of a month."""
@@ -77,6 +79,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         ),
         links_max=config.limits.links,
         idle_connections_max=config.limits.idle_connections,
+        connections_per_address_max=config.limits.connections_per_address,
         links_per_token_max=config.limits.links_per_token,
         messages_per_s=config.messages_per_second,
         link_window_bytes=config.limits.window_bytes,
@@ -156,6 +159,13 @@ def _admission(config: HubConfig) -> AdmissionLimits:
         connect_timeout_s=tls.connect_timeout_s,
         section="tls",
     )
+
+
+def longest_round_s(config: HubConfig) -> float:
+    """Return a time in which every stream's new records become rows of its table, if it is well."""
+    if config.tables is None:
+        return ROUND_S
+    return (_table_interval_s(config) or 0.0) + (config.tables.write_after_s or 0.0) + ROUND_S
 
 
 def _table_interval_s(config: HubConfig) -> float | None:

@@ -7,14 +7,19 @@ A shard that this process owns, or has loaded for a link, is not followed here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from weft.cloud_hub.shard.retry import told_to_others
 from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX
+from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import NotFound, StoreError
+
+logger = logging.getLogger(__name__)
 
 IDLE_S = 300.0
 """Time after which a stream is no longer followed that no reader asked for."""
@@ -35,7 +40,7 @@ class FollowedShard(NamedTuple):
     state: ShardState | None
     """Its part of the stream; None while nothing could be read."""
     trouble: str
-    """Reason why it could not be read, or not further."""
+    """Reason why it could not be read, or not further, for readers."""
 
 
 class _Followed:
@@ -63,6 +68,7 @@ class StreamFollowers:
         self._used_at: dict[tuple[int, StreamKey], float] = {}
         self._unknown: dict[StreamKey, None] = {}
         """Names that no shard knew when they were asked for last, in the order in which this was found."""
+        self._repeats = Repeats()
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
 
     def __len__(self) -> int:
@@ -131,9 +137,16 @@ class StreamFollowers:
                 except CollectedPast:
                     followed.state = await followed.log.load(only)
         except CodecError as error:
-            followed.state, followed.trouble = None, str(error)  # what was read before may be a part of a chunk
+            self._note(followed, error)
+            followed.state = None  # what was read before may be a part of a chunk
             return
         except (StoreError, NotFound) as error:
-            followed.trouble = str(error)
+            self._note(followed, error)
             return
         followed.trouble, followed.looked_at = "", began
+
+    def _note(self, followed: _Followed, error: Exception) -> None:
+        followed.trouble = told_to_others(error)
+        count = self._repeats.say(str(error), self._monotonic())
+        if count is not None:
+            logger.warning("shard %d cannot be read for a reader: %s%s", followed.log.shard, error, left_out(count))

@@ -79,4 +79,4 @@ class ShardViews:
 
 def _seen(sequencer: Sequencer) -> FollowedShard:
     state = sequencer.state if sequencer.loaded else None
-    return FollowedShard(sequencer.log, state, sequencer.trouble or LOADING)
+    return FollowedShard(sequencer.log, state, sequencer.told or LOADING)

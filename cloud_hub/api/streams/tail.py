@@ -20,6 +20,7 @@ from weft.cloud_hub.api.records_answer import NUMBER_MAX
 from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.streams.tail_writers import SentEvents, SocketMessages, TailWriter
 from weft.cloud_hub.api.views import View
+from weft.cloud_hub.shard.retry import told_to_others
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import SHARDS_MAX
@@ -149,8 +150,10 @@ class Tail:
                 found = await self._new()
             except ApiError as error:
                 return {"error": error.error, "advice": error.advice, "position": self._text}
-            except (StoreError, NotFound, CodecError, TableError, CollectedPast) as error:
+            except CollectedPast as error:
                 return {"error": str(error), "advice": SOON, "position": self._text}
+            except (StoreError, NotFound, CodecError, TableError) as error:
+                return {"error": told_to_others(error), "advice": SOON, "position": self._text}
             is_due = now() - said_at >= BEAT_S
             if found or (is_due and said != self._text):
                 said, said_at = self._text, now()

@@ -111,6 +111,9 @@ class _Untouched(FileSystem):
     def remove(self, path: str) -> None:
         """Do nothing."""
 
+    def remove_directory(self, path: str) -> None:
+        """Do nothing."""
+
     def sync_directory(self, path: str) -> None:
         """Do nothing."""
 

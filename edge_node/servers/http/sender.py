@@ -125,6 +125,6 @@ class Sender:
 def _denied(error: AccessDenied) -> Problem:
     if error.denial is Denial.BUSY:
         return try_later(503, f"{error}; try again")
-    if error.denial is Denial.NOT_ALLOWED:
-        return Problem(401, f"{error}; send a user name and password", fields=CHALLENGE)
-    return Problem(401, f"{error}; send another one", fields=CHALLENGE)
+    # A flood of requests without a valid password pays for a connection each time.
+    advice = "send a user name and password" if error.denial is Denial.NOT_ALLOWED else "send another one"
+    return Problem(401, f"{error}; {advice}", closes=True, fields=CHALLENGE)

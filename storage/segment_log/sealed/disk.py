@@ -56,6 +56,7 @@ class SealedFileSystem:
         self.link = disk.link
         self.rename = disk.rename
         self.remove = disk.remove
+        self.remove_directory = disk.remove_directory
         self.sync_directory = disk.sync_directory
         self.free_bytes = disk.free_bytes
 

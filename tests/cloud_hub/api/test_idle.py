@@ -31,6 +31,20 @@ async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() ->
             assert link.connections == 1
 
 
+async def test_links_do_not_count_among_the_connections_of_their_address() -> None:
+    """A proxy has those of a fleet."""
+    async with running_hub(MemoryStore(), connections_per_address_max=1) as hub:
+        log = EdgeLog()
+        log.append(*records(0, [b"a"]))
+        async with running_link(hub, log, EDGE) as link:
+            await log.until_released(1)
+            for _ in range(3):
+                assert (await get(hub, "/v1/streams"))[0] == 200
+            log.append(*records(1, [b"b"]))
+            await log.until_released(2)
+            assert link.connections == 1
+
+
 async def test_idle_connections_beyond_the_setting_are_cut_off() -> None:
     async with running_hub(MemoryStore(), idle_connections_max=3) as hub:
         peers = await asyncio.gather(*(half_open(hub._listener.server) for _ in range(40)))

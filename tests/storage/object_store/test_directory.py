@@ -20,6 +20,7 @@ from tests.support.waiting import PATIENCE_S
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
 from weft.storage.object_store.directory import DirectoryStore
 from weft.storage.object_store.memory import content_etag
+from weft.storage.object_store.probe import probe_in_sequence
 
 ROOT = "/store"
 KEYS = ["a", "shard-0/chunk/0", "shard-0/chunk/1", "shard-0/manifest"]
@@ -246,6 +247,20 @@ async def test_a_folder_that_cannot_be_used_says_which_it_is_and_what_to_do(numb
     assert os.strerror(number) in sentence
     assert advice in sentence
     assert "[Errno" not in sentence
+
+
+async def test_a_probe_leaves_no_folder_and_clears_what_killed_ones_left(tmp_path: Path) -> None:
+    killed, running = tmp_path / "probe" / ("a" * 16), tmp_path / "probe" / ("b" * 16)
+    for each in (killed, running):
+        (each / "order").mkdir(parents=True)
+        (each / "object").write_bytes(b"of a process that was killed, or runs")
+    long_ago = killed.stat().st_mtime - 25 * 3600
+    os.utime(killed, (long_ago, long_ago))
+    (tmp_path / "shard-0" / "chunk").mkdir(parents=True)
+    await probe_in_sequence(open_store(str(tmp_path)))
+    assert [each.name for each in (tmp_path / "probe").iterdir()] == [running.name]
+    assert (running / "object").exists()
+    assert (tmp_path / "shard-0" / "chunk").exists(), "only folders of probes are removed"
 
 
 async def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import config_argument, confirm, load_hub, user_name, yes_option
+from weft.commands.hub_settings import longest_round_s
 from weft.commands.on_store.declaring import declare, read_facts
 from weft.commands.on_store.opening import acting, by_option, on_store, reason_option
 from weft.output import Failed, Refused, counted
@@ -48,7 +49,8 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     the same table. No record is stored twice.
 
     Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
-    than 10 minutes ago, or whose table lacks records. It needs level 2 (`weft hub finalize`).
+    than 10 minutes ago, or whose table lacks records. With --force it takes a stream that edges send to, and waits for
+    the next round of the tables. It needs level 2 (`weft hub finalize`).
 
     \b
     weft hub stream delete hub.yaml plant-7/vibration-test --reason "trial is over"
@@ -63,12 +65,14 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
         if len(text) > most:
             raise Failed(f"{option}: {len(text)} characters are too many, at most {most}")
-    wanted = stream_deletion.Deletion(key, by, reason, load_hub(config_file).tables is not None, force)
+    config = load_hub(config_file)
+    wanted = stream_deletion.Deletion(key, by, reason, config.tables is not None, force)
+    patience = stream_deletion.Patience(longest_round_s(config), partial(click.echo, err=True)) if force else None
 
     async def work(store: ObjectStore) -> Deleted:
         return await stream_deletion.delete(
             store, await open_cluster(store, None), wanted,
-            wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits,
+            wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits, patience=patience,
         )  # fmt: skip
 
     if not yes:

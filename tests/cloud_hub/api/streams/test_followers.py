@@ -113,18 +113,21 @@ def test_readers_at_one_moment_share_a_look() -> None:
     run(test)
 
 
-def test_a_store_that_fails_is_named_and_what_was_read_stays() -> None:
+def test_a_store_that_fails_is_told_and_what_was_read_stays(caplog: pytest.LogCaptureFixture) -> None:
+    told = "the hub cannot use its store at the moment; the hub's operator sees why"
+
     async def test(writer: Writer) -> None:
         await writer.write(WANTED, 0, 3)
         writer.read_store.is_cut = True
         found = await writer.read()
-        assert (found.state, found.trouble) == (None, "the network is down")
+        assert (found.state, found.trouble) == (None, told)
+        assert "shard 0 cannot be read for a reader: the network is down" in caplog.text
         writer.read_store.is_cut = False
         assert count(await writer.read()) == 3
         writer.read_store.is_cut = True
         await asyncio.sleep(1)
         found = await writer.read()
-        assert (count(found), found.trouble) == (3, "the network is down")
+        assert (count(found), found.trouble) == (3, told)
         writer.read_store.is_cut = False
         await writer.write(WANTED, 3, 4, 2)
         assert count(await writer.read()) == 4

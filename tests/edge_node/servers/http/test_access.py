@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.support.processes import weft
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 RULES = """\
 user alice
@@ -56,6 +57,19 @@ async def test_passwords_and_rules_hold(guarded: tuple[Path, str]) -> None:
         assert status == 403, "a body that may go nowhere is not unpacked"
         assert (await http.get("/ping"))[0] == 204
         assert len(http.stored()) == 3
+
+
+async def test_a_flood_without_a_valid_password_pays_for_a_connection_each_time(guarded: tuple[Path, str]) -> None:
+    folder, auth = guarded
+    async with running(folder, ", anonymous: never", auth) as http:
+        for claim in ("", f"Authorization: {basic('alice', 'wrong')}\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+            asked = f"POST {PATH} HTTP/1.1\r\nHost: edge\r\nContent-Length: 1\r\n{claim}\r\n1"
+            writer.write(asked.encode() * 8)
+            said = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            writer.close()
+            assert said.count(b"HTTP/1.1 401 ") == 1, "the others were not looked at"
+            assert b"connection: close" in said.lower()
 
 
 async def test_a_key_that_a_stream_does_not_match_needs_the_right_to_the_stream(guarded: tuple[Path, str]) -> None:
