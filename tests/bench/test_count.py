@@ -1,0 +1,38 @@
+"""What the counted instructions are compared with, and when they are red. The paths themselves run in CI's count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.count import __main__ as count
+
+
+@pytest.fixture
+def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(count, "FIGURES", tmp_path / "figures.json")
+    return tmp_path / "figures.json"
+
+
+def test_a_path_is_red_from_a_tenth_more_on() -> None:
+    found = {"slower": ("row", 1151.0), "the same": ("row", 1009.0), "faster": ("row", 500.0), "other": ("row", 7.0)}
+    told = dict(zip(found, count.lines(found, {"slower": 1000, "the same": 1000, "faster": 1000}), strict=True))
+    assert {name for name, (_, is_red) in told.items() if is_red} == {"slower"}
+    assert told["slower"][0].endswith("1,151 instructions a row, +15.1%")
+    assert told["other"][0].endswith("new")
+
+
+def test_figures_are_taken_with_a_reason_and_leave_those_of_other_paths(figures: Path) -> None:
+    count.take({"a": ("row", 10.4), "b": ("row", 20.0)}, "first")
+    count.take({"b": ("row", 30.0)}, "rows are sorted now")
+    assert count.known() == {"a": 10, "b": 30}
+    assert [each["reason"] for each in json.loads(figures.read_text())["reasons"]] == ["first", "rows are sorted now"]
+
+
+def test_figures_of_another_python_are_compared_with_nothing(figures: Path) -> None:
+    count.take({"a": ("row", 10.0)}, "first")
+    kept = json.loads(figures.read_text())
+    figures.write_text(json.dumps(kept | {"machine": kept["machine"] | {"python": "3.9.1"}}))
+    assert count.known() is None
