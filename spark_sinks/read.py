@@ -94,6 +94,16 @@ def read(
     options = replace(parse_options(place), **_selection(given), schema=declared(schema, payload_format))
     if options.hub is not None:
         return _through_hub(spark, place, options, starting, ending)
+    return _from_store(spark, place, options, starting, ending)
+
+
+def _from_store(
+    spark: SparkSession,
+    place: dict[str, str],
+    options: ReadOptions,
+    starting: Mapping[int, int] | None,
+    ending: Mapping[int, int] | None,
+) -> DataFrame:
     log, snapshot = run(_opened(options))
     wanted = subset(log.schema, options.columns)
     start, end = _range(log.heads, starting, ending)

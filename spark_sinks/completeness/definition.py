@@ -13,9 +13,9 @@ IF_CHANGED: tuple[IfChanged, ...] = ("refuse", "recompute", "keep")
 Definition = dict[str, str]
 """Part of the definition, such as ``by`` -> a digest of it."""
 _DIGEST_BYTES = 8
-LATER_FIELDS = frozenset({"definition", "message", "framing"})
-"""Fields of a schema that releases before do not know: one that is not set counts for nothing, so that windows of such
-a release are not taken for others."""
+LATER_FIELDS = frozenset({"definition", "message", "framing", "personal"})
+"""Fields of a schema and its columns that releases before do not know: one that is not set counts for nothing, so that
+windows of such a release are not taken for others."""
 
 
 def definition_of(parts: Mapping[str, object]) -> Definition:
@@ -49,9 +49,22 @@ def _told(value: object) -> str:
     if isinstance(value, frozenset | set | tuple | list):
         return msgspec.json.encode(sorted(map(_told, value))).decode()
     if isinstance(value, msgspec.Struct):
-        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        told = [f"{name}={each!r}" for name, each in fields if each is not None or name not in LATER_FIELDS]
-        return f"{type(value).__name__}({', '.join(told)})"
+        return _shown(value)
     if callable(value):
         return str(getattr(value, "__qualname__", type(value).__qualname__))
     return value.strip() if isinstance(value, str) else str(value)
+
+
+def _shown(value: object) -> str:
+    """Return ``repr``, without later fields that are not set."""
+    if isinstance(value, msgspec.Struct):
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        told = [
+            f"{name}={_shown(each)}"
+            for name, each in fields
+            if not (each is None or each is False) or name not in LATER_FIELDS
+        ]
+        return f"{type(value).__name__}({', '.join(told)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {_shown(each)}' for name, each in value.items())}}}"
+    return repr(value)

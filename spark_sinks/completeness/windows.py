@@ -64,7 +64,7 @@ def complete_windows(
     right after a kill at any instant and after the loss of the checkpoint. Windows without rows are not emitted.
 
     Args:
-        every: length of the windows, 1s or more, aligned to 1970 in UTC; ``offset`` shifts their starts.
+        every: length of the windows, from 1s on, aligned to 1970 in UTC; ``offset`` shifts their starts.
         gap: silence that ends a session; rows are then sessions, cut where windows end. None makes windows.
         zone: IANA time zone by whose clocks windows begin; for windows of 2h or more. Days have 23 to 25 hours.
         time: time of the events: ``EventTime``, its fields, or its column alone; None takes ``_time``.
@@ -76,8 +76,7 @@ def complete_windows(
         by: columns that name a row within its window.
         prepare: function that parses, filters or renames rows before they are aggregated.
         complete: rule for when a window counts as complete: ``Complete``, or its fields.
-        checkpoint: place of the position and of the pending windows: ``Checkpoint``, or its folder. Without it every
-            start computes all windows again.
+        checkpoint: place of position and pending windows: ``Checkpoint``, or its folder; None: a start computes all.
         trigger: time between two steps over the log; None does one step, emits all due windows and ends.
         heal_every: minimum time between two rounds that emit changed windows again.
         edges: only records of these edges; ``complete`` then waits only for them, unless it names others.

@@ -35,11 +35,11 @@ async def test_a_hub_exports_its_catalogue() -> None:
     finally:
         await hub.close()
     exported = {(sample.name, family.type) for family in families for sample in family.samples}
-    # Series with labels of streams or owners appear with the first of them.
+    # Series with labels of streams, owners or regions appear with the first of them.
     without_streams = {
         (name, metric.kind)
         for metric in (*HUB_METRICS, *PROCESS_METRICS)
-        if not {"stream", "owner", "tenant"} & set(metric.labels)
+        if not {"stream", "owner", "tenant", "region"} & set(metric.labels)
         for name in metric.series
     }
     assert exported == without_streams

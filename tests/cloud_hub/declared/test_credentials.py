@@ -158,7 +158,7 @@ def test_a_damaged_entry_that_may_be_the_only_token_opens_no_hub() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [b"", b"[]", b"\xff", b'{"scope":"region","secrets":[]}', b'{"scope":"admin"}', b"[" * 5000,
+    [b"", b"[]", b"\xff", b'{"scope":"planet","secrets":[]}', b'{"scope":"admin"}', b"[" * 5000,
      b'{"scope":"admin","secrets":[{"sha256":"x"}]}', b'{"scope":"edge","secrets":[{"sha256":"%s"}]}' % (b"0" * 64),
      b'{"scope":"reader","tenant":"No Name","secrets":[{"sha256":"%s"}]}' % (b"0" * 64)],
 )  # fmt: skip

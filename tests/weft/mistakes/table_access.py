@@ -107,7 +107,8 @@ ACCESS = [
         "Usage: weft token add [OPTIONS] NAME\n"
         "Try 'weft token add --help' for help.\n"
         "\n"
-        "Error: Invalid value for '--scope': 'write' is not one of 'edge', 'reader', 'publish', 'pull', 'admin'.",
+        "Error: Invalid value for '--scope': 'write' is not one of "
+        "'edge', 'reader', 'publish', 'pull', 'region', 'admin'.",
         in_process=True,
     ),
     Mistake(

@@ -40,8 +40,8 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
         click.option(
             "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
-            help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE (`*` in "
-            "them stands for any characters), edges, status, metrics. Or a role: viewer, operator, administrator.",
+            help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
+            "status, metrics. `*` stands for any characters. Or a role: viewer, operator, administrator.",
         ),
         click.option(
             "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),

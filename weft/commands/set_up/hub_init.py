@@ -77,7 +77,7 @@ def text_of(given: dict[str, Any]) -> str:
     certificate, key = ("hub.crt", "hub.key") if given["ca"] else (given["certificate"], given["key"])
     if certificate is not None:
         # The options name files from here, the configuration from its own folder.
-        as_named = (lambda path: path) if given["ca"] else os.path.abspath
+        as_named = str if given["ca"] else os.path.abspath
         lines += ["tls:", f"  certificate: {json.dumps(as_named(certificate))}", f"  key: {json.dumps(as_named(key))}"]
     if given["edge_certificates"]:
         lines += [f"  client_ca: {CERTIFICATE_FILE}", f"  crl_file: {LIST_FILE}", "  client_certificate: optional"]

@@ -64,7 +64,7 @@ async def test_a_flood_without_a_valid_password_pays_for_a_connection_each_time(
     async with running(folder, ", anonymous: never", auth) as http:
         for claim in ("", f"Authorization: {basic('alice', 'wrong')}\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
-            asked = f"POST {PATH} HTTP/1.1\r\nHost: edge\r\nContent-Length: 1\r\n{claim}\r\n1"
+            asked = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n{claim}\r\n1"
             writer.write(asked.encode() * 8)
             said = await asyncio.wait_for(reader.read(), PATIENCE_S)
             writer.close()

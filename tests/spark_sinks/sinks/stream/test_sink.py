@@ -206,7 +206,7 @@ def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"hub": "127.0.0.1:8090"}, "hub: expected http://host:port"),
+        ({"hub": "127.0.0.1:8090"}, "hub: 127.0.0.1:8090 has no scheme. Write http://127.0.0.1:8090"),
         ({"hub": []}, "at least one node"),
         ({"target": "http://127.0.0.1:8090"}, r"target: expected TargetStream\(hub, stream, store\), got str"),
         ({"hub": "https://me:secret@hub"}, "without a password"),
