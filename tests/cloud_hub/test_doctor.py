@@ -71,7 +71,7 @@ def taken_port(folder: Path, _: pytest.MonkeyPatch) -> Iterator[HubConfig]:
 
 
 def full_disk(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
-    patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 20))  # type: ignore[attr-defined]
+    patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 20))
     yield configuration(folder)
 
 
