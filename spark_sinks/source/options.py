@@ -24,8 +24,6 @@ NAMES = (
 )  # fmt: skip
 _PLACES = (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry"))
 """Required options, each with an example."""
-OF_CATALOG = frozenset({"provider", "path", "location", "owner", "comment", "external", "is_managed_location"})
-"""Properties of a table that Spark adds to its options, after ``CREATE TABLE ... USING weft``."""
 STORE_PREFIX = "store."
 """Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
 
@@ -69,8 +67,10 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """
     given = {name.lower(): value for name, value in options.items()}
     if "provider" in given:
-        # Spark keeps the options of a table with a prefix, and hands them over with it, without it, or both.
-        given = {name.removeprefix("option."): value for name, value in given.items() if name not in OF_CATALOG}
+        raise ReadError(
+            "CREATE TABLE: Spark hands a Python source no options when it reads a table of its catalog. Use CREATE "
+            "TEMPORARY VIEW NAME USING weft OPTIONS (...), or register(spark, store) for all streams"
+        )
     _check_names(given)
     hub = hub_access(given)
     if hub is not None and (taken := [name for name in given if name == "store" or name.startswith(STORE_PREFIX)]):

@@ -159,13 +159,16 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         "replace-rabbitmq-at-the-edge.md": 2, "store-what-amqtt-receives.md": 1,
     }  # fmt: skip
     steps = [("run-a-pipeline.md", "python"), *[("publish-to-edges.md", "sh")] * 2]
-    steps += [("typed-tables.md", language) for language in ("sh", "sh", "sh", "sh", "python")]
+    steps += [("typed-tables.md", language) for language in (*["sh"] * 6, "python")]
     steps += [
         ("pull-records-from-an-edge.md", "sh"),
         ("erase-a-person.md", "sh"),
         ("remove-old-rows.md", "sh"),
         ("ask-a-hub-from-python.md", "python"),
-        ("find-out-what-is-wrong.md", "sh"),
+        ("ask-a-hub-from-anywhere.md", "sh"),
+        ("declare-tokens-and-tenants.md", "sh"),
+        ("transform-with-dbt.md", "sh"),
+        *[("find-out-what-is-wrong.md", "sh")] * 2,
         ("operator.md", "sh"),
         ("check-a-release.md", "sh"),
         ("see-a-hub-in-a-browser.md", "sh"),

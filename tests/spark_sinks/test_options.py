@@ -64,13 +64,6 @@ def test_lists_are_separated_by_commas_or_json() -> None:
     assert parse_options(WHERE | {"keys": '["a,b", "c"]'}).keys == ("a,b", "c")
 
 
-def test_what_spark_adds_to_the_options_of_a_table_is_no_option_of_a_read() -> None:
-    added = {"provider": "weft", "path": "/warehouse/t", "location": "/warehouse/t", "owner": "anna"}
-    prefixed = {f"option.{name}": value for name, value in WHERE.items()}
-    for named in (WHERE, prefixed, WHERE | prefixed):
-        assert parse_options(named | added) == parse_options(WHERE)
-
-
 @pytest.mark.parametrize(
     ("text", "position"),
     [
