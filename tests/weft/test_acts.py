@@ -94,7 +94,7 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "token", "import"): [("--file", "imported", "--yes")],
     ("hub", "token", "rotate"): [("ops",)],
     ("hub", "token", "pair"): [("press-7", "--yes")],
-    ("hub", "token", "remove"): [("ops",), ("press",)],
+    ("hub", "token", "remove"): [("ops",), ("press",), ("press-7",)],
     ("hub", "open"): [("--yes",)],
     ("hub", "stream", "expect"): [("telemetry", "press-*")],
     ("hub", "group", "set"): [("all", "press-*")],
