@@ -1,4 +1,4 @@
-"""Instructions of the hot paths, counted and compared: noise of the machine moves none of them.
+"""Instructions of the hot paths, counted and compared: noise of the machine moves them far less than it moves times.
 
 ``./run bench count [NAME...] [--take REASON]``. Each path works over a load that is the same in every run, in a process
 of its own under Valgrind, which counts every instruction of it, of libraries too, and nothing of the kernel. What is

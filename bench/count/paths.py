@@ -1,7 +1,7 @@
 """The hot paths, each over a load that is the same in every run: messages go in, and what answers them is awaited.
 
 A path works in rounds, one after the other, and a round is over when everything of it is acknowledged. So the round
-decides what shares a sync, a chunk or a read, and not the clock: the work is the same on a busy machine.
+decides what shares a sync, a chunk or a read, and not the clock. What timers do, on links above all, is counted too.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ def test_windows_of_another_length_or_definition_in_the_checkpoint_are_refused(
     text = (WINDOWS + HOURS).replace("<dir>/c", str(tmp_path / "c"))
     start(loaded(text, place).config, spark, once=True).awaitTermination()
     assert not checked(text, place, spark).errors
-    (finding,) = checked(text.replace("1h", "30m"), place, spark).errors
+    (finding,) = checked(text.replace("every: 1h", "every: 30m"), place, spark).errors
     assert finding.path == ("checkpoint",)
     assert "the sink has windows of 3600 s, and this query makes windows of 1800 s" in finding.message
     edited = text.replace("n: count(*)", "n: count(payload)").replace(
