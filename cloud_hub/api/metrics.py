@@ -129,6 +129,9 @@ class Metrics:
                 yield Sample("weft_hub_stream_table_lag_records", figures.lag_records, labels)
             if figures.lag_seconds is not None:
                 yield Sample("weft_hub_stream_table_lag_seconds", figures.lag_seconds, labels)
+            if self._tables is not None and (size := self._tables.size(*labels)) is not None:
+                yield Sample("weft_hub_stream_table_bytes", size.bytes, labels)
+                yield Sample("weft_hub_stream_table_files", size.files, labels)
         yield build_info("weft_hub_build_info")
 
 

@@ -254,6 +254,8 @@ def table_view(table: TableStatus, columns: Sequence[tuple[str, str]], removed_u
         "error": table.error,
         "is_stopped": bool(table.stopped),
         "removed_until": moment(removed_until),
+        "files": table.files,
+        "bytes": table.bytes,
     }
 
 

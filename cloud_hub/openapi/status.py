@@ -171,6 +171,10 @@ class TableOfNode(msgspec.Struct, frozen=True):
     made_by: TableMaker | None
     kind: Literal["all", "latest"] | UnsetType = UNSET
     """`latest` if a latest table stands instead of the table of all rows."""
+    files: Count | UnsetType | None = UNSET
+    """Files of the table of all rows, as of the last look for small ones; null: unknown."""
+    bytes: Count | UnsetType | None = UNSET
+    """Bytes of these files."""
 
 
 class LatestOfNode(msgspec.Struct, frozen=True):

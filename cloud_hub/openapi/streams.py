@@ -50,6 +50,10 @@ class TableOfStream(msgspec.Struct, frozen=True):
     """Time at which the hub received the newest row that retention removed; null if it removed none."""
     kind: Literal["all", "latest"] | UnsetType = UNSET
     """`all` for the table of all rows, `latest` for a latest table that stands instead of it."""
+    files: Count | UnsetType | None = UNSET
+    """Files of the table of all rows, as of the last look for small ones; null: unknown."""
+    bytes: Count | UnsetType | None = UNSET
+    """Bytes of these files."""
 
 
 class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):

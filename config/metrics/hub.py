@@ -204,6 +204,13 @@ HUB_METRICS = (
         ("tenant", "stream"),
     ),
     Metric(
+        "weft_hub_stream_table_bytes",
+        "gauge",
+        "Bytes of the files of the stream's table, as of the last look for small ones.",
+        ("tenant", "stream"),
+    ),
+    Metric("weft_hub_stream_table_files", "gauge", "Number of these files.", ("tenant", "stream")),
+    Metric(
         "weft_hub_stream_table_lag_seconds",
         "gauge",
         "Time that the oldest record without a table row has waited, as seen by this node.",

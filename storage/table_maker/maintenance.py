@@ -17,7 +17,7 @@ from typing import Protocol
 
 from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta.entries import DataFile, TableSize
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.delta.state import DeltaState
@@ -88,6 +88,11 @@ class Maintenance:
         self._small = SmallFiles(settings.compact_file_bytes_max)
         self._seen_version = -1
         self._looked = False
+
+    @property
+    def size(self) -> TableSize | None:
+        """Return the table's size as of the last look for small files; None before the first."""
+        return self._small.size if self._small.version >= 0 else None
 
     @property
     def _vacuum_due(self) -> bool:

@@ -19,6 +19,7 @@ from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog
 from weft.storage.every_shard import first_logs, missing_shards
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.presence.keepers import Claim, Keepers
+from weft.storage.table.delta.entries import TableSize
 from weft.storage.table_maker.errors import NoHistory, TableError
 from weft.storage.table_maker.maintenance import Maintenance
 from weft.storage.table_maker.settings import DEFAULTS, UNDECLARED, TableSettings, TableTerms
@@ -152,6 +153,12 @@ class TableService:
         """Return the number of a stream's records that are table rows, or skipped, as last seen; None while unknown."""
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
+
+    def size(self, tenant: str, stream: str) -> TableSize | None:
+        """Return files and bytes of a stream's table of all rows, as of the last look for small ones; None while
+        unknown."""
+        found = self._streams.get((tenant, stream))
+        return None if found is None or found.is_look else found.maintenance.size
 
     def tierer(self, key: StreamKey) -> Tierer | None:
         """Return the maker of a stream's table of all rows; None before that was read, and without one."""

@@ -63,6 +63,9 @@ class TableStatus(msgspec.Struct, frozen=True):
     """Maker of the table instead of the hub's nodes; None if one of these makes it."""
     kind: str = "all"
     """`all` for the table of all rows, `latest` for the latest table that stands instead of it."""
+    files: int | None = None
+    bytes: int | None = None
+    """Files of the table and their bytes, as of the last look for small ones; None while unknown."""
 
 
 class StreamWork:
@@ -88,7 +91,7 @@ class StreamWork:
 
     def status(self, key: StreamKey, made_by: Claim | None) -> TableStatus:
         """Return the status for operators."""
-        ends, positions = self.tierer.ends(), self.tierer.positions
+        ends, positions, size = self.tierer.ends(), self.tierer.positions, self.maintenance.size
         shards = [ShardPosition(shard, positions.get(shard, 0), end) for shard, end in sorted(ends.items())]
         return TableStatus(
             *key,
@@ -104,6 +107,8 @@ class StreamWork:
             ],
             made_by,
             "latest" if self.is_look else "all",
+            None if size is None or self.is_look else size.files,
+            None if size is None or self.is_look else size.bytes,
         )
 
 

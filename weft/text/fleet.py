@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from weft.config.units import approximate_duration
+from weft.config.units import approximate_duration, format_size
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
@@ -104,7 +104,8 @@ def _table(table: dict[str, Any] | None) -> tuple[object, ...]:
         behind += ", STOPPED: see `weft hub status`"
     if table["error"]:
         behind += f", {shown(table['error'])}"
-    return f"{table['path']} (version {table['version']})", behind
+    size = "" if table.get("bytes") is None else f", {format_size(table['bytes'])} in {counted(table['files'], 'file')}"
+    return f"{table['path']} (version {table['version']}{size})", behind
 
 
 def _columns(stream: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from weft.storage.table.delta.entries import Action, AddedFile
+from weft.storage.table.delta.entries import Action, AddedFile, TableSize
 from weft.storage.table.errors import TableError
 
 FACTS = ("txn", "metaData", "protocol")
@@ -61,6 +61,20 @@ def files(file: IO[bytes], name: str, bytes_max: int | None = None) -> Iterator[
         for value in adds.filter(wanted, null_selection_behavior="drop").to_pylist():
             vector = value.get("deletionVector")
             yield AddedFile(value["path"], value["size"], value.get("stats"), vector)
+
+
+def size(file: IO[bytes], name: str) -> TableSize:
+    """Return number and bytes of the files of a checkpoint, or of a part of one.
+
+    Raises:
+        As ``take_facts``.
+    """
+    count = total = 0
+    for batch, _ in _batches(file, name, ("add",), lambda _: True, ("size",)):
+        adds = batch.column(0)
+        sizes = pc.struct_field(adds.filter(adds.is_valid()), "size")
+        count, total = count + len(sizes), total + (pc.sum(sizes).as_py() or 0)
+    return TableSize(count, total)
 
 
 def _batches(

@@ -42,6 +42,14 @@ class DataFile(NamedTuple):
     log's order."""
 
 
+class TableSize(NamedTuple):
+    """The files of a version of a table."""
+
+    files: int
+    bytes: int
+    """Of Parquet, as they lie in the store, without files that earlier versions alone need."""
+
+
 class TableProtocol(msgspec.Struct, frozen=True):
     """The versions and features that a table asks of its readers and writers."""
 
@@ -67,6 +75,7 @@ class AddedFile(msgspec.Struct, frozen=True):
 
 class _Removed(msgspec.Struct):
     path: str
+    size: int | None = None
 
 
 class Action(msgspec.Struct):

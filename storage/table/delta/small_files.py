@@ -1,4 +1,5 @@
-"""The small files of a table, followed from version to version. To join them, its large files need not be known."""
+"""The small files of a table, and the size of all, followed from version to version. To join files, the large ones
+need not be known."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import IO
 import msgspec
 
 from weft.storage.table.delta import checkpoint
-from weft.storage.table.delta.entries import Action, AddedFile, DataFile, plain_path
+from weft.storage.table.delta.entries import Action, AddedFile, DataFile, TableSize, plain_path
 
 FILES_MAX = 100_000
 """Maximum number of files that are kept, some 50 MB; others wait until these are joined and the table is read again."""
@@ -45,6 +46,8 @@ class SmallFiles:
         self.version = -1
         self.entry_hash = b""
         self._files: dict[str, DataFile] = {}
+        self.size: TableSize | None = TableSize(0, 0)
+        """Files of the version, the large ones too; None after a removal of one whose size it does not say."""
 
     def files(self) -> list[DataFile]:
         """Return the files of the version, in no order."""
@@ -57,12 +60,23 @@ class SmallFiles:
     def take(self, action: Action) -> None:
         """Take one action of the next entry."""
         if action.add is not None:
+            self._count(1, action.add.size)
             self.add(action.add)
         elif action.remove is not None:
+            self._count(-1, action.remove.size)
             self._files.pop(plain_path(action.remove.path), None)
+
+    def _count(self, files: int, size: int | None) -> None:
+        if self.size is not None:
+            known = size is not None
+            self.size = TableSize(self.size.files + files, self.size.bytes + files * (size or 0)) if known else None
 
     def read_checkpoint(self, file: IO[bytes], name: str) -> None:
         """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        part = checkpoint.size(file, name)
+        if self.size is not None:
+            self.size = TableSize(self.size.files + part.files, self.size.bytes + part.bytes)
+        file.seek(0)
         for added in checkpoint.files(file, name, self.bytes_max):
             self.add(added)
 

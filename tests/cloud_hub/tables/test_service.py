@@ -6,7 +6,7 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, expected
 from weft.storage.chunk_log import Manifest, ShardLog
-from weft.storage.hub_keys import chunk_key
+from weft.storage.hub_keys import chunk_key, table_key
 from weft.storage.object_store import ObjectStore, StoreError, open_store
 from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
@@ -29,6 +29,8 @@ async def test_a_round_keeps_up_every_stream(directory: ObjectStore, log: LogWri
     first, second = service.status()
     assert (first.stream, first.lag_records, first.rows_moved, first.committed_at) == ("alarms", 0, 2, 99)
     assert [(item.shard, item.table, item.log) for item in second.shards] == [(0, 3, 3), (1, 4, 4)]
+    files = [item for item in await directory.list(table_key("default", "telemetry")) if item.key.endswith(".parquet")]
+    assert (second.files, second.bytes) == (len(files), sum(item.size for item in files))
 
 
 def watched_service(

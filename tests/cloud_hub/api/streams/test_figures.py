@@ -203,16 +203,19 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
 
             async def is_in_the_table() -> bool:
                 stream = (await get(hub, "/v1/streams/telemetry"))[1]
-                return stream.get("table_rows") == 30 and stream["complete_up_to"] is not None
+                is_whole = stream.get("table_rows") == 30 and stream["complete_up_to"] is not None
+                return is_whole and (stream["table"]["files"] or 0) > 0
 
             await until(is_in_the_table)
             text = (await get(hub, "/metrics"))[1]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     labels = [sample.labels for sample in samples if sample.name.startswith("weft_hub_stream")]
-    assert labels == [{"tenant": "default", "stream": "telemetry"}] * 5
+    assert labels == [{"tenant": "default", "stream": "telemetry"}] * 7
     values = {sample.name: sample.value for sample in samples}
     assert values["weft_hub_stream_records"] == 30
     assert values["weft_hub_stream_table_lag_records"] == 0
+    assert 1 <= values["weft_hub_stream_table_files"] <= 30
+    assert 1000 < values["weft_hub_stream_table_bytes"] < 1 << 20
     assert values["weft_hub_stream_table_lag_seconds"] == 0
     assert abs(values["weft_hub_stream_complete_up_to_timestamp_seconds"] - time.time()) < 60
     assert values["weft_hub_store_put_latency_seconds_count"] >= 1

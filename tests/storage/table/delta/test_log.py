@@ -11,12 +11,14 @@ from typing import Any
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tests.storage.table.delta.tables import KEY, SCHEMA, checkpointed, create, new_file, reading, table
 from tests.support.speed import slowness
 from weft.storage.object_store import NotFound, ObjectStore, open_store
+from weft.storage.table.delta.entries import TableSize
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.errors import TableConflict, TableError
@@ -76,6 +78,10 @@ async def test_every_version_is_read_by_every_engine(store: ObjectStore, log: Ta
     assert history[:3] == [("WRITE", True), ("ADD COLUMN", False), ("OPTIMIZE", False)]
     assert [name for name, _ in (await reading(log)).columns()] == ["_shard", "_offset", "text", "line"]
     assert table(store).transaction_version(APP) == (await reading(log)).transactions[APP] == 12
+    sizes = pa.table(table(store).get_add_actions()).column("size_bytes").to_pylist()
+    for follower in (small, SmallFiles(1)):
+        await log.follow(follower)
+        assert follower.size == TableSize(len(sizes), sum(sizes)), "of large files too, from checkpoint and entries"
 
 
 class TestBesideOthers:

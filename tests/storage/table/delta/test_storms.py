@@ -16,7 +16,7 @@ from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta.entries import DataFile, TableSize
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.errors import TableConflict
@@ -91,6 +91,7 @@ async def storm(seed: int) -> int:
     files = in_order(small)
     with outcome():
         assert (files[0].first_offset, files[-1].end_offset) == (0, END)
+        assert small.size == TableSize(len(files), sum(file.size for file in files))
         versions = [item.key for item in await inner.list(f"{KEY}/_delta_log")]
         assert versions == [f"{KEY}/_delta_log/{version:020d}.json" for version in range(len(versions))]
     return len(files)
