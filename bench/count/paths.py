@@ -23,7 +23,7 @@ from bench.log_writer import Delivery, LogWriter
 from bench.tables import FIVE, Case, make_section, step
 from spark_sinks.source.data_source import WeftSource
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.settings import HubSettings, SequencerSettings
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.units import Address
@@ -45,6 +45,7 @@ from weft.replication.status import LinkStatus
 
 CLIENTS, WINDOW = 100, 100
 READ_BYTES = 1 << 20
+NEVER_S = 86_400.0
 START_NS = 1_700_000_000_000_000_000
 NODE = """\
 node: counted
@@ -283,6 +284,7 @@ class RoundsLog:
         lines = payloads.telemetry()
         self._batch = encode_batch(0, START_NS, 1000, keys, [lines[n % len(lines)] for n in range(records)])
         self._lanes, self._records = lanes, records
+        self.round_bytes = lanes * len(self._batch)
         self._end = 0
         self._acked = dict.fromkeys(range(lanes), 0)
         self._changed: Callable[[Collection[int] | None], None] = lambda _: None
@@ -328,10 +330,20 @@ class RoundsLog:
 
 
 async def _link(folder: Path, rounds: Rounds, lanes: int, records: int) -> None:
-    """Send over a link whose two ends are here, and commit into a folder."""
-    hub = Hub(HubSettings(store=str(folder / "store"), port=0, shards=1, table_interval_s=None))
-    await hub.start()
+    """Send over a link whose two ends are here, and commit into a folder.
+
+    A chunk is full with a round, and no timer of the hub or the link comes due: so a round is one chunk.
+    """
     log, stored = RoundsLog(lanes, records), [b"1\n"]
+    sequencer = SequencerSettings(
+        commit_interval_s=NEVER_S, chunk_bytes_max=log.round_bytes, mark_interval_s=NEVER_S, trailing_mark_s=NEVER_S,
+        follow_interval_s=NEVER_S, snapshot_interval_s=NEVER_S,
+    )  # fmt: skip
+    hub = Hub(HubSettings(
+        store=str(folder / "store"), port=0, shards=1, table_interval_s=None, sequencer=sequencer,
+        beat_interval_s=NEVER_S, cluster_log_interval_s=NEVER_S,
+    ))  # fmt: skip
+    await hub.start()
     epochs = Epochs("memory", lambda: stored[0], lambda data: stored.__setitem__(0, data))
     identity = LinkIdentity("default", "edge", 1, "bench")
     link = asyncio.create_task(run_link(log, identity, LinkSettings((hub.url,)), epochs, LinkStatus("hub")))
