@@ -205,8 +205,9 @@ class Hub:
             lambda: self._declared.position, self._access, self._refusals,
         )  # fmt: skip
         self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
-        positions = RegionPositions(store, self.cluster)
-        self._regions = Regions(settings.regions, self._shards, positions, clock=self._clock, host=owners.own)
+        self._regions = Regions(
+            settings.regions, self._shards, RegionPositions(store, self.cluster), clock=self._clock, host=owners.own,
+            declared=self._declared.regions)  # fmt: skip
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()

@@ -16,6 +16,7 @@ from weft.storage.cluster_log.follower import INTERVAL_S
 from weft.storage.table_maker.settings import TableSettings
 
 if TYPE_CHECKING:
+    from weft.replication.policy.schedule import StreamWindows
     from weft.replication.runner.settings import LinkSettings
 
 MiB = 1 << 20
@@ -114,6 +115,10 @@ class RegionSettings:
     """True to send on what other regions relayed to this one."""
     rate: int = 0
     """Maximum number of bytes that the link of a shard sends in a second; 0: no limit."""
+    every_s: float = 0.0
+    """Minimum time from one transfer of data to the next."""
+    schedule: tuple[StreamWindows, ...] = ()
+    """Times at which records are sent; empty: always."""
     pin_s: float = 7 * 86_400.0
     """Time for which the log keeps chunks that the region lacks, beyond what it keeps anyway."""
     write_s: float = 10.0

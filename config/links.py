@@ -12,13 +12,9 @@ Files = Annotated[tuple[str, ...], Meta(max_length=8, extra_json_schema={"x-unit
 HostPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.:*_-]+$", max_length=253)]
 
 
-class ScheduleEntry(Section, frozen=True, kw_only=True):
-    """Times at which a link may send some of its streams."""
+class Times(Section, frozen=True, kw_only=True):
+    """Times at which a link may send."""
 
-    streams: Annotated[
-        Annotated[tuple[str, ...], Meta(min_length=1, max_length=64)],
-        Meta(description="Names of streams, or patterns such as `bulk*`."),
-    ]
     between: Annotated[
         Windows,
         Meta(
@@ -33,6 +29,15 @@ class ScheduleEntry(Section, frozen=True, kw_only=True):
     zone: Annotated[
         Zone, Meta(description="Time zone of the windows, by its name in the IANA database, such as Europe/Berlin.")
     ] = "UTC"
+
+
+class ScheduleEntry(Times, frozen=True, kw_only=True):
+    """Times at which a link may send some of its streams."""
+
+    streams: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1, max_length=64)],
+        Meta(description="Names of streams, or patterns such as `bulk*`."),
+    ]
 
 
 class Budget(Section, frozen=True, kw_only=True):
@@ -360,6 +365,21 @@ class Region(Section, frozen=True, kw_only=True):
     ] = False
     rate: Annotated[
         Rate | None, Meta(description="Most bytes a second that the link of one shard sends. Unset: no limit.")
+    ] = None
+    every_s: Annotated[
+        Duration,
+        Meta(
+            le=86_400,
+            description="Least time from one transfer of a shard's data to the next, each with all that waits. `0s` "
+            "sends at once.",
+        ),
+    ] = field(default=0.0, name="every")
+    schedule: Annotated[
+        Times | None,
+        Meta(
+            description="Times at which records are sent, those of all streams: each shard's go in the order of its "
+            "log. Unset: always.",
+        ),
     ] = None
     mark_interval_s: Annotated[
         Duration,

@@ -48,6 +48,8 @@ class RegionPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster id of the region, 32 hexadecimal digits; empty before the first connection."""
     restored: int = 0
     """``Cluster.restored`` of the log's own store: the position means nothing in another history."""
+    comparison: int = 0
+    """Number of the comparison to which the position belongs (``RegionDocument.comparison``)."""
     records: int | None = None
     """Number of records below ``next`` in the streams that are relayed; None while it is unknown."""
     lost: tuple[tuple[int, int], ...] = ()

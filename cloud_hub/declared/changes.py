@@ -17,6 +17,7 @@ from weft.cloud_hub.declared.documents import (
     HUBS,
     NODE,
     OPENING,
+    REGION,
     SECRETS_MAX,
     STREAM,
     TENANT,
@@ -25,6 +26,7 @@ from weft.cloud_hub.declared.documents import (
     Document,
     NodeDocument,
     Pairing,
+    RegionDocument,
     Secret,
     StreamDocument,
     TenantDocument,
@@ -386,6 +388,36 @@ def undo_drain(name: str) -> Decision:
         if name not in state.facts(NODE):
             raise CannotDeclare(f"{name} is not drained; drained are: {listed(state.facts(NODE))}")
         return Change(NODE, name, None)
+
+    return decide
+
+
+def pause_region(name: str, *, paused: bool) -> Decision:
+    """Declare that the links to another region let records wait, or that they go on.
+
+    Raises:
+        CannotDeclare: from the decision: a region is to go on that is not paused.
+    """
+
+    def change(before: RegionDocument) -> RegionDocument:
+        if not paused and not before.paused:
+            raise CannotDeclare(f"region {name} is not paused")
+        return msgspec.structs.replace(before, paused=paused)
+
+    return _region(name, change)
+
+
+def compare_region(name: str) -> Decision:
+    """Declare that the links to another region begin at the start of the log, and send what the region lacks."""
+    return _region(name, lambda before: msgspec.structs.replace(before, comparison=before.comparison + 1))
+
+
+def _region(name: str, change: Callable[[RegionDocument], RegionDocument]) -> Decision:
+    def decide(state: ClusterState) -> Change | None:
+        fact = state.facts(REGION).get(name)
+        before = RegionDocument() if fact is None else read_fact(name, REGION, fact.document, RegionDocument)
+        document = encode(change(before), None if fact is None else fact.document)
+        return None if fact is not None and document == fact.document else Change(REGION, name, document)
 
     return decide
 

@@ -18,12 +18,14 @@ from weft.cloud_hub.declared.documents import (
     GROUP,
     NODE,
     PULL,
+    REGION,
     STREAM,
     TABLE,
     TENANT,
     TOKEN,
     BackupDocument,
     NodeDocument,
+    RegionDocument,
     UnreadableDocument,
     decode,
 )
@@ -79,6 +81,34 @@ class Drained:
             name: its own name.
         """
         return host in self._names or name in self._names
+
+
+class DeclaredRegions:
+    """Orders to the links to other regions."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, RegionDocument] = {}
+        self.unusable: dict[str, str] = {}
+        """Names of regions whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log. Of one that cannot be read, the last order remains."""
+        found, self.unusable = {}, {}
+        for name, fact in state.facts(REGION).items():
+            try:
+                found[name] = decode(fact.document, RegionDocument)
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+                if name in self._regions:
+                    found[name] = self._regions[name]
+        self._regions = found
+
+    def of(self, name: str) -> RegionDocument:
+        """Return the orders to the links of one region."""
+        return self._regions.get(name, _NO_ORDERS)
+
+
+_NO_ORDERS = RegionDocument()
 
 
 class LastBackup(NamedTuple):
@@ -154,6 +184,7 @@ class Declarations:
         """Called when quotas of tenants are others than before."""
         self.quality = DeclaredQuality()
         self.backups = Backups()
+        self.regions = DeclaredRegions()
         self._now = now
         self.drained = Drained()
         self._drains = drains
@@ -244,7 +275,7 @@ class Declarations:
             TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
             GROUP: self.groups.unusable, CONFIG: self.configs.unusable, SCHEMA: self.schemas.unusable,
             PULL: self.pulls.unusable, TABLE: self.tables.unusable, QUALITY: self.quality.unusable,
-            TENANT: self.quotas.unusable, BACKUP: self.backups.unusable,
+            TENANT: self.quotas.unusable, BACKUP: self.backups.unusable, REGION: self.regions.unusable,
         }  # fmt: skip
 
     @property
@@ -264,6 +295,7 @@ class Declarations:
         self.schemas.refresh(follower.state)
         self.tables.refresh(follower.state)
         self.backups.refresh(follower.state)
+        self.regions.refresh(follower.state)
         self.quality.refresh(follower.state)
         if self.quotas.refresh(follower.state):
             self.limited()

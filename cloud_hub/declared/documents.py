@@ -19,6 +19,8 @@ TABLE, OPENING = "table", "opening"
 """Kinds of facts."""
 BACKUP = "backup"
 """Kind of facts about backups."""
+REGION = "region"
+"""Kind of facts about the links to other regions."""
 HUBS = "hubs"
 """Name of the only fact of kind ``opening``: hubs need no token again, until an entry about one follows it."""
 SECRETS_MAX = 2
@@ -205,6 +207,16 @@ class NodeDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """True while it gives its shards and its edges to others."""
 
 
+class RegionDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The links to another region; the name of the fact is that of the region in the configurations of the hubs."""
+
+    paused: bool = False
+    """True while records wait for `weft hub region resume`."""
+    comparison: Annotated[int, Meta(ge=0)] = 0
+    """Number of times that the whole log had to be compared with the region. Positions of an earlier comparison count
+    for nothing."""
+
+
 class LatestDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A latest table of a stream."""
 
@@ -251,11 +263,12 @@ AnyDocument = (
     | PullDocument
     | TableDocument
     | BackupDocument
+    | RegionDocument
 )
 Document = TypeVar(
     "Document",
     TokenDocument, TenantDocument, StreamDocument, NodeDocument, GroupDocument, ConfigDocument, PullDocument,
-    TableDocument, BackupDocument,
+    TableDocument, BackupDocument, RegionDocument,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster.membership import software
+from weft.cloud_hub.declared.declarations import DeclaredRegions
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -35,6 +36,8 @@ POLL_S = 0.1
 """Interval of looks in memory for new chunks."""
 RETRY_S = 5.0
 """Wait after the store failed."""
+PAUSED = "paused"
+"""State of a link in reports while an operator lets its records wait."""
 REPORT_S = 300.0
 """Time after which the report is written without any news."""
 
@@ -45,6 +48,7 @@ class RegionLink:
     Args:
         name: name of the region.
         host: name of this process.
+        declared: an operator's orders to the links of all regions.
     """
 
     def __init__(
@@ -56,11 +60,16 @@ class RegionLink:
         *,
         clock: HubClock,
         host: str,
+        declared: DeclaredRegions,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.shard, self.sequencer = name, sequencer.log.shard, sequencer
         self._settings, self._positions, self._clock = settings, positions, clock
-        self._host, self._monotonic = host, monotonic
+        self._host, self._monotonic, self._declared = host, monotonic, declared
+        self.comparison = declared.of(name).comparison
+        """Number of the comparison with the region to which the link's position belongs."""
+        rules = PolicyRules(rate=settings.rate, every=int(settings.every_s * SECOND), schedule=settings.schedule)
+        self._control = LinkControl(rules, wall_clock=clock.now, is_paused=declared.of(name).paused, counts_bytes=False)
         self._takes = Selection(settings.tenant, settings.streams, settings.forwards)
         self.status = LinkStatus(f"{name}/{self.shard}")
         self._trouble, self._trouble_at = "", 0
@@ -101,6 +110,9 @@ class RegionLink:
         cluster = self._settings.link.sender.cluster_id
         if found is not None and cluster and found.peer not in ("", cluster):
             found = None  # an operator says that the region is another cluster by now, which has nothing
+        if found is not None and found.comparison != self.comparison:
+            # The region lost some of what it had acknowledged. What this log no longer has, it cannot send again.
+            found = RegionPosition(next=await self._first(), peer=found.peer, lost=found.lost)
         if found is None:
             found = RegionPosition(next=await self._first())
             if not self.sequencer.log.watermark and self.sequencer.log.is_first:
@@ -127,7 +139,6 @@ class RegionLink:
         settings, cluster = self._settings, self.sequencer.log.cluster
         own = int.from_bytes(cluster.cluster_id[:8], "big")
         identity = LinkIdentity(settings.tenant or "default", f"region-{self.name}-{self.shard}"[:64], own, software())
-        control = LinkControl(PolicyRules(rate=settings.rate), wall_clock=self._clock.now, counts_bytes=False)
         # A relay claims no epoch, so there is none to keep.
         epochs = Epochs("memory", lambda: b"0", lambda _: None)
         while True:
@@ -135,7 +146,7 @@ class RegionLink:
             link, peer = settings.link, source.peer
             link = replace(link, sender=replace(link.sender, cluster_id=peer))
             running = asyncio.create_task(
-                run_link(source, identity, link, epochs, self.status, wall_clock=self._clock.now, control=control)
+                run_link(source, identity, link, epochs, self.status, wall_clock=self._clock.now, control=self._control)
             )
             try:
                 while not peer and not source.peer and not running.done():
@@ -155,6 +166,9 @@ class RegionLink:
     async def _follow(self, source: RegionSource) -> None:
         while True:
             try:
+                paused = self._declared.of(self.name).paused
+                if paused != self._control.policy.is_paused:
+                    await self._control.pause(paused)
                 is_behind = await source.fill()
                 await self._write(source)
                 self._note("")
@@ -217,14 +231,15 @@ class RegionLink:
         records = None if self._total is None else self._total + self._settled[1]
         wanted = RegionPosition(
             next=max(self._settled[0], self._stored.next), peer=source.peer, records=records, lost=self.lost,
-            report=report,
+            report=report, comparison=self.comparison,
         )  # fmt: skip
         etag = await self._positions.write(self.name, self.shard, wanted, self._etag)
         if etag is None:
             # The process that owned the shard before still writes, or an attempt of this one had an unknown outcome.
             found, self._etag = await self._positions.read(self.name, self.shard)
             self._written_at = -REPORT_S
-            if found is not None and found.peer == source.peer and found.next > self._settled[0]:
+            known = found is not None and (found.peer, found.comparison) == (source.peer, self.comparison)
+            if found is not None and known and found.next > self._settled[0]:
                 self._stored = found
             return
         self._stored, self._etag = wanted, etag
@@ -257,8 +272,9 @@ class RegionLink:
         if records is not None:
             mean = None if source is None else source.mean_bytes
             size = 0 if not records else None if mean is None else int(records * mean)
+        is_paused = self._control.policy.is_paused
         return Report(
-            at=self._clock.now(), state=str(status.state), error=error, error_at=at,
+            at=self._clock.now(), state=PAUSED if is_paused else str(status.state), error=error, error_at=at,
             lag_records=records, lag_bytes=size, lag_seconds=lag, host=self._host,
         )  # fmt: skip
 

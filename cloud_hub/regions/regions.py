@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.declared.declarations import DeclaredRegions
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.shards import Shards
@@ -29,10 +30,10 @@ class Regions:
 
     def __init__(
         self, settings: Mapping[str, RegionSettings], shards: Shards, positions: RegionPositions, *, clock: HubClock,
-        host: str,
+        host: str, declared: DeclaredRegions,
     ) -> None:  # fmt: skip
         self._settings, self._shards, self._positions = settings, shards, positions
-        self._clock, self._host = clock, host
+        self._clock, self._host, self._declared = clock, host, declared
         self._links: dict[tuple[str, int], tuple[RegionLink, asyncio.Task[None]]] = {}
         self._task = BackgroundTask()
 
@@ -45,7 +46,7 @@ class Regions:
         for link in self:
             labels = link.name, str(link.shard)
             report = link.report()
-            yield Sample("weft_hub_region_connected", int(report.state == LinkState.CONNECTED), labels)
+            yield Sample("weft_hub_region_connected", int(link.status.state == LinkState.CONNECTED), labels)
             yield Sample("weft_hub_region_lag_seconds", report.lag_seconds, labels)
             yield Sample("weft_hub_region_lost_chunks", len(link.lost), labels)
 
@@ -70,13 +71,21 @@ class Regions:
     async def _look(self) -> None:
         own = {each.log.shard: each for each in self._shards.own if each.loaded and each.is_running}
         await self._end(
-            [key for key, (link, task) in self._links.items() if own.get(key[1]) is not link.sequencer or task.done()]
-        )
+            [
+                key
+                for key, (link, task) in self._links.items()
+                if own.get(key[1]) is not link.sequencer or task.done()
+                or link.comparison != self._declared.of(key[0]).comparison
+            ]
+        )  # fmt: skip
         for name, settings in self._settings.items():
             for shard, sequencer in own.items():
                 if (name, shard) in self._links:
                     continue
-                link = RegionLink(name, settings, sequencer, self._positions, clock=self._clock, host=self._host)
+                link = RegionLink(
+                    name, settings, sequencer, self._positions, clock=self._clock, host=self._host,
+                    declared=self._declared,
+                )  # fmt: skip
                 self._links[name, shard] = link, asyncio.create_task(link.run(), name=f"region-{name}-{shard}")
 
     async def _end(self, keys: list[tuple[str, int]]) -> None:

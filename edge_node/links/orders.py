@@ -16,11 +16,10 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from weft.config.links import Link, LinkPolicy
-from weft.config.units import parse_window
 from weft.replication.liveness import SECOND
 from weft.replication.policy.budget import BudgetRule
 from weft.replication.policy.rules import Order, PolicyRules
-from weft.replication.policy.schedule import DayWindow, StreamWindows
+from weft.replication.policy.schedule import StreamWindows
 from weft.replication.runner.control import LinkControl
 from weft.storage.filesystem import FileSystem, write_atomically
 
@@ -30,7 +29,6 @@ FILE = "orders"
 FILE_BYTES_MAX = 1 << 20
 LINKS_MAX = 256
 """Links that are kept, the last changed ones: those of removed links stay for one that comes back."""
-_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class _Kept(msgspec.Struct):
@@ -113,11 +111,7 @@ def rules_of(link: Link) -> PolicyRules:
         rate=link.rate or 0,
         every=int(link.every_s * SECOND),
         schedule=tuple(
-            StreamWindows(
-                entry.streams, tuple(DayWindow(*parse_window(text)) for text in entry.between), ZoneInfo(entry.zone),
-                frozenset(map(_DAYS.index, entry.days)),
-            )
-            for entry in link.schedule
+            StreamWindows.of(entry.streams, entry.between, entry.days, entry.zone) for entry in link.schedule
         ),
         budget=None if budget is None else BudgetRule(budget.size_bytes, budget.day, ZoneInfo(budget.zone)),
     )  # fmt: skip

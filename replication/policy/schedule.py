@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+from weft.config.units import parse_window
 from weft.replication.liveness import SECOND
 
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 LOOK_DAYS = 8
 """Days ahead whose windows are looked at: each day of the week, and today's again."""
 
@@ -37,6 +39,18 @@ class StreamWindows:
     zone: ZoneInfo
     days: frozenset[int] = frozenset(range(7))
     """Days of the week on which a window begins, Monday 0."""
+
+    @classmethod
+    def of(cls, streams: tuple[str, ...], between: Iterable[str], days: Iterable[str], zone: str) -> StreamWindows:
+        """Return the windows of a schedule's entry.
+
+        Args:
+            between: windows such as ``01:00-05:00``.
+            days: names of days of the week, as in ``DAYS``.
+            zone: name in the IANA database.
+        """
+        windows = tuple(DayWindow(*parse_window(text)) for text in between)
+        return cls(streams, windows, ZoneInfo(zone), frozenset(map(DAYS.index, days)))
 
     def has(self, stream: str) -> bool:
         """Return whether the windows are those of a stream."""

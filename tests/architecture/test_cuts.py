@@ -12,6 +12,7 @@ from tests.architecture.test_contracts import Class, classes
 HALVES = {
     "cloud_hub.openapi.common.OpenGapView": "the type of members of another answer; types are decoded, and never made",
     "cloud_hub.openapi.streams.StreamOf": "likewise",
+    "config.links.Times": "the schedule of a region, which is decoded, and never made",
     "config.payload_schema.model.PayloadSchema": "the schemas of pipelines and hubs, which are decoded, and never made",
     "storage.segment_log.read.answers.LogAnswers": "what readers on other threads ask of the log, on its one lock",
     "storage.segment_log.room.log_room.LogRoom": "likewise what decides about room",

@@ -83,6 +83,7 @@ ON_FILES: dict[Words, Sequence[str]] = {
     ("user", "add"): ("anna", "--file", "users", "--password-file", "-"),
     ("user", "remove"): ("anna", "--file", "users"),
 }
+REGION = "regions: {east: {to: [https://east.example.com]}}\n"
 ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "skip"): [("telemetry", "--shard", "{shard}", "--from", "20", "--to", "21", "--yes")],
     ("hub", "clock"): [("--set-back", "all", "--yes")],
@@ -118,6 +119,9 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "adopt"): [("press-1", "--yes")],
     ("hub", "split"): [("0", "--force", "--yes")],
     ("hub", "stream", "delete"): [("telemetry", "--force", "--yes")],
+    ("hub", "region", "pause"): [("east",)],
+    ("hub", "region", "resume"): [("east",)],
+    ("hub", "region", "compare"): [("east",)],
     ("hub", "second-person"): [("--require", "names", "--valid", "2h")],
 }  # fmt: skip
 
@@ -151,7 +155,7 @@ def entries(config: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "hub.yaml").write_text("store: store\nretain_log: 30d\n")
+    (tmp_path / "hub.yaml").write_text("store: store\nretain_log: 30d\n" + REGION)
     return tmp_path
 
 

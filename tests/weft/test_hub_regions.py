@@ -1,4 +1,4 @@
-"""`weft hub region status` on a store whose positions of regions are made by hand."""
+"""`weft hub region` on a store whose positions of regions are made by hand."""
 
 from __future__ import annotations
 
@@ -39,3 +39,17 @@ def test_a_report_that_is_old_says_nothing_of_the_present(tmp_path: Path) -> Non
     asyncio.run(positions.write("east", 0, RegionPosition(next=1, report=report), None))
     [found] = json.loads(weft("hub", "region", "status", tmp_path / "hub.yaml", "--json").output)["regions"]
     assert (found["state"], found["lag_seconds"]) == ("no news", 0.0)
+
+
+def test_orders_to_a_region_are_declared_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hub.yaml").write_text(HUB)
+    config = tmp_path / "hub.yaml"
+    asyncio.run(open_cluster(open_store(str(tmp_path / "store")), 2))
+    assert "weft hub region resume" in weft("hub", "region", "pause", config, "east", "--by", "mara").output
+    assert "go on" in weft("hub", "region", "resume", config, "east").output
+    assert "start of the log" in weft("hub", "region", "compare", config, "east").output
+    lines = json.loads(weft("hub", "declarations", config, "--json").output)
+    assert [each["name"] for each in lines if each.get("kind") == "region"] == ["east"] * 3
+    for command, region, told in (("pause", "west", "there are: east"), ("resume", "east", "is not paused")):
+        refused = weft("hub", "region", command, config, region).exception
+        assert told in str(refused)

@@ -109,9 +109,11 @@ def _region(region: Region) -> RegionSettings:
     from weft.network.tls.files import ClientTlsFiles
     from weft.network.token_file import read_token
     from weft.replication.liveness import SECOND
+    from weft.replication.policy.schedule import StreamWindows
     from weft.replication.runner.settings import LinkSettings, no_token
     from weft.replication.settings import SenderSettings
 
+    times = region.schedule
     return RegionSettings(
         LinkSettings(
             urls=region.to,
@@ -123,6 +125,8 @@ def _region(region: Region) -> RegionSettings:
             ),
         ),
         tenant=region.tenant, streams=region.streams, forwards=region.forward_relayed, rate=region.rate or 0,
+        every_s=region.every_s,
+        schedule=() if times is None else (StreamWindows.of(("*",), times.between, times.days, times.zone),),
         pin_s=region.pin_s,
     )  # fmt: skip
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import AsyncExitStack
 from pathlib import Path
+
+import pytest
 
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
@@ -11,16 +14,23 @@ from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
 from tests.edge_node.links.test_links_restored import Life
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
+from weft.cloud_hub.declared import changes
+from weft.cloud_hub.declared.changes import CannotDeclare, Decision
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.regions.link import PAUSED
+from weft.commands.common import load_hub
+from weft.commands.hub_settings import settings_of
 from weft.config.links import Link
 from weft.demo.fabric import free_port
 from weft.protocols.chunk import GapRange
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.placement import shard_of
+from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster_log.log import Author, ClusterLog
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.region_positions import RegionPositions
 
@@ -150,3 +160,60 @@ async def test_an_edge_goes_over_to_the_region_that_has_its_records_from_the_oth
             await life.append(3)
             await until(lambda: stored(east) == 8 or life.state() is LinkState.CONFLICT)
             assert life.state() is LinkState.CONNECTED, life.links.statuses[0].last_error
+
+
+async def order(hub: Hub, store: MemoryStore, decision: Decision) -> None:
+    """Declare an operator's order in the cluster log of a hub."""
+    await ClusterLog(store, hub.cluster.cluster_id).append(decision, Author(0, "mara", ""))
+
+
+async def test_a_paused_region_gets_nothing_until_an_operator_lets_its_links_go_on() -> None:
+    store, settings = MemoryStore(), {"cluster_log_interval_s": 0.02}
+    async with running_hub(MemoryStore()) as east:
+        async with running_hub(store, regions=to(east.url), **settings) as west:
+            log = log_of(0, 3)
+            async with running_link(west, log, NODE, epochs=MemoryEpochs(1)):
+                await until(lambda: has(east, 3))
+                await order(west, store, changes.pause_region("east", paused=True))
+                await until(lambda: {link.report().state for link in west.regions} == {PAUSED})
+                log.append(*log_of(3, 6).batches[0])
+                await log.until_released(6)
+        async with running_hub(store, regions=to(east.url), **settings) as west:
+            await until(lambda: any(link.report().lag_records == 3 for link in west.regions))
+            assert {link.report().state for link in west.regions} == {PAUSED}, "a pause outlives a process"
+            assert stored(east) == 3
+            await order(west, store, changes.pause_region("east", paused=False))
+            await until(lambda: has(east, 6))
+            with pytest.raises(CannotDeclare, match="is not paused"):
+                await order(west, store, changes.pause_region("east", paused=False))
+
+
+async def test_a_region_that_was_restored_to_an_earlier_state_gets_what_it_lost_by_a_comparison() -> None:
+    store, there, port = MemoryStore(), MemoryStore(), free_port()
+    regions = to(f"http://127.0.0.1:{port}")
+    async with running_hub(store, regions=regions, cluster_log_interval_s=0.02) as west:
+        log = log_of(0, 6)
+        async with running_link(west, log, NODE, epochs=MemoryEpochs(1)):
+            async with running_hub(there, port=port) as east:
+                await until(lambda: has(east, 6))
+            earlier = copy.deepcopy(there)
+            log.append(*log_of(6, 9).batches[0])
+            async with running_hub(there, port=port) as east:
+                await until(lambda: has(east, 9))
+        async with running_hub(earlier, port=port) as east:
+            await until(lambda: all(link.status.state is LinkState.CONNECTED for link in west.regions))
+            assert stored(east) == 6
+            await order(west, store, changes.compare_region("east"))
+            await until(lambda: has(east, 9))
+            assert stored(east) == 9
+
+
+def test_a_schedule_shuts_the_link_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "hub.yaml").write_text(
+        "store: store\nregions: {east: {to: [https://east.example.com], schedule: {between: 01:00-05:00}}}\n"
+    )
+    (windows,) = settings_of(load_hub(str(tmp_path / "hub.yaml"))).regions["east"].schedule
+    noon = 12 * 3600 * SECOND
+    assert windows.has("any stream")
+    assert windows.state(noon)[0] is False
+    assert windows.opens_at(noon) == (24 + 1) * 3600 * SECOND

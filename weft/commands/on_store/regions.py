@@ -1,4 +1,4 @@
-"""``weft hub region``: the regions to which a hub's log goes on, as their links last wrote it to the store."""
+"""``weft hub region``: the links to other regions, as they last wrote it to the store, and orders to them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import config_argument, json_option
-from weft.commands.on_store.opening import on_store
+from weft.commands.on_store.declaring import declare
+from weft.commands.on_store.opening import by_option, on_store, reason_option
 from weft.config.units import approximate_duration, format_size
-from weft.output import print_json, print_table
+from weft.output import Failed, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Found = list[tuple[str, int, "RegionPosition | None"]]
 
 @click.group("region")
 def command() -> None:
-    """See the links to other regions: hubs of other clusters that get what this one's log receives."""
+    """See and steer the links to other regions: hubs of other clusters that get what this one's log receives."""
 
 
 @command.command()
@@ -68,6 +69,63 @@ def status(config_file: str, *, as_json: bool) -> None:
         ),
         [_row(*each, now) for each in found],
     )  # fmt: skip
+
+
+@command.command()
+@config_argument
+@click.argument("region")
+@reason_option
+@by_option
+def pause(config_file: str, region: str, *, reason: str, by: str | None) -> None:
+    """Let the records for REGION of CONFIG wait, at all hosts, until `weft hub region resume`.
+
+    The links stay open. The log keeps what the region lacks, for as long as `pin` allows.
+    """
+    from weft.cloud_hub.declared import changes
+
+    _known(config_file, region)
+    declare(config_file, lambda _now: changes.pause_region(region, paused=True), by, reason)
+    click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {config_file} {region}")
+
+
+@command.command()
+@config_argument
+@click.argument("region")
+@reason_option
+@by_option
+def resume(config_file: str, region: str, *, reason: str, by: str | None) -> None:
+    """Let the links to REGION of CONFIG go on after a pause."""
+    from weft.cloud_hub.declared import changes
+
+    _known(config_file, region)
+    declare(config_file, lambda _now: changes.pause_region(region, paused=False), by, reason)
+    click.echo(f"the links to {region} go on within some seconds")
+
+
+@command.command()
+@config_argument
+@click.argument("region")
+@reason_option
+@by_option
+def compare(config_file: str, region: str, *, reason: str, by: str | None) -> None:
+    """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
+
+    For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
+    the start of the log. What was deleted from the log is not sent (`retain_log`).
+    """
+    from weft.cloud_hub.declared import changes
+
+    _known(config_file, region)
+    declare(config_file, lambda _now: changes.compare_region(region), by, reason)
+    click.echo(f"the links to {region} begin again at the start of the log within some seconds")
+
+
+def _known(config_file: str, region: str) -> None:
+    from weft.commands.common import load_hub
+
+    known = load_hub(config_file).regions
+    if region not in known:
+        raise Failed(f"`regions` of {config_file} has no {region}; there are: {', '.join(sorted(known)) or 'none'}")
 
 
 def _row(name: str, shard: int, position: RegionPosition | None, now: int) -> tuple[object, ...]:
