@@ -7,7 +7,13 @@ import json
 import time
 from pathlib import Path
 
+from click.testing import Result
+
+from tests.cloud_hub.regions.fabric import LANE
+from tests.cloud_hub.regions.test_two_regions import OTHER
+from tests.cloud_hub.tables.logs import TOPICS, LogWriter, Run
 from tests.support.processes import weft
+from weft.protocols.shard.placement import shard_of
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 from weft.storage.region_positions import RegionPosition, RegionPositions, Report
@@ -53,3 +59,28 @@ def test_orders_to_a_region_are_declared_and_an_unknown_one_is_named(tmp_path: P
     for command, region, told in (("pause", "west", "there are: east"), ("resume", "east", "is not paused")):
         refused = weft("hub", "region", command, config, region).exception
         assert told in str(refused)
+
+
+async def test_two_regions_are_compared_number_by_number(tmp_path: Path) -> None:
+    stores = [str(tmp_path / name) for name in ("west", "east")]
+    for uri, ends in zip(stores, (9, 6), strict=True):
+        writer = await LogWriter.open(open_store(uri), 2)
+        for lane, end in ((LANE, ends), (OTHER, 3)):
+            await writer.append(shard_of(lane.tenant, lane.edge, 2), Run(lane, 0, end, topics=TOPICS))
+
+    def audit(*options: str) -> Result:
+        return weft("audit", "telemetry", *options)
+
+    found = await asyncio.to_thread(audit, "--regions", *stores, "--json")
+    assert found.return_value == 1
+    first, second = json.loads(found.output)["lanes"]
+    assert (first["edge"], first["both"], first["only_first"], first["only_second"]) == ("press-1", 6, 3, 0)
+    assert first["ranges"] == [[[6, 9]], []]
+    assert (second["edge"], second["both"], second["only_first"], second["only_second"]) == ("press-2", 3, 0, 0)
+    shown = await asyncio.to_thread(audit, "--regions", stores[1], stores[0])
+    assert "ONLY IN 2: press-1/0000000000000007: 6 to 8" in shown.output
+    same = await asyncio.to_thread(audit, "--regions", stores[0], stores[0])
+    assert (same.return_value, same.output.splitlines()[-1]) == (0, "good: both regions have the same 12 records")
+    for options in ((), ("--store", stores[0], "--regions", *stores)):
+        refused = await asyncio.to_thread(audit, *options)
+        assert "give --store URI, or --regions URI URI" in str(refused.exception)

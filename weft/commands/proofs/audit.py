@@ -11,16 +11,24 @@ import click
 
 from weft.commands.common import json_option, open_hub_store, store_trouble
 from weft.commands.pipelines.common import spark_log_option, spark_session
-from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
+from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_table
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
 if TYPE_CHECKING:
+    from weft.proofs.audit.regions import RegionsReport
     from weft.proofs.audit.report import AuditReport, LaneAudit, ToldDeletion
 
 
 @click.command("audit")
 @click.argument("stream")
-@click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or a bucket's URI.")
+@click.option("--store", "uri", metavar="URI", help="The hub's store: a folder, or a bucket's URI.")
+@click.option(
+    "--regions",
+    "regions",
+    nargs=2,
+    metavar="URI URI",
+    help="Compare the logs of the hubs of two regions instead, by their stores.",
+)
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
 @click.option("--payloads", is_flag=True, help="Compare the payloads, too, by checksum. Reads the whole table.")
 @click.option(
@@ -31,14 +39,23 @@ if TYPE_CHECKING:
 @spark_log_option
 @json_option
 def command(  # noqa: PLR0917
-    stream: str, uri: str, tenant: str, payloads: bool, master: str | None, spark_log: str | None, as_json: bool
-) -> int:
+    stream: str, uri: str | None, regions: tuple[str, str] | None, tenant: str, payloads: bool, master: str | None,
+    spark_log: str | None, as_json: bool,
+) -> int:  # fmt: skip
     """Compare lanes, log and table of STREAM, record by record.
 
     Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream, and the
     columns of the table that name records and their times. It changes nothing, and the hub may run meanwhile. With
     --master, Spark's executors read the store; the report is the same.
+
+    With --regions, each record that only one of two hubs has is counted, by their lanes. Exit status 1 if there is one.
+    Neither log nor table is read, so audit each region beside it.
     """
+    if (uri is None) == (regions is None):
+        raise Refused("give --store URI, or --regions URI URI")
+    if regions is not None:
+        return _compare(regions, tenant, stream, as_json=as_json)
+    assert uri is not None
     open_hub_store(uri)
     report = (
         _in_this_process(uri, tenant, stream, payloads)
@@ -64,6 +81,47 @@ def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> Audi
         raise Failed(f"--store {uri}: {error}") from None
     except StoreError as error:
         raise Failed(f"--store {uri}: {store_trouble(uri, error)}") from None
+
+
+def _compare(uris: tuple[str, str], tenant: str, stream: str, *, as_json: bool) -> int:
+    from weft.proofs.audit.regions import compare_regions
+    from weft.storage.cluster import ClusterUnusable
+    from weft.storage.object_store import StoreError
+
+    first, second = map(open_hub_store, uris)
+    try:
+        report = asyncio.run(compare_regions((first, second), tenant, stream))
+    except ClusterUnusable as error:
+        raise Failed(f"--regions: {error}") from None
+    except StoreError as error:
+        raise Failed(f"--regions: {store_trouble(' '.join(uris), error)}") from None
+    if as_json:
+        print_json(report)
+    else:
+        _show_regions(report)
+    return 0 if report.agree and report.lanes else FAILURE_EXIT_CODE
+
+
+def _show_regions(report: RegionsReport) -> None:
+    rows = [
+        (lane.edge, lane.log_id, lane.both, lane.only_first, lane.only_second, *map(_until, lane.complete_up_to))
+        for lane in report.lanes
+    ]
+    titles = ("edge", "log id", "in both", "only in 1", "only in 2", "1 complete up to", "2 complete up to")
+    print_table(titles, rows)
+    for lane in report.lanes:
+        for number, ranges in enumerate(lane.ranges, 1):
+            if ranges:
+                told = ", ".join(f"{first} to {end - 1}" for first, end in ranges)
+                click.echo(f"ONLY IN {number}: {harmless(lane.edge)}/{lane.log_id}: {told}")
+    if not report.lanes:
+        click.echo(f"neither hub knows a stream {report.tenant}/{report.stream}")
+    elif report.agree:
+        click.echo(f"good: both regions have the same {sum(lane.both for lane in report.lanes)} records")
+
+
+def _until(claim: int | None) -> str:
+    return "unknown" if claim is None else _moment(claim)
 
 
 def _on_spark(  # noqa: PLR0917
