@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -33,13 +34,17 @@ TOPICS = ("plant/{line}/{machine}/telemetry",)
 
 
 @contextlib.asynccontextmanager
-async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]:
+async def running_hub(
+    store: ObjectStore, *, clocks: Mapping[str, Callable[[], int]] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[Hub]:
+    """A hub; ``clocks`` are ``wall_clock`` and ``boot_clock`` of it."""
     sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05, follow_interval_s=0.05)
     hub = Hub(
         HubSettings(
             store="given", **{"port": 0, "sequencer": sequencer, "shards": 2, "table_interval_s": None, **settings}
         ),
         store=store,
+        **clocks,
     )
     await hub.start()
     try:
