@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -34,10 +33,9 @@ TOPICS = ("plant/{line}/{machine}/telemetry",)
 
 
 @contextlib.asynccontextmanager
-async def running_hub(
-    store: ObjectStore, *, clocks: Mapping[str, Callable[[], int]] = MappingProxyType({}), **settings: Any
-) -> AsyncIterator[Hub]:
-    """A hub; ``clocks`` are ``wall_clock`` and ``boot_clock`` of it."""
+async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]:
+    """A hub. Beside its settings, ``clocks`` may have its ``wall_clock`` and ``boot_clock``."""
+    clocks = settings.pop("clocks", {})
     sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05, follow_interval_s=0.05)
     hub = Hub(
         HubSettings(

@@ -376,7 +376,7 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
     ]  # fmt: skip
     (line,) = json.loads(weft("hub", "declarations", config, "--json").output)
     assert (line["entry"], line["kind"], line["target"]) == (1, "token", "press-1, press-2"), "one write of the store"
-    assert "press-1, press-2" in weft("hub", "declarations", config).output
+    assert "token press-1, press-2" in weft("hub", "declarations", config).output
     names.write_text(names.read_text() + "press-3\n")
     assert weft(*add).output.startswith("declared 1 token; 2 were there already\n")
     credentials = Credentials(None, False, time.time_ns)

@@ -55,7 +55,8 @@ def print_lines(found: Sequence[Mapping[str, Any]]) -> None:
 
 def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
     fact = f"{each['kind']} {each['name']}" if each["kind"] else ""
-    what = each["target"] or fact
+    is_several = each["target"].startswith(f"{each['name']}, ")
+    what = f"{each['kind']} {each['target']}" if is_several else each["target"] or fact
     if len(what) > WHAT_SHOWN_MAX:
         what = f"{what[:WHAT_SHOWN_MAX]} ..."
     act = f"{each['act']}: {each['command']}" if each["command"] else each["act"]
