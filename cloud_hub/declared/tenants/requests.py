@@ -59,35 +59,27 @@ class Account(Protocol):
         ...
 
 
-class TableBytes(Protocol):
-    """Sizes of the tables that a process makes (``HubTables``)."""
-
-    def bytes_of(self, tenant: str) -> int | None:
-        """Return the bytes of a tenant's tables; None without a quota of them, or while unknown."""
-        ...
-
-    def stream_bytes(self, tenant: str, stream: str) -> int | None:
-        """Return the bytes of a stream's table; None while unknown."""
-        ...
-
-
 class TenantRequests:
     """Handlers of the requests.
 
     Args:
         quotas: those of a tenant, as this process knows them.
+        table_bytes, stream_bytes: bytes of the tables of a tenant, and of one stream; None where this process does not
+            know.
         now: nanoseconds since 1970.
         read_body: reads the body of a request with a bound.
     """
 
     def __init__(
         self, log: ClusterLog, account: Account, shards: Shards, access: Access, *,
-        quotas: Callable[[str], Quotas], tables: TableBytes, now: Callable[[], int],
+        quotas: Callable[[str], Quotas], table_bytes: Callable[[str], int | None],
+        stream_bytes: Callable[[str, str], int | None], now: Callable[[], int],
         read_body: Callable[[web.Request, int, str], Awaitable[bytes]],
     ) -> None:  # fmt: skip
         self._log = log
         self._account, self._shards, self._access = account, shards, access
-        self._quotas, self._tables, self._now, self._read_body = quotas, tables, now, read_body
+        self._quotas, self._now, self._read_body = quotas, now, read_body
+        self._table_bytes, self._stream_bytes = table_bytes, stream_bytes
         self._since = now()
 
     def add_to(self, application: web.Application) -> None:
@@ -142,7 +134,7 @@ class TenantRequests:
         for name in names[:limit]:
             records = sum(state.next_offset.get((tenant, name), 0) for state in states)
             came = use.streams.get(name, StreamUse()) if use is not None else StreamUse()
-            size = self._tables.stream_bytes(tenant, name)
+            size = self._stream_bytes(tenant, name)
             streams.append({"stream": name, "records": records, "received": _received(came), "table_bytes": size})
         view = {
             "tenant": tenant,
@@ -152,7 +144,7 @@ class TenantRequests:
             "links": self._account.links(tenant),
             "lanes": sum(state.lane_count(tenant) for state in states),
             "streams_count": len(every),
-            "table_bytes": self._tables.bytes_of(tenant),
+            "table_bytes": self._table_bytes(tenant),
             "received": _received(StreamUse() if use is None else use.total()),
             "throttled_seconds": 0.0 if use is None else use.waited_ns / 1e9,
             "refused": 0 if use is None else use.refused,
