@@ -314,7 +314,8 @@ class Hub:
     def _tenant_requests(self, shards: Shards) -> TenantRequests:
         return TenantRequests(
             self._acts.log, self._tenants, shards, self._access, quotas=self._declared.quotas.of,
-            table_bytes=self._tables.bytes_of, now=self._clock.now, read_body=read_body,
+            table_bytes=self._tables.bytes_of, stream_bytes=self._tables.stream_bytes, now=self._clock.now,
+            read_body=read_body,
         )  # fmt: skip
 
     def reload(self) -> None:

@@ -330,7 +330,7 @@ class Api:
         return _json(await trace_answer(request, shards, (tenant, stream), payload))
 
     async def _get_rows(self, request: web.Request) -> LongAnswer:
-        from weft.cloud_hub.api.rows import LIMIT_MAX, RowsWanted, rows_answer  # imports pyarrow, as for histories
+        from weft.cloud_hub.api import rows  # imports pyarrow, as for histories
 
         shards, tenant, stream = await self.stream(request)
         if "shard" not in request.query:
@@ -340,9 +340,10 @@ class Api:
         offset, chunk = (
             integer(request, name, 0, 0, NUMBER_MAX) if name in request.query else None for name in ("offset", "chunk")
         )
-        limit = integer(request, "limit", LIMIT_MAX, 0, LIMIT_MAX)
-        wanted = RowsWanted((tenant, stream), await self.payload_kind(shards, tenant, stream), offset, chunk, limit)
-        answer = await rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
+        limit = integer(request, "limit", rows.LIMIT_MAX, 0, rows.LIMIT_MAX)
+        kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", rows.FORMATS)
+        wanted = rows.RowsWanted((tenant, stream), kind, offset, chunk, limit, is_json=form == rows.JSON_FORMAT)
+        answer = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):
             raise ApiError(503, f"shard {lost[0]}, which has edges of shard {shard}, is not loaded", SOON)

@@ -1,20 +1,24 @@
 """Rows of a stream as Arrow, for programs: the columns of tables, from the hub's log, in bounded pieces.
 
 A reader of them needs a token of its tenant, and no key of the store, which would open the records of all tenants.
+People with a terminal get a few of them as JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from weft.cloud_hub.api.answers import LongAnswer
+from weft.cloud_hub.api.answers import JSON, LongAnswer
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.views import moment
 from weft.protocols.chunk import ChunkIndex, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
@@ -26,7 +30,10 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.table.rows import RowsOf, row_schema, rows_of, usable_fields
 
 ARROW = "application/vnd.apache.arrow.stream"
+FORMATS = ARROW_FORMAT, JSON_FORMAT = "arrow", "json"
 LIMIT_MAX = 1 << 16
+JSON_LIMIT_MAX, JSON_BYTES_MAX = 1000, 1 << 20
+"""Bounds of an answer as JSON, whose values are objects of Python one by one."""
 BATCH_ROWS_MAX = 8 << 10
 """Maximum number of rows that are made in one step of a thread."""
 NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "Weft-End-Offset"
@@ -43,6 +50,8 @@ class RowsWanted(NamedTuple):
     chunk: int | None
     """Number of a chunk from which on the offset is, as an answer before said; it may be wrong."""
     limit: int
+    is_json: bool = False
+    """True for a look: fewer rows, as JSON."""
 
 
 class _Made(NamedTuple):
@@ -72,6 +81,8 @@ async def rows_answer(
     fields = usable_fields(name for each in states for name in each.stream_fields(*wanted.stream))
     end = state.next_offset.get(wanted.stream, 0)
     headers = {END_OFFSET: str(end)}
+    if wanted.is_json:
+        wanted, bytes_max = wanted._replace(limit=min(wanted.limit, JSON_LIMIT_MAX)), min(bytes_max, JSON_BYTES_MAX)
     if wanted.offset is None:
         first = await RecordReader(log, bytes_max).first(state, wanted.stream, Search(), chunk=wanted.chunk or 0)
         wanted = wanted._replace(offset=first.offset, chunk=first.chunk)
@@ -85,6 +96,9 @@ async def rows_answer(
         headers[NEXT_OFFSET] = str(offset)
     if next_chunk is not None:
         headers[NEXT_CHUNK] = str(next_chunk)
+    if wanted.is_json:
+        told = {"next_offset": offset, "next_chunk": next_chunk, "end_offset": end}
+        return LongAnswer([await asyncio.to_thread(_as_json, reading.batches, told)], JSON, headers)
     schema = row_schema(fields, wanted.payload)
     return LongAnswer([await asyncio.to_thread(_encoded, schema, reading.batches)], ARROW, headers)
 
@@ -206,3 +220,29 @@ def _encoded(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> memoryview
         for batch in batches:
             writer.write_batch(batch)
     return memoryview(sink.getvalue())
+
+
+def _as_json(batches: Sequence[pa.RecordBatch], told: dict[str, int | None]) -> bytes:
+    rows = [row for batch in batches for row in _views(batch)]
+    return msgspec.json.encode({"rows": rows, **told}) + b"\n"
+
+
+def _views(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows by the names of their columns, without those that are null."""
+    rows: list[dict[str, Any]] = [{} for _ in range(batch.num_rows)]
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        is_time = pa.types.is_timestamp(column.type)
+        values = (column.cast(pa.int64()) if is_time else column).to_pylist()
+        for row, value in zip(rows, values, strict=True):
+            if isinstance(value, bytes):
+                _add_bytes(row, name, value)
+            elif value is not None:
+                row[name] = moment(value * 1000) if is_time else value
+    return rows
+
+
+def _add_bytes(row: dict[str, Any], name: str, value: bytes) -> None:
+    try:
+        row[name] = value.decode()
+    except UnicodeDecodeError:
+        row[f"{name}_base64"] = base64.b64encode(value).decode()

@@ -244,13 +244,14 @@ class Credentials:
                 self._last_ends[fact.name] = max(ends)
             for identity, until in secrets:
                 owner = self._by_hash.get(identity.sha256)
+                known = None if owner is None else self._read[owner[0].name].fact
                 # The older fact has a hash that several name, in whatever order a process reads them: an entry must not
                 # change what a known secret opens.
-                if owner is not None and self._read[owner[0].name].fact.version <= fact.version:
+                if known is not None and (known.version, known.name) <= (fact.version, fact.name):
                     self._deprived.add(fact.name)
                     continue
-                if owner is not None:
-                    self._deprived.add(owner[0].name)
+                if known is not None:
+                    self._deprived.add(known.name)
                 self._by_hash[identity.sha256] = identity, until
                 hashes.append(identity.sha256)
         except (UnreadableDocument, TokensUnusable) as error:

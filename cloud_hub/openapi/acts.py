@@ -28,9 +28,9 @@ class ActLine(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """Kind of the fact; `act` for other acts."""
     name: str
-    """Name of the fact, or the id that the two lines of another act have in common."""
+    """Name of the fact, of several the first, or the id that the two lines of another act have in common."""
     target: str
-    """The part of the hub that an act that began changes."""
+    """The part of the hub that an act that began changes, or the names of all facts where one line has several."""
     reason: str
     """Reason that the person gave. For an act that ended: `done`, or `failed` with the reason."""
 

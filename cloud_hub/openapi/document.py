@@ -60,7 +60,7 @@ def _types(operations: Sequence[Operation]) -> Iterable[Any]:
     yield int
     for each in operations:
         yield from (parameter.type for parameter in each.parameters)
-        yield from (type_ for type_ in (each.answer, each.body) if type_ is not None)
+        yield from (type_ for type_ in (each.answer, each.as_json, each.body) if type_ is not None)
 
 
 def _key(type_: Any) -> str:
@@ -71,6 +71,8 @@ def _key(type_: Any) -> str:
 def _operation(each: Operation, by_type: Mapping[str, Schema]) -> Schema:
     answer: Schema = {"format": "binary"} if each.answer is None else by_type[_key(each.answer)]
     success: Schema = {"description": "The answer.", "content": {each.content_type: {"schema": answer}}}
+    if each.as_json is not None:
+        success["content"]["application/json"] = {"schema": by_type[_key(each.as_json)]}
     if each.headers:
         success["headers"] = {
             name: {"description": meaning, "schema": by_type[_key(int)]} for name, meaning in each.headers.items()

@@ -64,6 +64,8 @@ class Operation(NamedTuple):
     """Header of the answer -> meaning. Its value is a whole number."""
     status: int = 200
     """Status of the answer."""
+    as_json: Any = None
+    """Type of the answer as JSON, for an operation that gives one of ``content_type`` without `format=json`."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -32,6 +32,7 @@ from weft.cloud_hub.openapi.streams import (
     CompletenessAnswer,
     LanesAnswer,
     RecordsAnswer,
+    RowsAnswer,
     SeriesAnswer,
     StreamAnswer,
     StreamsAnswer,
@@ -50,6 +51,8 @@ UNDESCRIBED = {
 ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"
 ROWS_MAX = 1 << 16
+ROW_FORMATS = "arrow", "json"
+JSON_ROWS_MAX = 1000
 NAME_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}$"
 LANE_PATTERN = "^[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{16}$"
 SCOPES = tuple(Scope)
@@ -195,15 +198,21 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=_OF_STREAM, content_type=EVENTS,
     ),
     Operation(
-        "rows", "get", f"{_PATH}/rows", "Return rows of one shard from the log, as a stream of Arrow.", None,
+        "rows", "get", f"{_PATH}/rows", "Return rows of one shard from the log, as a stream of Arrow or as JSON.",
+        None,
         parameters=(
             STREAM, TENANT,
             Parameter("shard", _Shard, "The shard.", required=True),
             Parameter("offset", _Number, "From this offset on. Without it, from the first that the log has."),
             Parameter("chunk", _Number, "Chunk to begin with, as `Weft-Next-Chunk` of an answer says."),
+            Parameter(
+                "format",
+                Annotated[str, Meta(extra_json_schema={"enum": list(ROW_FORMATS), "default": ROW_FORMATS[0]})],
+                f"`json` is for a look: at most {JSON_ROWS_MAX} rows and 1 MiB of them.",
+            ),
             _limit("rows", ROWS_MAX, ROWS_MAX, 0),
         ),
-        errors=_OF_STREAM | {410}, content_type=ARROW,
+        errors=_OF_STREAM | {410}, content_type=ARROW, as_json=RowsAnswer,
         headers={
             "Weft-Next-Offset": "`offset` to go on with. Absent when the search for the first row goes on.",
             "Weft-Next-Chunk": "`chunk` to go on with.",

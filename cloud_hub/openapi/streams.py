@@ -257,6 +257,20 @@ class RecordsAnswer(OfShards, frozen=True, kw_only=True):
     """The stream has no table of all rows: records that left the log are in no answer."""
 
 
+class RowsAnswer(msgspec.Struct, frozen=True):
+    """Rows of one shard as JSON, for a look."""
+
+    rows: list[dict[str, Any]]
+    """Columns of each row that are not null, by name: times as RFC 3339, and bytes as text.
+
+    Bytes that are no text are under the name of the column and `_base64`.
+    """
+    next_offset: Count | None
+    """`offset` to go on with. Null while the search for the first row goes on."""
+    next_chunk: Count | None
+    end_offset: Count
+
+
 class SeriesRow(msgspec.Struct, frozen=True):
     """A number of a record, or what an interval of them makes."""
 

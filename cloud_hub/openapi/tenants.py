@@ -48,6 +48,8 @@ class StreamUseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     records: Count
     """Records in the log since its begin, of all shards."""
     received: ReceivedAnswer
+    table_bytes: Count | None
+    """Bytes of the stream's table of all rows, as of the last look for small files; null: unknown to this process."""
 
 
 class UsageAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,6 +155,11 @@ class HubTables:
         """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
         return None if self._sizes is None else self._sizes.of(tenant)
 
+    def stream_bytes(self, tenant: str, stream: str) -> int | None:
+        """Return the bytes of a stream's table of all rows, as of the last look for small files; None while unknown."""
+        found = self.service.size(tenant, stream) if self.service else None
+        return None if found is None else found.bytes
+
     def samples(self) -> Iterable[Sample]:
         """Return the figures of quality rules, sizes and traces for Prometheus."""
         return [

@@ -1,10 +1,11 @@
-"""Bytes of an entry of the cluster log (docs/reference/formats/cluster-log.md): one declared fact."""
+"""Bytes of an entry of the cluster log (docs/reference/formats/cluster-log.md): one declared fact, or several."""
 
 from __future__ import annotations
 
 import re
 import struct
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -19,8 +20,10 @@ ENTRY_MAGIC, SNAPSHOT_MAGIC = b"WFE", b"WFA"
 VERSION = 1
 _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
-UNDERSTOOD = 0
-"""Bits of ``must_understand`` that this release knows: none yet."""
+SEVERAL = 1
+"""Bit of an entry with several facts."""
+UNDERSTOOD = SEVERAL
+"""Bits of ``must_understand`` that this release knows."""
 KIND_CHARACTERS_MAX = 32
 NAME_CHARACTERS_MAX = 200
 DOCUMENT_BYTES_MAX = 64 << 10
@@ -28,12 +31,26 @@ DOCUMENT_BYTES_MAX = 64 << 10
 BY_CHARACTERS_MAX = 256
 REASON_CHARACTERS_MAX = 512
 ORIGIN_CHARACTERS_MAX, COMMAND_CHARACTERS_MAX = 256, 128
-ENTRY_BYTES_MAX = DOCUMENT_BYTES_MAX + (16 << 10)
-"""Longest entry: its document, its texts in UTF-8, and some bytes for each field."""
+FACTS_MAX = 1024
+"""Maximum number of facts of an entry."""
+FACTS_BYTES_MAX = 320 << 10
+"""Maximum size of the documents of several facts: those of a thousand tokens of edges."""
+NAMES_CHARACTERS_MAX = 16 << 10
+"""Maximum length of the names of several facts together: the line of the entry in the record of acts has them all."""
+ENTRY_BYTES_MAX = 512 << 10
+"""Longest entry: documents, texts in UTF-8, and some bytes for each field."""
 _KIND = re.compile(rf"[a-z][a-z0-9-]{{0,{KIND_CHARACTERS_MAX - 1}}}")
 
 ClusterId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Text = Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
+
+
+class NamedFact(NamedTuple):
+    """A fact that an entry declares or withdraws."""
+
+    kind: Annotated[str, Meta(max_length=KIND_CHARACTERS_MAX)]
+    name: Text
+    document: Annotated[bytes, Meta(max_length=DOCUMENT_BYTES_MAX)] | None
 
 
 class Declaration(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +78,13 @@ class Declaration(msgspec.Struct, frozen=True, array_like=True):
     """The user and the machine of the process, as it claims, or the address of the client of the API."""
     command: Annotated[str, Meta(max_length=COMMAND_CHARACTERS_MAX)] = ""
     """The words of the command, or method and path of the request."""
+    more: Annotated[list[NamedFact], Meta(max_length=FACTS_MAX - 1)] = []
+    """Further facts, none twice. All facts of an entry change at once."""
+
+    @property
+    def facts(self) -> list[NamedFact]:
+        """Return all facts of the entry, in their order."""
+        return [NamedFact(self.kind, self.name, self.document), *self.more]
 
 
 class _EntryHead(msgspec.Struct, frozen=True, array_like=True):
@@ -77,9 +101,10 @@ _HEAD_DECODER = msgspec.msgpack.Decoder(_EntryHead)
 
 
 def encode(entry: Declaration) -> bytes:
-    """Return the bytes of an entry. One without origin and command ends before them, as the first release wrote it."""
-    whole = entry.origin or entry.command
-    body = entry if whole else msgspec.structs.astuple(entry)[:-2]
+    """Return the bytes of an entry. What is empty at its end is left out."""
+    left_out = 0 if entry.more else 1 if entry.origin or entry.command else 3
+    fields = msgspec.structs.astuple(entry)
+    body = fields[: len(fields) - left_out]
     return with_header(ENTRY_MAGIC, msgspec.msgpack.encode(body))
 
 
@@ -95,8 +120,11 @@ def decode(data: Buffer) -> Declaration:
     head = unpack(_HEAD_DECODER, body, "an entry of the cluster log")
     check_understood(head.must_understand, UNDERSTOOD, "the entry")
     entry = unpack(_DECODER, body, "an entry of the cluster log")
-    if why := wrong_name(entry.kind, entry.name):
+    facts = entry.facts
+    if why := wrong_facts(facts):
         raise Corrupt(why)
+    if len(facts) > 1 and not entry.must_understand & SEVERAL:
+        raise Corrupt("an entry of the cluster log: it has several facts, and does not say so")
     return entry
 
 
@@ -107,6 +135,32 @@ def wrong_name(kind: str, name: str) -> str | None:
     if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
         return f"a fact needs a name of 1 to {NAME_CHARACTERS_MAX} printable characters"
     return None
+
+
+def wrong_facts(facts: Sequence[NamedFact]) -> str | None:
+    """Return the reason why one entry cannot have these facts; None if it can."""
+    if why := next(filter(None, (wrong_name(each.kind, each.name) for each in facts)), None):
+        return why
+    if len({(each.kind, each.name) for each in facts}) < len(facts):
+        return "a fact is there twice in one entry"
+    room = Room()
+    return None if all(map(room.take, facts)) else "an entry has more facts, or longer ones, than one may have"
+
+
+class Room:
+    """The room that one entry has for facts."""
+
+    def __init__(self) -> None:
+        self._facts = self._characters = self._bytes = 0
+
+    def take(self, fact: NamedFact) -> bool:
+        """Take the room of one more fact. Return whether there is some; an empty entry has room for any fact."""
+        self._facts += 1
+        self._characters += len(fact.name)
+        self._bytes += len(fact.document or b"")
+        return self._facts == 1 or (
+            self._facts <= FACTS_MAX and self._characters <= NAMES_CHARACTERS_MAX and self._bytes <= FACTS_BYTES_MAX
+        )
 
 
 def with_header(magic: bytes, body: bytes) -> bytes:

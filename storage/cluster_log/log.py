@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.storage import hub_keys
 from weft.storage.cluster_log import entry as entries
 from weft.storage.cluster_log import state as states
-from weft.storage.cluster_log.entry import ENTRY_BYTES_MAX, Declaration
+from weft.storage.cluster_log.entry import ENTRY_BYTES_MAX, Declaration, NamedFact
 from weft.storage.cluster_log.state import SNAPSHOT_BYTES_MAX, ClusterState
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError
 from weft.storage.object_store.damage import naming
@@ -53,6 +53,9 @@ class Change(NamedTuple):
     kind: str
     name: str
     document: bytes | None
+
+
+Decide = Callable[[ClusterState], Change | None]
 
 
 class Author(NamedTuple):
@@ -170,9 +173,7 @@ class ClusterLog:
         seen = await self._look(n)
         return None if seen is None or isinstance(seen[1], Corrupt) else seen[1]
 
-    async def append(
-        self, decide: Callable[[ClusterState], Change | None], author: Author, state: ClusterState | None = None
-    ) -> ClusterState:
+    async def append(self, decide: Decide, author: Author, state: ClusterState | None = None) -> ClusterState:
         """Write an entry. It is durable, and every process will read it, when this returns.
 
         Args:
@@ -189,13 +190,34 @@ class ClusterLog:
             UnsupportedVersion: a later release wrote an entry: nothing was written.
             StoreError: the store did not answer; if it names an entry, that may be there.
         """
+        return await self.append_all([decide], author, state)
+
+    async def append_all(
+        self, decisions: Sequence[Decide], author: Author, state: ClusterState | None = None
+    ) -> ClusterState:
+        """Write the changes of decisions in as few entries as hold them. Each decision sees what those before it
+        change.
+
+        Of one entry all changes are there, or none. What a decision raises ends the call, and nothing was written of
+        its entry and those behind it. For the rest, see ``append``.
+        """
         state = await self.load() if state is None else state
+        done = 0
+        while done < len(decisions):
+            state, count = await self._append(decisions[done:], author, state)
+            done += count
+        return state
+
+    async def _append(
+        self, decisions: Sequence[Decide], author: Author, state: ClusterState
+    ) -> tuple[ClusterState, int]:
+        """Write one entry, with the changes of the first decisions. Return the state, and how many these are."""
         nonce, failures = self._random_bits(64), 0
         for _ in range(TRIES_MAX):
-            change = decide(state)
-            if change is None:
-                return state
-            made = self._entry(state, change, author, nonce)
+            facts, count = _decided(decisions, state)
+            if not facts:
+                return state, count
+            made = self._entry(state, facts, author, nonce)
             data = entries.encode(made)
             found: bytes | None = data
             why = ""
@@ -207,7 +229,7 @@ class ClusterLog:
             if found == data:
                 state.apply(made, states.crc_of(data))
                 await self._snapshot(state)
-                return state
+                return state, count
             if found is None:
                 failures += 1
                 if failures >= FAILURES_MAX:
@@ -220,14 +242,15 @@ class ClusterLog:
                 state = await self.load()
         raise Contended(f"other writers were quicker {TRIES_MAX} times. Try again when fewer commands run")
 
-    def _entry(self, state: ClusterState, change: Change, author: Author, nonce: int) -> Declaration:
-        if why := entries.wrong_name(change.kind, change.name) or state.full(*change):
+    def _entry(self, state: ClusterState, facts: list[NamedFact], author: Author, nonce: int) -> Declaration:
+        if why := entries.wrong_facts(facts) or state.full(facts):
             raise ChangeRefused(why)
-        if len(change.document or b"") > entries.DOCUMENT_BYTES_MAX:
-            raise ChangeRefused(
-                f"{change.kind} {change.name!r} would have a document of {len(change.document or b'')} bytes, the "
-                f"limit is {entries.DOCUMENT_BYTES_MAX}"
-            )
+        for each in facts:
+            if len(each.document or b"") > entries.DOCUMENT_BYTES_MAX:
+                raise ChangeRefused(
+                    f"{each.kind} {each.name!r} would have a document of {len(each.document or b'')} bytes, the "
+                    f"limit is {entries.DOCUMENT_BYTES_MAX}"
+                )
         for what, text, most in (
             ("the name of the author", author.by, entries.BY_CHARACTERS_MAX),
             ("the reason", author.reason, entries.REASON_CHARACTERS_MAX),
@@ -237,8 +260,8 @@ class ClusterLog:
             if len(text) > most:
                 raise ChangeRefused(f"{what} has {len(text)} characters, the limit is {most}")
         at, by, reason, origin, command = author
-        about = self._cluster_id, state.n + 1, state.crc or 0, 0
-        return Declaration(*about, *change, at, by, reason, nonce, origin, command)
+        about = self._cluster_id, state.n + 1, state.crc or 0, entries.SEVERAL if len(facts) > 1 else 0
+        return Declaration(*about, *facts[0], at, by, reason, nonce, origin, command, facts[1:])
 
     async def _found(self, n: int) -> bytes | None:
         """Return an entry's bytes; None if it is not there, or the store does not answer."""
@@ -332,3 +355,27 @@ class ClusterLog:
     async def _wait(self, failures: int) -> None:
         longest = min(RETRY_MAX_S, RETRY_MIN_S * 2**failures)
         await asyncio.sleep(longest * (0.5 + self._random_bits(16) / (1 << 17)))
+
+
+def _decided(decisions: Sequence[Decide], state: ClusterState) -> tuple[list[NamedFact], int]:
+    """Return the changes of the first decisions that fit into one entry behind a state, and how many decisions these
+    are."""
+    if len(decisions) == 1:
+        change = decisions[0](state)
+        return ([] if change is None else [NamedFact(*change)]), 1
+    facts: list[NamedFact] = []
+    names = set[tuple[str, str]]()
+    room = entries.Room()
+    draft = state.draft()
+    for count, decide in enumerate(decisions):
+        change = decide(draft)
+        if change is None:
+            continue
+        found = NamedFact(*change)
+        if found[:2] in names or not room.take(found):
+            return facts, count
+        facts.append(found)
+        names.add(found[:2])
+        # As an entry of its own: the next decision sees what those before it have changed.
+        draft.apply(Declaration(draft.cluster_id, draft.n + 1, 0, 0, *found, 0, "", "", 0), 0)
+    return facts, len(decisions)

@@ -6,7 +6,8 @@ kinds of later releases are kept and passed on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -22,9 +23,9 @@ from weft.storage.cluster_log.entry import (
     DOCUMENT_BYTES_MAX,
     REASON_CHARACTERS_MAX,
     SNAPSHOT_MAGIC,
-    UNDERSTOOD,
     ClusterId,
     Declaration,
+    NamedFact,
     Text,
     body_of,
     with_header,
@@ -39,6 +40,8 @@ SKIPPED_KEPT_MAX = 16
 """Maximum number of skipped entries that are named, the newest."""
 WHY_CHARACTERS_MAX = 300
 SNAPSHOT_BYTES_MAX = 256 << 20
+SNAPSHOT_UNDERSTOOD = 0
+"""Bits of a snapshot's ``must_understand`` that this release knows: none yet."""
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
@@ -126,21 +129,33 @@ class ClusterState:
         """Return the kinds of all facts that were ever declared."""
         return sorted(self._last)
 
-    def full(self, kind: str, name: str, document: bytes | None) -> str | None:
-        """Return the bound that leaves no room for a fact; None if there is room."""
-        if kind not in self._last and len(self._last) >= KINDS_MAX:
+    def full(self, facts: Sequence[NamedFact]) -> str | None:
+        """Return the bound that leaves no room for the facts of an entry; None if there is room for all."""
+        if len(self._last.keys() | {each.kind for each in facts}) > max(KINDS_MAX, len(self._last)):
             return f"the cluster log has {KINDS_MAX} kinds of facts, its limit"
-        if document is None:
-            return None
-        facts, before = self.facts(kind), self.facts(kind).get(name)
-        if before is None and len(facts) >= FACTS_PER_KIND_MAX:
-            return f"the cluster log has {FACTS_PER_KIND_MAX} facts of kind {kind}, its limit"
-        if self._bytes + len(document) - (len(before.document) if before else 0) > DOCUMENTS_BYTES_MAX:
+        new, size, declares = Counter[str](), self._bytes, False
+        for each in facts:
+            before = self.facts(each.kind).get(each.name)
+            new[each.kind] += (each.document is not None) - (before is not None)
+            size += len(each.document or b"") - (len(before.document) if before else 0)
+            declares = declares or each.document is not None
+        for kind, more in new.items():
+            if more > 0 and len(self.facts(kind)) + more > FACTS_PER_KIND_MAX:
+                return f"the cluster log has {FACTS_PER_KIND_MAX} facts of kind {kind}, its limit"
+        if declares and size > DOCUMENTS_BYTES_MAX:
             return f"the documents of the cluster log would have more than {DOCUMENTS_BYTES_MAX >> 20} MiB, its limit"
         return None
 
+    def draft(self) -> ClusterState:
+        """Return a copy, to try changes on."""
+        made = ClusterState(self.cluster_id)
+        made.n, made.crc, made.skipped, made._bytes = self.n, self.crc, self.skipped, self._bytes
+        made._kinds = {kind: dict(facts) for kind, facts in self._kinds.items()}
+        made._last = dict(self._last)
+        return made
+
     def apply(self, entry: Declaration, crc: int) -> None:
-        """Take the next entry in. One beyond a bound changes no fact.
+        """Take the next entry in. One beyond a bound changes none of its facts.
 
         Args:
             crc: CRC-32C of its bytes.
@@ -150,19 +165,20 @@ class ClusterState:
         """
         if entry.n != self.n + 1:
             raise ValueError(f"entry {entry.n} does not follow entry {self.n}")
-        full = self.full(entry.kind, entry.name, entry.document)
-        if full is not None:
+        declared = entry.facts
+        if (full := self.full(declared)) is not None:
             self.skip(full)
             self.crc = crc
             return
         self.n, self.crc = entry.n, crc
-        facts = self._kinds.setdefault(entry.kind, {})
-        before = facts.pop(entry.name, None)
-        self._bytes -= len(before.document) if before is not None else 0
-        self._last[entry.kind] = entry.n
-        if entry.document is not None:
-            facts[entry.name] = Fact(entry.name, entry.n, entry.document, entry.at, entry.by, entry.reason)
-            self._bytes += len(entry.document)
+        for each in declared:
+            facts = self._kinds.setdefault(each.kind, {})
+            before = facts.pop(each.name, None)
+            self._bytes -= len(before.document) if before is not None else 0
+            self._last[each.kind] = entry.n
+            if each.document is not None:
+                facts[each.name] = Fact(each.name, entry.n, each.document, entry.at, entry.by, entry.reason)
+                self._bytes += len(each.document)
 
     def skip(self, why: str) -> None:
         """Pass over the next entry, which is not usable."""
@@ -194,7 +210,7 @@ def decode(data: Buffer) -> ClusterState:
     """
     body = body_of(SNAPSHOT_MAGIC, data, "a snapshot of the cluster log")
     head = unpack(_HEAD_DECODER, body, "a snapshot of the cluster log")
-    check_understood(head.must_understand, UNDERSTOOD, "the snapshot")
+    check_understood(head.must_understand, SNAPSHOT_UNDERSTOOD, "the snapshot")
     found = unpack(_DECODER, body, "a snapshot of the cluster log")
     state = ClusterState(found.cluster_id)
     state.n, state.crc, state.skipped = found.n, found.crc, tuple(found.skipped)

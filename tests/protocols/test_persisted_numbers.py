@@ -240,7 +240,7 @@ ARRAYS = {
     open_gaps.OpenGap: "edge log_id first since until others forked",
     link.Ack: "lane ranges",
     cluster_entry.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce "
-    "origin command",
+    "origin command more",
     cluster_entry._EntryHead: "cluster_id n previous must_understand",
     cluster_state.ClusterSnapshot: "cluster_id n crc must_understand kinds skipped",
     cluster_state._SnapshotHead: "cluster_id n crc must_understand",

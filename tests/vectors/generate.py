@@ -43,7 +43,7 @@ from tests.vectors.goldens import (
     TOGETHER,
     TYPED,
 )
-from tests.vectors.goldens_cluster import ACTED, EMPTY, SNAPSHOT, WITHDRAWN
+from tests.vectors.goldens_cluster import ACTED, EMPTY, SEVERAL, SNAPSHOT, WITHDRAWN
 from tests.vectors.goldens_cluster import DECLARED as DECLARED_FACT
 from tests.vectors.goldens_link import CANARY, CONFIG, CONTROL, DATA, DOWN, LAST_WORDS, PULL, THROTTLED
 from tests.vectors.notation import Notation
@@ -102,6 +102,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "declared": DECLARED_FACT,
         "withdrawn": WITHDRAWN,
         "acted": ACTED,
+        "several": SEVERAL,
         "snapshot": SNAPSHOT,
         "empty": EMPTY,
     },

@@ -30,6 +30,17 @@ ACTED: Notation = {
     "command": "hub split",
 }
 """With the fields that came after the first release."""
+SEVERAL: Notation = {
+    **ACTED,
+    "n": 10,
+    "must_understand": 1,
+    "kind": "token",
+    "name": "press-1",
+    "document": '{"scope":"edge"}',
+    "command": "hub token add",
+    "more": [["token", "press-2", '{"scope":"edge"}'], ["token", "press-3", None]],
+}
+"""With further facts."""
 WITHDRAWN: Notation = {**DECLARED, "n": 8, "document": None, "reason": "", "nonce": 0}
 SNAPSHOT: Notation = {
     "cluster_id": CLUSTER_ID,

@@ -319,6 +319,10 @@ def _encode_cluster(meaning: Notation) -> bytes:
     if "kinds" not in meaning:
         document = None if meaning["document"] is None else meaning["document"].encode()
         noted = {**meaning, "cluster_id": bytes.fromhex(meaning["cluster_id"]), "document": document}
+        noted["more"] = [
+            cluster_entry.NamedFact(kind, name, None if text is None else text.encode())
+            for kind, name, text in meaning.get("more", [])
+        ]
         return cluster_entry.encode(cluster_entry.Declaration(**noted))
     state = cluster_state.ClusterState(bytes.fromhex(meaning["cluster_id"]))
     state.n, state.crc = meaning["n"], meaning["crc"]
@@ -333,8 +337,9 @@ def _decode_cluster(data: bytes) -> Notation:
     if data[:3] != cluster_entry.SNAPSHOT_MAGIC:
         entry = cluster_entry.decode(data)
         document = None if entry.document is None else entry.document.decode()
-        noted = {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document}
-        return {name: value for name, value in noted.items() if value or name not in ("origin", "command")}
+        more = [[each.kind, each.name, each.document and each.document.decode()] for each in entry.more]
+        noted = {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document, "more": more}
+        return {name: value for name, value in noted.items() if value or name not in ("origin", "command", "more")}
     state = cluster_state.decode(data)
     kinds = [
         {

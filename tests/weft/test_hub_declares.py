@@ -90,7 +90,7 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     assert "there is no tenant 'acme'" in str(first.exception)
     weft("hub", "tenant", "add", config, "acme")
     done = weft("hub", "token", "import", config, "--file", tokens)
-    assert done.output == "declared 2 tokens: b, c; 1 were there already\n"
+    assert done.output == "declared 3 tokens: a, b, c; 0 were there already\n", "nothing of it was"
     assert (
         weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 were there already\n"
     )
@@ -374,6 +374,9 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
     assert [(each["name"], each["edge"]) for each in listed("token", config)] == [
         ("press-1", "press-1"), ("press-2", "press-shop-2"),
     ]  # fmt: skip
+    (line,) = json.loads(weft("hub", "declarations", config, "--json").output)
+    assert (line["entry"], line["kind"], line["target"]) == (1, "token", "press-1, press-2"), "one write of the store"
+    assert "token press-1, press-2" in weft("hub", "declarations", config).output
     names.write_text(names.read_text() + "press-3\n")
     assert weft(*add).output.startswith("declared 1 token; 2 were there already\n")
     credentials = Credentials(None, False, time.time_ns)

@@ -35,7 +35,10 @@ async def entries(log: ClusterLog, first: int, end: int) -> list[NumberedEntry]:
 
 async def lines(log: ClusterLog, first: int, end: int) -> list[dict[str, Any]]:
     """Return the lines of entries [first, end). Raises as ``entries``."""
-    return [line(n, entry) for n, entry in await entries(log, first, end)]
+    found: list[dict[str, Any]] = []
+    for at in range(first, end, READS_AT_ONCE):  # entries may be long, and their lines are not
+        found += [line(*each) for each in await entries(log, at, min(end, at + READS_AT_ONCE))]
+    return found
 
 
 def line(n: int, entry: Declaration | None) -> dict[str, Any]:
@@ -65,6 +68,8 @@ def line(n: int, entry: Declaration | None) -> dict[str, Any]:
 
 
 def _target(entry: Declaration) -> str:
+    if entry.more:
+        return ", ".join(each.name for each in entry.facts)
     if entry.document is None:
         return ""
     if entry.kind == ACT:

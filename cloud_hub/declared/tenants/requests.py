@@ -64,19 +64,22 @@ class TenantRequests:
 
     Args:
         quotas: those of a tenant, as this process knows them.
-        table_bytes: bytes of a tenant's tables; None where this process does not know.
+        table_bytes, stream_bytes: bytes of the tables of a tenant, and of one stream; None where this process does not
+            know.
         now: nanoseconds since 1970.
         read_body: reads the body of a request with a bound.
     """
 
     def __init__(
         self, log: ClusterLog, account: Account, shards: Shards, access: Access, *,
-        quotas: Callable[[str], Quotas], table_bytes: Callable[[str], int | None], now: Callable[[], int],
+        quotas: Callable[[str], Quotas], table_bytes: Callable[[str], int | None],
+        stream_bytes: Callable[[str, str], int | None], now: Callable[[], int],
         read_body: Callable[[web.Request, int, str], Awaitable[bytes]],
     ) -> None:  # fmt: skip
         self._log = log
         self._account, self._shards, self._access = account, shards, access
-        self._quotas, self._table_bytes, self._now, self._read_body = quotas, table_bytes, now, read_body
+        self._quotas, self._now, self._read_body = quotas, now, read_body
+        self._table_bytes, self._stream_bytes = table_bytes, stream_bytes
         self._since = now()
 
     def add_to(self, application: web.Application) -> None:
@@ -131,7 +134,8 @@ class TenantRequests:
         for name in names[:limit]:
             records = sum(state.next_offset.get((tenant, name), 0) for state in states)
             came = use.streams.get(name, StreamUse()) if use is not None else StreamUse()
-            streams.append({"stream": name, "records": records, "received": _received(came)})
+            size = self._stream_bytes(tenant, name)
+            streams.append({"stream": name, "records": records, "received": _received(came), "table_bytes": size})
         view = {
             "tenant": tenant,
             "quotas": _quotas_view(self._quotas(tenant)),

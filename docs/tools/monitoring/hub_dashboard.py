@@ -90,6 +90,8 @@ ROWS = (
             table("Largest", f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_records{_STREAMS}))"),
             table("Growth, bytes a day", f"topk({_WORST}, sum by (tenant, stream)"
                   f" (86400 * rate(weft_hub_stream_received_bytes_total{_STREAMS}[1h])))", "bytes"),
+            table("Largest tables, bytes",
+                  f"topk({_WORST}, max by (tenant, stream) (weft_hub_stream_table_bytes{_STREAMS}))", "bytes"),
             table("Busiest, records a second",
                   f"topk({_WORST}, max by (tenant, stream) (deriv(weft_hub_stream_records{_STREAMS}[5m])))", "cps"),
             table(

@@ -25,10 +25,11 @@ SECTIONS: dict[str, str] = dict(SECTION.findall(PAGE))
 
 def shape(value: Any) -> Any:
     """What stays of a document when its values change: keys, and kinds of values."""
+    unknown: dict[str, Any] = {"held_back_by": [], "table_bytes": None, "files": None, "bytes": None}
     if isinstance(value, dict):
         # Shard numbers are values.
-        # Whom a moment waits for depends on how fast the machine is.
-        kept = {key: [] if key == "held_back_by" else item for key, item in value.items()}
+        # Whom a moment waits for, and whether the size of a table is known, depends on how fast the machine is.
+        kept = {key: unknown.get(key, item) for key, item in value.items()}
         return {"#" if key.isdigit() else key: shape(item) for key, item in kept.items()}
     if isinstance(value, list):
         return [shape(item) for item in value]

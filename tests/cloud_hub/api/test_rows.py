@@ -13,6 +13,7 @@ import pytest
 
 from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.cloud_hub.openapi.answers import check_answer
 from weft.cloud_hub.api import rows as api_rows
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsWanted, rows_answer
@@ -81,6 +82,32 @@ async def test_rows_are_the_records_whatever_the_pieces(tmp_path: Path) -> None:
                 assert page.next_offset is not None
                 offset, chunk = page.next_offset, page.next_chunk
             assert pa.concat_tables(tables).equals(whole.table)
+
+
+async def test_a_person_gets_rows_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, sent = EdgeLog(), [b'{"t": 61}', b"\xff\x00", b"high"]
+    log.append(*records(0, sent, {0: (("content_type", "application/json"),)}))
+    path = f"{STREAM}/rows?shard={SHARD}&format=json"
+    async with running_hub(MemoryStore()) as hub:
+        await deliver(hub, log, 3)
+        whole = await rows(hub)
+        status, answer = await get(hub, path)
+        check_answer("GET", "/v1/streams/{stream}/rows", answer)
+        assert (status, answer["next_offset"], answer["end_offset"]) == (200, 3, 3)
+        first, second, third = answer["rows"]
+        assert (first["payload"], second["payload_base64"], third["payload"]) == ('{"t": 61}', "/wA=", "high")
+        assert (first["_offset"], first["line"], first["_edge"]) == (0, "a", "press-1")
+        assert first["_headers"] == [["content_type", "application/json"]], "and no column that is null"
+        assert first.keys() <= set(whole.table.column_names)
+        assert "_headers" not in second
+        _, looked = await get(hub, f"{STREAM}/records?shard={SHARD}")
+        assert [each["_time"][:26] for each in answer["rows"]] == [each["time"][:26] for each in looked["records"]]
+        for bound, value in (("JSON_LIMIT_MAX", 2), ("JSON_BYTES_MAX", 1)):
+            monkeypatch.setattr(api_rows, bound, value)
+            _, some = await get(hub, path)
+            _, rest = await get(hub, f"{path}&offset={some['next_offset']}&chunk={some['next_chunk']}")
+            assert 0 < len(some["rows"]) <= 2, bound
+            assert (some["rows"] + rest["rows"])[:2] == answer["rows"][:2]
 
 
 async def test_no_row_is_lost_or_doubled_whatever_the_bounds() -> None:

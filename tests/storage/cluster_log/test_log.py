@@ -109,6 +109,50 @@ async def test_a_start_reads_a_snapshot_and_what_follows_it(
     assert states.encode(whole) == states.encode(state)
 
 
+async def test_many_changes_are_few_entries_and_each_sees_those_before_it(store: ObjectStore) -> None:
+    await declare(store, "0")
+    log = log_of(store)
+
+    def decides(number: int) -> Callable[[ClusterState], Change | None]:
+        def decide(state: ClusterState) -> Change | None:
+            assert str(number - 1) in state.facts("token")
+            return None if str(number) in state.facts("token") else Change("token", str(number), b"{}")
+
+        return decide
+
+    state = await log.append_all([*map(decides, range(1, 1001)), decides(5)], MARA)
+    first, second = await read_all(store)
+    assert (first.more, len(second.facts)) == ([], 1000), "one write of the store"
+    assert set(state.facts("token")) == set(map(str, range(1001)))
+    assert states.encode(await log_of(store).load()) == states.encode(state)
+    await log.append_all([counts, counts, *map(decides, range(1001, 1001 + entries.FACTS_MAX))], MARA)
+    assert [len(each.facts) for each in (await read_all(store))[2:]] == [1, 1024, 1], "no fact twice in one entry"
+    assert (await log.load()).facts("count")["all"].document == b"2"
+
+    def refuses(state: ClusterState) -> Change:
+        raise ChangeRefused("no")
+
+    before = len(await read_all(store))
+    with pytest.raises(ChangeRefused):
+        await log.append_all([declares("x"), declares("y"), refuses], MARA)
+    assert len(await read_all(store)) == before, "all or nothing"
+
+
+async def test_changes_of_one_entry_are_decided_again_when_another_writer_was_quicker(store: ObjectStore) -> None:
+    log, other = log_of(store), log_of(store, 1)
+    seen: list[int] = []
+
+    def slow(state: ClusterState) -> Change:
+        seen.append(state.n)
+        return counts(state)
+
+    stale = await log.load()
+    await other.append(counts, MARA)
+    state = await log.append_all([slow, declares("a"), declares("b")], MARA, stale)
+    assert (seen, state.facts("count")["all"].document) == ([0, 1], b"2")
+    assert [len(each.facts) for each in await read_all(store)] == [1, 3]
+
+
 class Counting(MemoryStore):
     """A store that counts the snapshots written to it."""
 
@@ -255,7 +299,7 @@ async def test_a_damaged_snapshot_costs_only_reads(store: ObjectStore, monkeypat
 async def test_nothing_is_written_behind_an_entry_of_a_later_release(store: ObjectStore) -> None:
     await declare(store, "a")
     first = entries.decode((await store.get(hub_keys.entry_key(1))).data)
-    later = msgspec.structs.replace(first, n=2, must_understand=1)
+    later = msgspec.structs.replace(first, n=2, must_understand=2)
     await store.create(hub_keys.entry_key(2), entries.encode(later))
     with pytest.raises(UnsupportedVersion, match=r"entry/0+2 was written by a later release.*install that release"):
         await log_of(store).append(declares("b"), MARA)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.storage.cluster_log import entry as entries
 from weft.storage.cluster_log import state as states
-from weft.storage.cluster_log.entry import DOCUMENT_BYTES_MAX, Declaration
+from weft.storage.cluster_log.entry import DOCUMENT_BYTES_MAX, SEVERAL, Declaration, NamedFact
 from weft.storage.cluster_log.state import KINDS_MAX, SKIPPED_KEPT_MAX, ClusterState, Fact
 
 CLUSTER = bytes(range(16))
@@ -103,7 +103,7 @@ def test_fields_out_of_bounds_are_refused(field: str, value: object) -> None:
 
 
 def test_what_a_later_release_wrote_is_told_from_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    later = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), must_understand=1)
+    later = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), must_understand=SEVERAL << 1)
     with pytest.raises(UnsupportedVersion):
         entries.decode(entries.encode(later))
     with monkeypatch.context() as patch:
@@ -118,7 +118,7 @@ def test_an_entry_beyond_a_bound_changes_nothing_and_is_named(monkeypatch: pytes
     state = folded([("token", name, b"1") for name in "abc"])
     assert set(state.facts("token")) == {"a", "b"}
     assert [each.n for each in state.skipped] == [3]
-    assert state.full("token", "a", b"longer") is None, "facts that are there may change"
+    assert state.full([NamedFact("token", "a", b"longer")]) is None, "facts that are there may change"
     folded([("token", "a", None), ("token", "c", b"1")], state)
     assert set(state.facts("token")) == {"b", "c"}
     kinds = folded([(f"kind-{i}", "a", None) for i in range(KINDS_MAX + 1)])
@@ -129,6 +129,43 @@ def test_an_entry_beyond_a_bound_changes_nothing_and_is_named(monkeypatch: pytes
         [("token", "a", bytes(6)), ("token", "b", bytes(3)), ("token", "a", bytes(1)), ("token", "b", b"123")]
     )
     assert {fact.name: fact.version for fact in full.facts("token").values()} == {"a": 3, "b": 4}
+
+
+def several(n: int, *facts: NamedFact, must_understand: int = SEVERAL) -> Declaration:
+    first = entry_of(n, *facts[0])
+    return msgspec.structs.replace(first, must_understand=must_understand, more=list(facts[1:]))
+
+
+def test_facts_of_one_entry_change_at_once_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, gone = NamedFact("token", "a", b"1"), NamedFact("token", "b", b"2"), NamedFact("tenant", "x", None)
+    state = folded([("tenant", "x", b"{}")])
+    made = several(2, a, b, gone)
+    data = entries.encode(made)
+    assert entries.decode(data) == made
+    state.apply(made, states.crc_of(data))
+    assert {name: (fact.version, fact.document) for name, fact in state.facts("token").items()} == {
+        "a": (2, b"1"), "b": (2, b"2"),
+    }  # fmt: skip
+    assert (state.last("token"), state.last("tenant"), dict(state.facts("tenant"))) == (2, 2, {})
+    assert states.encode(states.decode(states.encode(state))) == states.encode(state)
+    monkeypatch.setattr(states, "FACTS_PER_KIND_MAX", 3)
+    state.apply(several(3, NamedFact("token", "c", b"3"), NamedFact("token", "d", b"4")), 0)
+    assert set(state.facts("token")) == {"a", "b"}
+    assert state.skipped[-1].n == 3
+
+
+def test_an_entry_with_wrong_further_facts_is_refused() -> None:
+    a, b = NamedFact("token", "a", b"1"), NamedFact("token", "b", b"2")
+    many = [NamedFact("token", f"{i}", b"") for i in range(entries.FACTS_MAX + 1)]
+    long = [NamedFact("token", f"{i:0200}", b"") for i in range(100)]
+    large = [NamedFact("token", f"{i}", bytes(DOCUMENT_BYTES_MAX)) for i in range(6)]
+    for made in (
+        several(1, a, a), several(1, a, b, must_understand=0), several(1, a, NamedFact("To", "b", b"")),
+        several(1, *many), several(1, *long), several(1, *large),
+    ):  # fmt: skip
+        with pytest.raises(CodecError) as caught:
+            entries.decode(entries.encode(made))
+        assert not isinstance(caught.value, UnsupportedVersion)
 
 
 def test_only_the_newest_of_many_skipped_entries_are_named() -> None:

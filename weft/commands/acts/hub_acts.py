@@ -12,6 +12,8 @@ from weft.commands.running import any_hub_argument, running_hub
 from weft.output import harmless, print_json, print_table
 
 LAST_MAX = 10_000
+WHAT_SHOWN_MAX = 200
+"""Longest text of what an act changed in a table: of a thousand facts, the first. JSON has all of it."""
 WAY, PAGE = "/v1/acts", 200
 
 
@@ -52,7 +54,11 @@ def print_lines(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
-    what = each["target"] or (f"{each['kind']} {each['name']}" if each["kind"] else "")
+    fact = f"{each['kind']} {each['name']}" if each["kind"] else ""
+    is_several = each["target"].startswith(f"{each['name']}, ")
+    what = f"{each['kind']} {each['target']}" if is_several else each["target"] or fact
+    if len(what) > WHAT_SHOWN_MAX:
+        what = f"{what[:WHAT_SHOWN_MAX]} ..."
     act = f"{each['act']}: {each['command']}" if each["command"] else each["act"]
     origin = each["origin"] if each["origin"] != each["by"] else ""
     return each["entry"], (each["at"] or "")[:19].replace("T", " "), each["by"], origin, act, what, each["reason"]

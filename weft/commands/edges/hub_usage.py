@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +15,9 @@ from weft.config.units import approximate_duration, approximate_size
 from weft.output import print_facts, print_json, print_table
 
 PAGES_MAX = 100
+DAY_S = 86_400.0
+GROWTH_AFTER_S = 600.0
+"""Time since the start of a process after which its rate is worth a figure a day."""
 
 
 @click.command()
@@ -24,7 +29,8 @@ def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool
     """Show what a tenant uses of the running hub HUB, beside its quotas.
 
     Links, lanes, streams and records are those of the whole hub. What came, and the time of slowed links, is counted by
-    the process that answers, since its start; its metrics have the same figures.
+    the process that answers, since its start; its metrics have the same figures. Sizes of tables are known to the
+    process that makes them.
 
     \b
     weft hub usage hub.yaml --tenant acme
@@ -43,10 +49,10 @@ def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool
     if as_json:
         print_json(found)
         return
-    _show(found)
+    _show(found, time.time())
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], now: float) -> None:
     quotas, received = found["quotas"], found["received"]
 
     def of(used: int, quota: str) -> str:
@@ -57,7 +63,8 @@ def _show(found: dict[str, Any]) -> None:
         "links": of(found["links"], "links"),
         "lanes": of(found["lanes"], "lanes"),
         "streams": of(found["streams_count"], "streams"),
-        "received": f"{approximate_size(received['bytes'])}, {received['records']} records since {found['since']}",
+        "received": f"{approximate_size(received['bytes'])}, {received['records']} records since {found['since']}"
+        + _growth(received["bytes"], found["since"], now),
     }
     if found["table_bytes"] is not None and quotas["table_bytes"] is not None:
         sizes = approximate_size(found["table_bytes"]), approximate_size(quotas["table_bytes"])
@@ -74,9 +81,19 @@ def _show(found: dict[str, Any]) -> None:
         facts["refused"] = f"{found['refused']} links and lanes beyond a quota"
     print_facts(facts)
     print_table(
-        ("stream", "records in the log", "bytes received", "records received"),
+        ("stream", "records in the log", "bytes received", "records received", "table"),
         [
-            (each["stream"], each["records"], each["received"]["bytes"], each["received"]["records"])
+            (
+                each["stream"], each["records"], each["received"]["bytes"], each["received"]["records"],
+                "unknown" if each["table_bytes"] is None else approximate_size(each["table_bytes"]),
+            )
             for each in found["streams"]
         ],
-    )
+    )  # fmt: skip
+
+
+def _growth(received: int, since: str, now: float) -> str:
+    took = now - datetime.fromisoformat(since).timestamp()
+    if took < GROWTH_AFTER_S:
+        return ""
+    return f": {approximate_size(received / took * DAY_S)} a day"

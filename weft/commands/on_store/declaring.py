@@ -99,24 +99,26 @@ def declare(config_file: str, decision: Callable[[int], Decision], by: str | Non
 
 
 def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> list[bool]:
-    """Change facts one after the other. Those before an error remain changed.
+    """Change facts in as few entries as hold them: a thousand tokens are one. Of one entry all are changed or none;
+    those of entries before an error remain changed.
 
     Returns:
         For each decision, whether it changed something.
     """
     changed = [False] * len(decisions)
 
+    def noting(at: int, decision: Decision) -> Decision:
+        def decide(state: ClusterState) -> Change | None:
+            change = decision(state)
+            changed[at] = change is not None
+            return change
+
+        return decide
+
+    noted = [noting(*each) for each in enumerate(decisions)]
+
     async def work(log: ClusterLog, author: Author) -> ClusterState:
-        state = await log.load()
-        for at, decision in enumerate(decisions):
-
-            def decide(state: ClusterState, at: int = at, decision: Decision = decision) -> Change | None:
-                change = decision(state)
-                changed[at] = change is not None
-                return change
-
-            state = await log.append(decide, author, state)
-        return state
+        return await log.append_all(noted, author)
 
     _declaring(config_file, work, by, reason)
     return changed

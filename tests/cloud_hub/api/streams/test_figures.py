@@ -208,6 +208,7 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
 
             await until(is_in_the_table)
             text = (await get(hub, "/metrics"))[1]
+            (used,) = (await get(hub, "/v1/usage"))[1]["streams"]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     labels = [sample.labels for sample in samples if sample.name.startswith("weft_hub_stream")]
     assert labels == [{"tenant": "default", "stream": "telemetry"}] * 7
@@ -216,6 +217,7 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
     assert values["weft_hub_stream_table_lag_records"] == 0
     assert 1 <= values["weft_hub_stream_table_files"] <= 30
     assert 1000 < values["weft_hub_stream_table_bytes"] < 1 << 20
+    assert 1000 < used["table_bytes"] < 1 << 20
     assert values["weft_hub_stream_table_lag_seconds"] == 0
     assert abs(values["weft_hub_stream_complete_up_to_timestamp_seconds"] - time.time()) < 60
     assert values["weft_hub_store_put_latency_seconds_count"] >= 1
