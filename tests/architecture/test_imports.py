@@ -162,7 +162,8 @@ DOORS = (
     "storage/disk_wear.py",
 )  # fmt: skip
 """The second is for administrators' files, whose owners and modes the tests' fake disk does not have; the third reads
-only what the kernel says of its own process; the last one measures a real disk, in a file without a name."""
+only what the kernel says of its own process; the last two measure a real disk, in a file without a name, and read what
+the kernel says of it."""
 
 
 def test_the_file_system_has_one_door() -> None:
