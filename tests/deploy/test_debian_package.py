@@ -20,17 +20,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 from deploy.debian.build import NOT_HERE, debian_version
 from tests.support.debian_root import DebianRoot, debian_root
-from tests.support.processes import publish
+from tests.support.processes import Node, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
 ROOT = Path(__file__).parents[2]
 UNITS = "usr/lib/systemd/system"
 PAGE = ROOT / "docs/how-to/install-by-package.md"
+CARD = ROOT / "docs/how-to/prepare-a-memory-card.md"
 CODE = re.compile(r"\b[0-9A-Z]{4}(?:-[0-9A-Z]{4}){2}\b")
 """A code of pairing."""
 CONFIG = "etc/weft/edge.yaml"
@@ -354,6 +356,53 @@ def test_a_bare_debian_comes_to_a_row_by_the_page_and_a_hub_comes_and_goes(
     bare.did("apt-get", "purge", "--yes", "weft-edge")
     assert not (bare.folder / "usr/bin/weft").is_symlink()
     assert other.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_a_memory_card_s_commands_make_a_bare_debian_a_linked_edge(
+    bare: DebianRoot, package: Path, tmp_path: Path
+) -> None:
+    bare.run("apt-get", "purge", "--yes", "weft-edge")
+    shutil.rmtree(bare.folder / "etc/weft", ignore_errors=True)
+    port, hub_yaml, boot = free_port(), tmp_path / "hub.yaml", bare.folder / "boot/firmware"
+    weft("ca", "init", tmp_path / "ca")
+    weft("hub", "init", hub_yaml, "--listen", f"127.0.0.1:{port}", "--ca", tmp_path / "ca", "--host", "127.0.0.1")
+    hub_yaml.write_text(hub_yaml.read_text() + "processes: 1\nshards: 1\n")
+    hub = Node("hub", hub_yaml)
+    try:
+        made = weft("hub", "token", "pair", hub_yaml, "press-shop-7", "--within", "1d", "--yes", "--json")
+        boot.mkdir(parents=True)
+        shutil.copyfile(package, boot / "weft-edge.deb")
+        shutil.copyfile(tmp_path / "authority.crt", boot / "authority.crt")
+        text = CARD.read_text().split("```text\n#cloud-config\n")[1].split("```")[0]
+        for theirs, ours in {
+            "https://hub.plant.example:8090": f"https://127.0.0.1:{port}",
+            "0.0.0.0:1883": f"127.0.0.1:{free_port()}",
+            CODE.findall(text)[0]: json.loads(made.stdout)["code"],
+        }.items():
+            text = text.replace(theirs, ours)
+        *setting_up, enabling, doctor = yaml.safe_load(text)["runcmd"]
+        for command in setting_up:
+            bare.did("sh", "-c", command)
+        assert enabling == "systemctl enable --now weft-edge"
+        with (bare.folder / CONFIG).open("a") as file:
+            file.write(f'http: {{bind: "127.0.0.1:{free_port()}"}}\n')
+        said: list[str] = []
+
+        def is_linked() -> bool:
+            said.append(bare.run("sh", "-c", doctor).stdout)
+            return "link cloud: the node is connected" in said[-1]
+
+        with running(bare):
+            wait_until(is_linked, PATIENCE_S, what=lambda: said[-1], interval_s=1)
+        assert "and they fit" in said[-1]
+        assert (bare.folder / "etc/weft/user.password").stat().st_mode & 0o777 == 0o600
+    finally:
+        hub.process.kill()
+        hub.process.wait()
+        bare.run("apt-get", "purge", "--yes", "weft-edge")
 
 
 def audit_finds(room: DebianRoot, records: int) -> None:
