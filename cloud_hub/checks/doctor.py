@@ -24,6 +24,7 @@ from weft.config.models import HubConfig
 from weft.config.units import Address, approximate_size, is_bucket, kind_of
 from weft.config.verdict import Verdict, act, good, of_ports, of_settings, unknown
 from weft.storage.disk_speed import disk_speed
+from weft.storage.disk_wear import disk_wear
 from weft.storage.kernel_clock import clock_verdict
 from weft.storage.object_store import StoreError, StoreUnfit, open_store
 from weft.storage.object_store.probe import PREFIX
@@ -76,6 +77,7 @@ def _disk(path: str, clock: Callable[[], float]) -> Iterator[Verdict]:
     else:
         yield good("disk space", says)
     yield disk_speed(path, clock)
+    yield disk_wear(path)
 
 
 def _store(config: HubConfig, clock: Callable[[], float], wall_clock: Callable[[], float]) -> Iterator[Verdict]:

@@ -73,3 +73,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     """End of the token; null for none. Absent in releases without."""
     rights: list[str] | UnsetType = UNSET
     """Rights of the token, such as `read:press-*`; empty when the hub has no tokens. Absent in releases without."""
+    software: str | UnsetType = UNSET
+    """Release of the hub, such as `weft 0.1.0`. Absent in releases without."""
+    link_protocol: int | UnsetType = UNSET
+    """Version of the protocol of links that the hub speaks. Absent in releases without."""

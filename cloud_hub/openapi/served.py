@@ -9,7 +9,9 @@ from aiohttp import web
 
 from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.cluster.membership import software
 from weft.cloud_hub.openapi.edges import WhoAmI
+from weft.protocols.link import PROTOCOL_VERSION
 
 ANONYMOUS = "anonymous"
 """Scope of everyone at a hub without tokens."""
@@ -37,11 +39,15 @@ class SelfDescription:
     async def _get_whoami(self, request: web.Request) -> web.Response:
         identity = self._access.reader(request)
         if identity is None:
-            answer = WhoAmI(token=None, scope=ANONYMOUS, tenant="default", edge=None, until=None, rights=[])
+            answer = WhoAmI(
+                token=None, scope=ANONYMOUS, tenant="default", edge=None, until=None, rights=[], software=software(),
+                link_protocol=PROTOCOL_VERSION,
+            )  # fmt: skip
         else:
             answer = WhoAmI(
                 token=identity.name, scope=identity.scope.value, tenant=identity.tenant, edge=identity.edge,
-                until=moment(self._access.until(identity)), rights=identity.rights.texts,
+                until=moment(self._access.until(identity)), rights=identity.rights.texts, software=software(),
+                link_protocol=PROTOCOL_VERSION,
             )  # fmt: skip
         return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")
 

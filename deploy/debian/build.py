@@ -1,9 +1,9 @@
-"""Build the Debian package of the edge node, for this machine's architecture and its /usr/bin/python3.
+"""Build the Debian packages of edge node and hub, for this machine's architecture and its /usr/bin/python3.
 
     python -m deploy.debian.build dist
 
-``dist`` has the wheel, which `./run build` makes, and gets the package. Libraries are those of
-``deploy/requirements-edge.txt``, by their hashes. ``dpkg-deb`` writes the archive.
+``dist`` has the wheel, which `./run build` makes, and gets the packages. Libraries are those of
+``deploy/requirements-*.txt``, by their hashes. ``dpkg-deb`` writes the archives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,28 +29,62 @@ from weft.commands.set_up.completion import script
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-HOME = "usr/lib/weft-edge"
-"""Not /opt/weft: an installation by hand may be there (docs/how-to/run-under-systemd.md)."""
 UNIT_HOME = "/opt/weft"
 """Where the units of ``deploy/`` have their environment."""
 PYTHON = "/usr/bin/python3"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 NOT_HERE = 3
 """Exit status on a machine that cannot make the package."""
+COMMAND_PATH = "/usr/bin/weft"
 COMPLETIONS = {
-    "bash": "usr/share/bash-completion/completions/weft",
-    "zsh": "usr/share/zsh/vendor-completions/_weft",
-    "fish": "usr/share/fish/vendor_completions.d/weft.fish",
+    "bash": "/usr/share/bash-completion/completions/weft",
+    "zsh": "/usr/share/zsh/vendor-completions/_weft",
+    "fish": "/usr/share/fish/vendor_completions.d/weft.fish",
 }
+MANUALS = "/usr/share/man/man1"
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 MAINTAINER = "The authors of Weft <weft@localhost>"
 """Unless ``DEBFULLNAME`` and ``DEBEMAIL`` name the one who builds, as Debian's own tools have it."""
 
 
+@dataclass(frozen=True)
+class Package:
+    """One of the packages."""
+
+    kind: str
+    """Word in the names of its unit, its configuration and its libraries: ``edge`` or ``hub``."""
+    depends: str
+    """What it needs beside Python: Debian's libraries that its compiled ones load."""
+    priority: int
+    """Where both packages are, the command ``weft`` is that of the higher one."""
+
+    @property
+    def name(self) -> str:
+        """Name of the package and of its unit."""
+        return f"weft-{self.kind}"
+
+    @property
+    def home(self) -> str:
+        """Where the environment is, relative to the root.
+
+        Not /opt/weft: an installation by hand may be there (docs/how-to/run-under-systemd.md).
+        """
+        return f"usr/lib/{self.name}"
+
+
+# An edge's environment lacks the libraries of the hub's commands, a hub's lacks none.
+PACKAGES = (
+    Package("edge", "libc6 (>= 2.28)", 10),
+    Package("hub", "libc6 (>= 2.28), libstdc++6", 20),
+)
+
+
 def main() -> None:
-    """Build the package, and print its path."""
-    parser = argparse.ArgumentParser(description="Build the Debian package of the edge node.")
-    parser.add_argument("folder", type=Path, help="folder with the wheel; the package is written into it")
+    """Build the packages, and print their paths."""
+    parser = argparse.ArgumentParser(description="Build the Debian packages of edge node and hub.")
+    parser.add_argument("folder", type=Path, help="folder with the wheel; the packages are written into it")
+    kinds = [each.kind for each in PACKAGES]
+    parser.add_argument("--kind", action="append", choices=kinds, help="one of the packages; both by default")
     parser.add_argument("--compress", default="xz", choices=["xz", "zstd", "gzip"], help="compression of the package")
     options = parser.parse_args()
     wheels = sorted(options.folder.glob("weft_fabric-*.whl"))
@@ -60,15 +96,25 @@ def main() -> None:
     os.environ["PYTHONHASHSEED"] = "0"
     # The Python below ``stage`` runs here too, and what it compiled by itself would name that place.
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        stage = Path(folder) / "stage"
+    python = interpreter()
+    for package in PACKAGES:
+        if package.kind in (options.kind or kinds):
+            print(build(package, options.folder, wheels[0], python, options.compress), flush=True)  # noqa: T201
+
+
+def build(package: Package, folder: Path, wheel: Path, python: str, compress: str) -> Path:
+    """Build one package, and return its path."""
+    with tempfile.TemporaryDirectory() as temporary:
+        stage = Path(temporary) / "stage"
         stage.mkdir(0o755)
-        version = parse_wheel_filename(wheels[0].name)[1]
-        python = interpreter()
-        make_environment(stage, python, wheels[0])
-        place_files(stage, version)
-        path = pack(stage, options.folder, version, python, options.compress)
-    print(path)  # noqa: T201
+        version = parse_wheel_filename(wheel.name)[1]
+        make_environment(package, stage, python, wheel)
+        links = place_files(package, stage, version)
+        facts = {"version": debian_version(version), "architecture": run(["dpkg", "--print-architecture"]).strip()}
+        describe(package, stage, links, {**facts, "python": Path(python).name})
+        path = folder / "{}_{version}_{architecture}.deb".format(package.name, **facts)
+        run(["dpkg-deb", f"-Z{compress}", "--root-owner-group", "--build", str(stage), str(path)])
+        return path
 
 
 def interpreter() -> str:
@@ -89,15 +135,15 @@ def not_here(why: str) -> NoReturn:
     sys.exit(NOT_HERE)
 
 
-def make_environment(stage: Path, python: str, wheel: Path) -> None:
+def make_environment(package: Package, stage: Path, python: str, wheel: Path) -> None:
     """Install Weft and its libraries below ``stage``, so that they run at their final place."""
-    home = stage / HOME
+    home = stage / package.home
     run([python, "-m", "venv", "--without-pip", str(home)])
     pip = [
         sys.executable, "-m", "pip", "--python", str(home / "bin/python"), "--disable-pip-version-check",
         "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
     ]  # fmt: skip
-    run([*pip, "--require-hashes", "-r", str(ROOT / "deploy/requirements-edge.txt")])
+    run([*pip, "--require-hashes", "-r", str(ROOT / f"deploy/requirements-{package.kind}.txt")])
     # By its name: pip would note the path of a file that is given.
     run([*pip, "--no-index", "--find-links", str(wheel.parent.resolve()), "weft-fabric"])
     for path in (home / "bin").iterdir():
@@ -116,23 +162,32 @@ def make_environment(stage: Path, python: str, wheel: Path) -> None:
     run([python, "-m", *compiling, str(home / "lib")])
 
 
-def place_files(stage: Path, version: Version) -> None:
-    """Put unit, configuration, manual pages and documents where Debian expects them."""
-    unit = (ROOT / "deploy/weft-edge.service").read_text().replace(UNIT_HOME, f"/{HOME}")
-    put(stage / "usr/lib/systemd/system/weft-edge.service", unit)
-    put(stage / "etc/weft/edge.yaml", (ROOT / "config/examples/edge-package.yaml").read_text())
-    put(stage / "usr/share/doc/weft-edge/copyright", (HERE / "copyright").read_text())
-    put(stage / "usr/share/doc/weft-edge/changelog", (ROOT / "CHANGELOG.md").read_text())
-    list_components(stage / "usr/share/doc/weft-edge/sbom.cdx.json", "environment", str(stage / HOME / "bin/python"))
+def place_files(package: Package, stage: Path, version: Version) -> dict[str, str]:
+    """Put unit, configuration, manual pages and documents into the stage.
+
+    Returns:
+        Path under which programs look for a file -> the file. The other package has these paths too, so a link is made
+        at installation (``update-alternatives``). The command is first.
+    """
+    home, documents = f"/{package.home}", stage / "usr/share/doc" / package.name
+    unit, example = f"{package.name}.service", f"{package.kind}-package.yaml"
+    put(stage / "usr/lib/systemd/system" / unit, (ROOT / "deploy" / unit).read_text().replace(UNIT_HOME, home))
+    put(stage / "etc/weft" / f"{package.kind}.yaml", (ROOT / "config/examples" / example).read_text())
+    put(documents / "copyright", (HERE / "copyright").read_text().replace("{home}", home))
+    put(documents / "changelog", (ROOT / "CHANGELOG.md").read_text())
+    list_components(documents / "sbom.cdx.json", "environment", str(stage / package.home / "bin/python"))
+    links = {COMMAND_PATH: f"{home}/bin/weft"}
     for shell, path in COMPLETIONS.items():
-        put(stage / path, script(cli, shell) + "\n")
-    for name, page in manuals(str(version)).items():
-        put(stage / "usr/share/man/man1" / name, page)
+        links[path] = f"{home}/share/completion.{shell}"
+        put(stage / links[path][1:], script(cli, shell) + "\n")
+    pages = sorted(manuals(str(version)).items())
+    for name, page in pages:
+        links[f"{MANUALS}/{name}.gz"] = f"{home}/share/man/{name}.gz"
+        put(stage / package.home / "share/man" / name, page)
     # As Debian wants them; without a time in them.
-    pages = (stage / "usr/share/doc/weft-edge/changelog", *sorted((stage / "usr/share/man/man1").iterdir()))
-    run(["gzip", "-9n", *map(str, pages)])
-    (stage / "usr/bin").mkdir()
-    (stage / "usr/bin/weft").symlink_to(f"/{HOME}/bin/weft")
+    texts = (documents / "changelog", *(stage / package.home / "share/man" / name for name, _ in pages))
+    run(["gzip", "-9n", *map(str, texts)])
+    return links
 
 
 def put(path: Path, text: str) -> None:
@@ -141,27 +196,46 @@ def put(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def pack(stage: Path, folder: Path, version: Version, python: str, compress: str) -> Path:
-    """Write the package's own files and let ``dpkg-deb`` make the archive."""
+def describe(package: Package, stage: Path, links: dict[str, str], facts: dict[str, str]) -> None:
+    """Write what dpkg reads: fields, sums, configuration files and scripts.
+
+    Args:
+        links: as ``place_files`` has returned them.
+        facts: ``version``, ``architecture`` and ``python``.
+    """
     files = [path for path in sorted(stage.rglob("*")) if path.is_file() and not path.is_symlink()]
     sums = [f"{md5(path)}  {path.relative_to(stage)}\n" for path in files]
-    architecture = run(["dpkg", "--print-architecture"]).strip()
-    facts = {
-        "version": debian_version(version),
-        "architecture": architecture,
+    about, _, described = (HERE / f"{package.name}.description").read_text().partition("\n")
+    fields = {
+        **facts,
+        "name": package.name,
         "maintainer": maintainer(),
         "installed_kib": sum(path.stat().st_size for path in files) // 1024,
-        "python": Path(python).name,
+        "depends": f"{facts['python']}, adduser, {package.depends}",
+        "about": about,
+        "described": described.format(**facts).rstrip(),
     }
-    put(stage / "DEBIAN/control", (HERE / "control").read_text().format(**facts))
-    put(stage / "DEBIAN/conffiles", "/etc/weft/edge.yaml\n")
+    put(stage / "DEBIAN/control", (HERE / "control").read_text().format(**fields))
+    put(stage / "DEBIAN/conffiles", f"/etc/weft/{package.kind}.yaml\n")
     put(stage / "DEBIAN/md5sums", "".join(sums))
+    filled = {
+        "@ALTERNATIVES@": " ".join(words_of(links, package.priority)),
+        "@FOLDERS@": " ".join(sorted({os.path.dirname(path) for path in links})),
+    }
     for name in SCRIPTS:
-        shutil.copyfile(HERE / name, stage / "DEBIAN" / name)
+        text = (HERE / name).read_text()
+        for mark, words in filled.items():
+            text = text.replace(mark, words)
+        put(stage / "DEBIAN" / name, text)
         (stage / "DEBIAN" / name).chmod(0o755)
-    path = folder / f"weft-edge_{facts['version']}_{architecture}.deb"
-    run(["dpkg-deb", f"-Z{compress}", "--root-owner-group", "--build", str(stage), str(path)])
-    return path
+
+
+def words_of(links: dict[str, str], priority: int) -> Iterator[str]:
+    """Yield the words of `update-alternatives --install`: the command, and what goes with it."""
+    (path, command), *others = links.items()
+    yield from (path, "weft", command, str(priority))
+    for path, file in others:
+        yield from ("--slave", path, path[1:].replace("/", "-"), file)
 
 
 def md5(path: Path) -> str:

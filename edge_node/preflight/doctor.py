@@ -16,21 +16,25 @@ from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.preflight.findings import EdgeFindings, look, ports
 from weft.edge_node.preflight.hub_answers import HubCalls
 from weft.edge_node.preflight.open_files import open_files
+from weft.protocols.lane import NodeName
 from weft.storage.disk_speed import disk_speed
+from weft.storage.disk_wear import disk_wear
 from weft.storage.kernel_clock import clock_verdict
 
 _BUDGET: KeyPath = ("disk", "budget")
 
 
 def examine(
-    config: EdgeConfig, written: Container[KeyPath], clock: Callable[[], float], wall_clock: Callable[[], float]
-) -> Iterator[Verdict]:
+    config: EdgeConfig, written: Container[KeyPath], clock: Callable[[], float], wall_clock: Callable[[], float],
+    *, software: str,
+) -> Iterator[Verdict]:  # fmt: skip
     """Yield the lines, each when it is known. Blocks; each step has a bound of some seconds.
 
     Args:
         written: settings in the file.
         clock: seconds of a clock that is never set.
         wall_clock: seconds since 1970.
+        software: release that the node is, or will be when it starts.
     """
     is_running = bool(is_locked(config.data_dir))
     found = look(config, written, datetime.fromtimestamp(wall_clock(), UTC))
@@ -38,12 +42,14 @@ def examine(
     yield clock_verdict()
     yield _space(config, found)
     yield disk_speed(config.data_dir, clock)
+    yield disk_wear(config.data_dir)
     yield open_files(config, is_running=is_running)
     yield from of_ports(*ports(config))
     if is_running:
         yield from _links_of_node(config)
     for name, link in config.links.items():
-        yield from HubCalls(name, link, clock, wall_clock).verdicts()
+        node = NodeName(config.tenant, config.node)
+        yield from HubCalls(name, link, clock, wall_clock, node=node, software=software).verdicts()
 
 
 def _space(config: EdgeConfig, found: EdgeFindings) -> Verdict:

@@ -1,10 +1,12 @@
-"""A call to each URL of a link: its name, connection, certificate and answer, and the hub's clock."""
+"""Calls to each URL of a link: its name, connection, certificate and answer, the hub's clock, its release, and what it
+says of the link's token."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,11 +19,15 @@ from weft.edge_node.links.links import link_settings
 from weft.replication.runner import connect_errors  # isort: skip
 from weft.config.links import Link
 from weft.network.tls.files import TlsUnusable
+from weft.network.token_file import read_token
+from weft.protocols.lane import NodeName
+from weft.protocols.link import PROTOCOL_VERSION
 from weft.replication.runner.proxy import ProxyUnusable
 from weft.replication.runner.trust import LinkTrust
 from weft.replication.status import LinkStatus
 
 import aiohttp  # isort: skip
+import msgspec
 
 ANSWER_S_MAX = 10.0
 BODY_BYTES_MAX = 2048
@@ -30,6 +36,7 @@ URLS_MAX = 16
 CLOCK_S_MAX = 5.0
 """Difference to the hub's clock that is no finding: its answer has whole seconds, and took some time."""
 _READY_PATH = "/readyz"
+_RIGHTS_PATH = "/v1/whoami"
 _WHY_MAX = 200
 """Characters of a hub's reason that a line repeats."""
 
@@ -42,6 +49,27 @@ class HubAnswer(NamedTuple):
     seconds: float
     ahead_s: float | None
     """Seconds by which this machine's clock is ahead of the hub's; None if the answer has no time."""
+    rights_status: int | None = None
+    """Status of its answer about the token; None if it was not asked."""
+    rights: bytes = b""
+
+    def of_token(self) -> TokenFacts | None:
+        """Return what the hub says of the token, and of itself; None if it is something else."""
+        try:
+            return msgspec.json.decode(self.rights, type=TokenFacts) if self.rights_status == 200 else None
+        except msgspec.MsgspecError:
+            return None
+
+
+class TokenFacts(msgspec.Struct, frozen=True):
+    """The part of the answer of ``/v1/whoami`` that an edge reads."""
+
+    scope: str
+    tenant: str | None = None
+    edge: str | None = None
+    software: str = ""
+    """Release of the hub; empty if it does not say."""
+    link_protocol: int = 0
 
 
 class HubCalls:
@@ -50,14 +78,17 @@ class HubCalls:
     Args:
         clock: seconds of a clock that is never set.
         wall_clock: seconds since 1970.
-        patience_s: for each call; all are made at once.
+        node: name of this edge.
+        software: release of this node.
+        patience_s: for each URL; all are called at once.
     """
 
     def __init__(
         self, name: str, link: Link, clock: Callable[[], float], wall_clock: Callable[[], float],
-        *, patience_s: float = ANSWER_S_MAX,
+        *, node: NodeName, software: str, patience_s: float = ANSWER_S_MAX,
     ) -> None:  # fmt: skip
         self._check = f"link {name}"
+        self._link, self._node, self._software = link, node, software
         self._urls = list(dict.fromkeys(link.to))[:URLS_MAX]
         settings = link_settings(link)
         self._proxy = settings.proxy
@@ -86,26 +117,71 @@ class HubCalls:
             return [act(self._check, str(error))]
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return [act(self._check, connect_errors.no_connection(url, error).reason)]
-        return [_of_answer(self._check, url, answer), _of_clock(url, answer.ahead_s)]
+        told = [_of_answer(self._check, url, answer), _of_clock(url, answer.ahead_s)]
+        if answer.rights_status is not None:
+            told += [*self._of_token(url, answer), self._of_versions(url, answer)]
+        return told
 
     async def _ask(self, url: str) -> HubAnswer:
-        """Ask whether the hub takes work, as a link would: with its certificates, by its proxy, without redirects.
+        """Ask as a link would: with its certificates, by its proxy, without redirects.
 
-        The page needs no token, and none is sent.
+        Whether the hub takes work needs no token. A hub that does is then asked what the link's token opens.
         """
         headers = await asyncio.to_thread(self._proxy.headers)
         tls = await self._trust.context(url)
         begun = self._clock()
-        async with (
-            aiohttp.ClientSession(trust_env=True) as session,
-            session.get(
-                url.rstrip("/") + _READY_PATH, ssl=tls, allow_redirects=False, proxy=self._proxy.url,
-                proxy_headers=headers,
-            ) as answer,
-        ):  # fmt: skip
-            body = await answer.content.read(BODY_BYTES_MAX)
+        async with aiohttp.ClientSession(trust_env=True) as session:
+
+            @contextlib.asynccontextmanager
+            async def asked(path: str, **more: str) -> AsyncIterator[aiohttp.ClientResponse]:
+                async with session.get(
+                    url.rstrip("/") + path, headers=more, ssl=tls, allow_redirects=False, proxy=self._proxy.url,
+                    proxy_headers=headers,
+                ) as answer:  # fmt: skip
+                    yield answer
+
+            async with asked(_READY_PATH) as answer:
+                body = await answer.content.read(BODY_BYTES_MAX)
             seconds, ahead_s = self._clock() - begun, _ahead(answer.headers.get("Date"), self._wall_clock())
-            return HubAnswer(answer.status, body.decode("utf-8", "replace").strip(), seconds, ahead_s)
+            found = HubAnswer(answer.status, body.decode("utf-8", "replace").strip(), seconds, ahead_s)
+            if found.status != 200:
+                return found
+            async with asked(_RIGHTS_PATH, **await asyncio.to_thread(self._bearer)) as answer:
+                return found._replace(rights_status=answer.status, rights=await answer.content.read(BODY_BYTES_MAX))
+
+    def _bearer(self) -> dict[str, str]:
+        """Return the header with the link's token. One that cannot be read is a finding of its own."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._link.token_file is not None:
+                return {"Authorization": f"Bearer {read_token(self._link.token_file)}"}
+        return {}
+
+    def _of_token(self, url: str, answer: HubAnswer) -> Iterator[Verdict]:
+        link, facts = self._link, answer.of_token()
+        if answer.rights_status == 401 and link.token_file is not None:
+            why = f"{url} does not take the token of {link.token_file}: it was removed, has ended, or is another hub's"
+            yield act(self._check, f"{why}. `weft hub token pair` at the hub shows a code for another one")
+        elif answer.rights_status == 401 and link.certificate is None:
+            advice = "`weft hub token pair` at the hub shows a code for one, which `weft edge pair` takes"
+            yield act(self._check, f"{url} wants a token, and the link has no `token_file`. {advice}")
+        elif facts is not None and facts.edge is not None and (facts.tenant, facts.edge) != self._node:
+            theirs = NodeName(facts.tenant or "default", facts.edge)
+            advice = "Name the node as the token does, or get a token of its own (`weft hub token pair`)"
+            yield act(
+                self._check, f"the token of {link.token_file} is for {theirs}, and this is {self._node}. {advice}"
+            )
+
+    def _of_versions(self, url: str, answer: HubAnswer) -> Verdict:
+        facts = answer.of_token()
+        if facts is None or not facts.link_protocol:
+            return unknown("versions", f"this is {self._software}; {url} does not say what it runs")
+        theirs = f"{url} runs {facts.software}"
+        if facts.link_protocol == PROTOCOL_VERSION:
+            return good("versions", f"this is {self._software}, {theirs}, and they fit")
+        spoken = f"link protocol {facts.link_protocol}, and this {self._software} {PROTOCOL_VERSION}"
+        if facts.link_protocol > PROTOCOL_VERSION:
+            return act("versions", f"{theirs}, which is too new for this node: it speaks {spoken}. Upgrade the node")
+        return act("versions", f"{theirs}, which is too old for this node: it speaks {spoken}. Upgrade the hub")
 
 
 async def _unresolved(url: str) -> str | None:

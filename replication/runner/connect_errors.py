@@ -17,6 +17,7 @@ _REFUSED = re.compile("ALERT_((?:UNSUPPORTED_|BAD_)?CERTIFICATE.*|UNKNOWN_CA|ACC
 
 _TRUST = "Name the certificate of its authority in the link's `ca_file`"
 _CURES = {
+    7: _TRUST,  # another authority of the same name
     9: "It is not valid yet: set this machine's clock", 10: "Have it renewed, or set this machine's clock",
     18: _TRUST, 19: _TRUST, 20: _TRUST, 21: _TRUST,
     62: "Write a name of the certificate in the link's `to`", 64: "Write a name of the certificate in the link's `to`",

@@ -136,7 +136,16 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("disk_speed", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "payloads"),
+        (
+            "disk_speed",
+            "disk_wear",
+            "filesystem",
+            "private_file",
+            "histogram",
+            "hub_keys",
+            "native_threads",
+            "payloads",
+        ),
         ("object_store", "segment_log"),
         ("cluster", "cluster_log", "data_directory", "manifest", "presence"),
         ("chunks", "fenced_store", "region_positions", "table"),

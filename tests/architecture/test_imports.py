@@ -159,9 +159,11 @@ def test_protocols_have_no_input_output_clock_or_randomness() -> None:
 
 DOORS = (
     "storage/filesystem.py", "storage/private_file.py", "storage/native_threads.py", "storage/disk_speed.py",
+    "storage/disk_wear.py",
 )  # fmt: skip
 """The second is for administrators' files, whose owners and modes the tests' fake disk does not have; the third reads
-only what the kernel says of its own process; the last one measures a real disk, in a file without a name."""
+only what the kernel says of its own process; the last two measure a real disk, in a file without a name, and read what
+the kernel says of it."""
 
 
 def test_the_file_system_has_one_door() -> None:

@@ -1,7 +1,7 @@
-"""The Debian package of the edge node: installed, run, upgraded, removed and purged in a clean Debian.
+"""The Debian packages of edge node and hub: installed, run, upgraded, removed and purged in a clean Debian.
 
-No systemd runs in it. The node is started by the unit's command, as the unit's user; and a program in the place of
-systemctl notes what the package's scripts would have systemd do.
+No systemd runs in it. Nodes are started by the unit's command, as the unit's user; and a program in the place of
+systemctl notes what the packages' scripts would have systemd do.
 """
 
 from __future__ import annotations
@@ -9,24 +9,32 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 from deploy.debian.build import NOT_HERE, debian_version
 from tests.support.debian_root import DebianRoot, debian_root
-from tests.support.processes import publish
-from tests.support.waiting import PATIENCE_S
+from tests.support.processes import Node, publish, weft
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
 ROOT = Path(__file__).parents[2]
-UNIT = "usr/lib/systemd/system/weft-edge.service"
+UNITS = "usr/lib/systemd/system"
+PAGE = ROOT / "docs/how-to/install-by-package.md"
+CARD = ROOT / "docs/how-to/prepare-a-memory-card.md"
+CODE = re.compile(r"\b[0-9A-Z]{4}(?:-[0-9A-Z]{4}){2}\b")
+"""A code of pairing."""
 CONFIG = "etc/weft/edge.yaml"
 COPIED_NOT = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")
 SYSTEMCTL = """\
@@ -39,16 +47,32 @@ EXPOSURE_MAX = "30"
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package: that of `./run build`, or one that is made here."""
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the wheel: that of `./run build`, or one that is made here."""
     folder = Path(os.environ.get("WEFT_DISTRIBUTIONS", tmp_path_factory.mktemp("dist"))).resolve()
     if not list(folder.glob("*.whl")):
         source = tmp_path_factory.mktemp("source") / "weft"
         shutil.copytree(ROOT, source, ignore=COPIED_NOT)
         built(["build", "--wheel", "--outdir", str(folder), str(source)])
-    if not list(folder.glob("*.deb")):
-        built(["deploy.debian.build", str(folder), "--compress=zstd"])
-    (path,) = folder.glob("weft-edge_*.deb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def package(dist: Path) -> Path:
+    """The package of the edge node."""
+    return package_of(dist, "edge")
+
+
+@pytest.fixture(scope="module")
+def hub_package(dist: Path) -> Path:
+    """The package of the hub."""
+    return package_of(dist, "hub")
+
+
+def package_of(dist: Path, kind: str) -> Path:
+    if not list(dist.glob(f"weft-{kind}_*.deb")):
+        built(["deploy.debian.build", str(dist), "--kind", kind, "--compress=zstd"])
+    (path,) = dist.glob(f"weft-{kind}_*.deb")
     return path
 
 
@@ -62,7 +86,10 @@ def built(command: list[str]) -> None:
 @pytest.fixture(scope="module")
 def later(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same package with a later version."""
-    folder = tmp_path_factory.mktemp("later")
+    return later_of(package, tmp_path_factory.mktemp("later"))
+
+
+def later_of(package: Path, folder: Path) -> Path:
     subprocess.run(["dpkg-deb", "--raw-extract", package, folder / "files"], check=True)
     control = folder / "files/DEBIAN/control"
     text = control.read_text()
@@ -89,9 +116,11 @@ def room(bare: DebianRoot, package: Path) -> DebianRoot:
     return bare
 
 
-def install(room: DebianRoot, package: Path) -> None:
-    shutil.copyfile(package, room.folder / "weft-edge.deb")
-    room.did("apt-get", "install", "--yes", "/weft-edge.deb")
+def install(room: DebianRoot, *packages: Path) -> None:
+    names = [f"weft-{number}.deb" for number, _ in enumerate(packages)]
+    for name, package in zip(names, packages, strict=True):
+        shutil.copyfile(package, room.folder / name)
+    room.did("apt-get", "install", "--yes", *(f"/{name}" for name in names))
 
 
 def settings_of(unit: Path) -> dict[str, str]:
@@ -100,13 +129,13 @@ def settings_of(unit: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running(room: DebianRoot) -> Iterator[str]:
-    """The node under the unit's command, until it has stopped by SIGTERM. Its first line."""
-    process = room.service(settings_of(room.folder / UNIT))
+def running(room: DebianRoot, unit: str = "weft-edge") -> Iterator[str]:
+    """What runs under the unit's command, until it has stopped by SIGTERM. Its first line."""
+    process = room.service(settings_of(room.folder / UNITS / f"{unit}.service"))
     try:
         assert process.stdout is not None
-        ready = process.stdout.readline()
-        assert "is ready" in ready
+        ready = next((line for line in process.stdout if "is ready" in line), "")
+        assert ready
         yield ready
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
@@ -161,12 +190,16 @@ def test_data_and_configuration_survive_upgrade_and_removal_and_no_purge(
 @pytest.mark.timeout(590)
 def test_the_unit_is_good_where_it_is_installed(room: DebianRoot, package: Path, tmp_path: Path) -> None:
     install(room, package)
+    unit_is_good(room, "weft-edge.service", tmp_path)
+
+
+def unit_is_good(room: DebianRoot, name: str, folder: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    unit = tmp_path / "weft-edge.service"
+    unit = folder / name
     # It looks for the command on this machine, and has no root that says otherwise for it.
-    unit.write_text((room.folder / UNIT).read_text().replace("ExecStart=/", f"ExecStart={room.folder}/"))
-    alone = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    unit.write_text((room.folder / UNITS / name).read_text().replace("ExecStart=/", f"ExecStart={room.folder}/"))
+    alone = {**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:"}
     for question in (
         ["verify", "--man=no", "--recursive-errors=no", str(unit)],
         ["security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(unit)],
@@ -222,9 +255,9 @@ def test_a_running_node_stops_before_its_files_change_and_runs_again(
         install(room, package)
         assert not [each for each in orders(room) if "start" in each or "enable" in each]
         # An upgrade that cannot be unpacked: the files of the release before are there, and run again.
-        broken = room.folder / "weft-edge.deb"
+        broken = room.folder / "broken.deb"
         broken.write_bytes(later.read_bytes()[:-1000])
-        assert room.run("dpkg", "--install", "/weft-edge.deb").returncode != 0
+        assert room.run("dpkg", "--install", "/broken.deb").returncode != 0
         old = room.did("dpkg-query", "--show", "--showformat=${Version}", "weft-edge")
         assert orders(room)[-2:] == [f"{old} daemon-reload", f"{old} start weft-edge.service"]
         install(room, later)
@@ -254,11 +287,135 @@ def test_an_installation_by_hand_is_not_overlaid(bare: DebianRoot, package: Path
     unit = bare.folder / "etc/systemd/system/weft-edge.service"
     unit.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ROOT / "deploy/weft-edge.service", unit)
-    shutil.copyfile(package, bare.folder / "weft-edge.deb")
-    done = bare.run("apt-get", "install", "--yes", "/weft-edge.deb")
+    shutil.copyfile(package, bare.folder / "weft-0.deb")
+    done = bare.run("apt-get", "install", "--yes", "/weft-0.deb")
     assert done.returncode != 0
     assert "is of an installation by hand" in done.stdout + done.stderr
     unit.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_a_bare_debian_comes_to_a_row_by_the_page_and_a_hub_comes_and_goes(
+    bare: DebianRoot, package: Path, hub_package: Path, tmp_path: Path
+) -> None:
+    bare.run("apt-get", "purge", "--yes", "weft-edge")
+    shutil.rmtree(bare.folder / "etc/weft", ignore_errors=True)
+    hub_port, mqtt_port = free_port(), free_port()
+    page = PAGE.read_text().replace(":8090", f":{hub_port}").replace(":1883", f":{mqtt_port}")
+    section = page.split("## From nothing to a row in a table")[1].split("```sh\n")[1].split("```")[0]
+    store, began_s, code = bare.folder / "var/lib/weft-hub", time.monotonic(), ""
+    with ExitStack() as services:
+        for step in section.replace("\\\n", " ").splitlines():
+            words = shlex.split(step.removeprefix("sudo "))
+            if words[0] == "apt":
+                install(bare, hub_package, package)
+            elif words[0] == "systemctl":
+                if words[-1] == "weft-edge":
+                    with (bare.folder / CONFIG).open("a") as file:
+                        file.write(f'http: {{bind: "127.0.0.1:{free_port()}"}}\n')
+                services.enter_context(running(bare, words[-1]))
+            elif words[0] == "mosquitto_pub":
+                publish(mqtt_port, "plant/press/m1/telemetry", ['{"temperature": 21.5}'])
+            elif "audit" in words:
+                audit_finds(bare, 1)
+            else:
+                said = bare.did(*words[2:], user=words[1], answer=f"{code}\n")
+                code = next(iter(CODE.findall(said)), code)
+        # As a figure for the pages; a busy machine takes longer.
+        print(f"from a bare Debian to a row: {time.monotonic() - began_s:.0f} s")
+    unit_is_good(bare, "weft-hub.service", tmp_path)
+
+    # The hub is replaced while the edge takes messages, which it keeps.
+    with running(bare):
+        publish(mqtt_port, "plant/press/m1/telemetry", ["while the hub changes"] * 10)
+        install(bare, later_of(hub_package, tmp_path))
+        with running(bare, "weft-hub"):
+            audit_finds(bare, 11)
+
+    # What pip puts into the system's Python is no part of the packages, which do not see it.
+    python = os.path.basename(os.path.realpath("/usr/bin/python3"))
+    other = bare.folder / f"usr/local/lib/{python}/dist-packages/weft/__init__.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("raise SystemExit('another Weft')\n")
+    for name in ("weft-edge", "weft-hub"):
+        assert bare.did(f"/usr/lib/{name}/bin/weft", "--version").startswith("weft ")
+        bare.did("dpkg", "--verify", name)
+
+    # Where the hub's package is gone, the command is the edge's, and so is all that is left.
+    assert bare.did("readlink", "--canonicalize", "/usr/bin/weft") == "/usr/lib/weft-hub/bin/weft\n"
+    bare.did("apt-get", "remove", "--yes", "weft-hub")
+    assert bare.did("readlink", "--canonicalize", "/usr/bin/weft") == "/usr/lib/weft-edge/bin/weft\n"
+    assert list(store.iterdir()) != []
+    assert {"hub.yaml", "tokens"} <= set(os.listdir(bare.folder / "etc/weft"))
+    bare.did("apt-get", "purge", "--yes", "weft-hub")
+    assert not store.exists()
+    assert sorted(os.listdir(bare.folder / "etc/weft")) == ["edge.yaml", "press-shop-7.token", "token"]
+    assert "while the hub changes" in kept(bare)
+    bare.did("apt-get", "purge", "--yes", "weft-edge")
+    assert not (bare.folder / "usr/bin/weft").is_symlink()
+    assert other.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_a_memory_card_s_commands_make_a_bare_debian_a_linked_edge(
+    bare: DebianRoot, package: Path, tmp_path: Path
+) -> None:
+    bare.run("apt-get", "purge", "--yes", "weft-edge")
+    shutil.rmtree(bare.folder / "etc/weft", ignore_errors=True)
+    port, hub_yaml, boot = free_port(), tmp_path / "hub.yaml", bare.folder / "boot/firmware"
+    weft("ca", "init", tmp_path / "ca")
+    weft("hub", "init", hub_yaml, "--listen", f"127.0.0.1:{port}", "--ca", tmp_path / "ca", "--host", "127.0.0.1")
+    hub_yaml.write_text(hub_yaml.read_text() + "processes: 1\nshards: 1\n")
+    hub = Node("hub", hub_yaml)
+    try:
+        made = weft("hub", "token", "pair", hub_yaml, "press-shop-7", "--within", "1d", "--yes", "--json")
+        boot.mkdir(parents=True)
+        shutil.copyfile(package, boot / "weft-edge.deb")
+        shutil.copyfile(tmp_path / "authority.crt", boot / "authority.crt")
+        text = CARD.read_text().split("```text\n#cloud-config\n")[1].split("```")[0]
+        for theirs, ours in {
+            "https://hub.plant.example:8090": f"https://127.0.0.1:{port}",
+            "0.0.0.0:1883": f"127.0.0.1:{free_port()}",
+            CODE.findall(text)[0]: json.loads(made.stdout)["code"],
+        }.items():
+            text = text.replace(theirs, ours)
+        *setting_up, enabling, doctor = yaml.safe_load(text)["runcmd"]
+        for command in setting_up:
+            bare.did("sh", "-c", command)
+        assert enabling == "systemctl enable --now weft-edge"
+        with (bare.folder / CONFIG).open("a") as file:
+            file.write(f'http: {{bind: "127.0.0.1:{free_port()}"}}\n')
+        said: list[str] = []
+
+        def is_linked() -> bool:
+            said.append(bare.run("sh", "-c", doctor).stdout)
+            return "link cloud: the node is connected" in said[-1]
+
+        with running(bare):
+            wait_until(is_linked, PATIENCE_S, what=lambda: said[-1], interval_s=1)
+        assert "and they fit" in said[-1]
+        assert (bare.folder / "etc/weft/user.password").stat().st_mode & 0o777 == 0o600
+    finally:
+        hub.process.kill()
+        hub.process.wait()
+        bare.run("apt-get", "purge", "--yes", "weft-edge")
+
+
+def audit_finds(room: DebianRoot, records: int) -> None:
+    """Wait until each record is in the log and in the table, once."""
+    command = ("weft", "audit", "telemetry", "--store", "/var/lib/weft-hub")
+    said: list[str] = []
+
+    def is_found() -> bool:
+        done = room.run(*command, user="weft")
+        said.append(done.stdout + done.stderr)
+        return done.returncode == 0 and f"{records} of them" in done.stdout
+
+    wait_until(is_found, PATIENCE_S, what=lambda: said[-1], interval_s=1)
 
 
 def test_a_version_before_a_release_sorts_before_it() -> None:

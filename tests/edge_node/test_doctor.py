@@ -1,30 +1,41 @@
-"""The doctor of an edge: each line says what is so, and what to do; it leaves nothing behind and never waits long."""
+"""The doctor of an edge, beside planted troubles: each is found, and its line says what to do. It leaves nothing behind
+and never waits long.
+"""
 
 from __future__ import annotations
 
 import http.server
+import json
+import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.certificates import Authority, Pem
 from weft.config.links import Link
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.verdict import Standing, Verdict, act, good, is_well, unknown
 from weft.demo.fabric import free_port
 from weft.edge_node.check import check
+from weft.edge_node.preflight import doctor, hub_answers
 from weft.edge_node.preflight.doctor import examine
 from weft.edge_node.preflight.hub_answers import HubCalls
 from weft.edge_node.preflight.open_files import open_files
+from weft.protocols.lane import NodeName
 from weft.storage.disk_speed import DiskSpeed, disk_speed, judged, measure
+from weft.storage.disk_wear import disk_wear
 
 NOW = 1_800_000_000.0
+THIS = "weft 0.1.0"
 CONFIG = "node: a\ndata_dir: {folder}\nstreams: {{telemetry: {{from: '#'}}}}\nhttp: null\nlisteners: {{}}\n"
 
 
@@ -71,14 +82,18 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_command(tmp_path: Path) -
 
 
 def test_a_folder_that_is_not_there_is_unknown_and_is_not_made(tmp_path: Path) -> None:
-    lines = list(examine(configuration(tmp_path / "data"), {}, time.monotonic, time.time))
+    lines = list(examine(configuration(tmp_path / "data"), {}, time.monotonic, time.time, software=THIS))
     states = {each.check: each.state for each in lines if each.check.startswith("disk ")}
-    assert states == {"disk space": Standing.UNKNOWN, "disk speed": Standing.UNKNOWN}
+    assert states == dict.fromkeys(("disk space", "disk speed", "disk wear"), Standing.UNKNOWN)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_the_check_finds_is_in_the_lines_and_a_good_part_has_one(tmp_path: Path) -> None:
-    lines = list(examine(configuration(tmp_path, "auth: {users_file: users}\n"), {}, time.monotonic, time.time))
+    lines = list(
+        examine(
+            configuration(tmp_path, "auth: {users_file: users}\n"), {}, time.monotonic, time.time, software="weft 0.1.0"
+        )
+    )
     by_check = {each.check: each for each in lines}
     assert by_check["configuration"].state is Standing.ACT
     assert "weft user add" in by_check["configuration"].says
@@ -99,10 +114,11 @@ def test_open_files_are_counted_for_a_node_that_would_start_here(
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """A server whose answer its ``server`` has."""
+    """A server whose answers its ``server`` has, one for readiness and one about tokens."""
 
     def do_GET(self) -> None:
-        status, headers, body = self.server.answer  # type: ignore[attr-defined]
+        answers = self.server.answers  # type: ignore[attr-defined]
+        status, headers, body = answers[self.path.startswith("/v1/")]
         self.send_response_only(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -115,20 +131,29 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(status: int, headers: dict[str, str], body: bytes = b"") -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        server.answer = status, headers, body  # type: ignore[attr-defined]
+def answering(
+    status: int, headers: dict[str, str], body: bytes = b"", *, rights: tuple[int, Any] = (404, None),
+    tls: ssl.SSLContext | None = None, host: str = "127.0.0.1",
+) -> Iterator[str]:  # fmt: skip
+    with http.server.ThreadingHTTPServer((host, 0), Answers) as server:
+        about_token = rights[0], {"Date": formatdate(NOW)}, json.dumps(rights[1]).encode()
+        server.answers = (status, headers, body), about_token  # type: ignore[attr-defined]
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield f"http{'s' if tls else ''}://{host}:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
 
 
 def called(url: str, patience_s: float = 10.0) -> list[Verdict]:
-    return HubCalls("cloud", Link(to=(url,)), time.monotonic, lambda: NOW, patience_s=patience_s).verdicts()
+    return HubCalls(
+        "cloud", Link(to=(url,)), time.monotonic, lambda: NOW, node=NodeName("default", "a"), software="weft 0.1.0",
+        patience_s=patience_s,
+    ).verdicts()  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -149,7 +174,7 @@ def test_the_answer_of_a_hub_and_its_clock_are_two_lines(
 ) -> None:
     with answering(status, headers, body) as url:
         found = called(url)
-    assert [each.state for each in found] == states
+    assert [each.state for each in found if each.check != "versions"] == states
     assert words in "\n".join(each.says for each in found)
 
 
@@ -168,3 +193,244 @@ def test_a_hub_that_is_silent_is_left_after_a_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         (verdict,) = called(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05)
     assert "no answer within 0.05 s" in verdict.says
+
+
+def linked(folder: Path, url: str, more: str = "", token: str | None = "secret") -> EdgeConfig:
+    """A configuration with a link, and its token in a file."""
+    if token is not None:
+        (folder / "token").write_text(token)
+        (folder / "token").chmod(0o600)
+        more = f"{more}, token_file: {folder}/token"
+    return configuration(folder, f'links: {{cloud: {{to: "{url}"{more}}}}}\n')
+
+
+def told(**more: Any) -> tuple[int, Any]:
+    """What a hub of this release says of the node's token."""
+    this = {"scope": "edge", "tenant": "default", "edge": "a", "software": "weft 0.1.0", "link_protocol": 1}
+    return 200, this | more
+
+
+def hub_of(rights: tuple[int, Any], folder: Path, token: str | None = "secret") -> Iterator[EdgeConfig]:
+    with answering(200, {"Date": formatdate(NOW)}, rights=rights) as url:
+        yield linked(folder, url, token=token)
+
+
+def good_hub(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield from hub_of(told(software="weft 0.2.0"), folder)
+
+
+def revoked_token(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield from hub_of((401, {"error": "no valid token"}), folder)
+
+
+def wanted_token(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield from hub_of((401, {"error": "a token is required"}), folder, token=None)
+
+
+def token_of_another(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield from hub_of(told(edge="press-8"), folder)
+
+
+def hub_too_new(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield from hub_of(told(software="weft 9.0.0", link_protocol=2), folder)
+
+
+def hub_too_old(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr(hub_answers, "PROTOCOL_VERSION", 2)
+    yield from hub_of(told(), folder)
+
+
+def token_file_gone(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    for config in hub_of(told(), folder):
+        (folder / "token").unlink()
+        yield config
+
+
+def token_for_all(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    for config in hub_of(told(), folder):
+        (folder / "token").chmod(0o644)
+        yield config
+
+
+def wrong_clock(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    with answering(200, {"Date": formatdate(NOW - 7200)}, rights=told()) as url:
+        yield linked(folder, url)
+
+
+def unset_clock(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr("weft.storage.kernel_clock.synchronised_reader", lambda: lambda: False)
+    yield configuration(folder)
+
+
+def full_disk(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield configuration(folder, "disk: {budget: 900TiB}\n")
+
+
+def slow_card(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr(doctor, "disk_speed", lambda *_: judged(DiskSpeed(8, 0.25, 0.4)))
+    yield configuration(folder)
+
+
+def worn_card(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr(doctor, "disk_wear", lambda place: disk_wear(place, str(kernel(folder, life_time="0x02 0x0a"))))
+    yield configuration(folder)
+
+
+def damaged_card(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr(doctor, "disk_wear", lambda place: disk_wear(place, str(kernel(folder, errors=7))))
+    yield configuration(folder)
+
+
+def few_files(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr("resource.getrlimit", lambda _: (64, 64))
+    yield configuration(folder)
+
+
+def taken_port(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        yield parse(
+            f'node: a\ndata_dir: {folder}\nhttp: null\nlisteners: {{mqtt: {{bind: "{address}"}}}}\n',
+            "edge.yaml", EdgeConfig, check,
+        ).config  # fmt: skip
+
+
+def data_of_a_later_release(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    (folder / "formats.json").write_text(json.dumps({"release": "9.0.0", "formats": {"sessions": 99}}))
+    yield configuration(folder)
+
+
+def expired_certificate(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    pem = Authority(folder).sign("a", expired=True)
+    yield linked(folder, f"https://127.0.0.1:{free_port()}", f", certificate: {pem.certificate}, key: {pem.key}")
+
+
+def wrong_authority(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    for name in ("of-the-hub", "of-another"):
+        (folder / name).mkdir()
+    Authority(folder / "of-another")
+    pem = Authority(folder / "of-the-hub").sign("hub")
+    with answering(200, {}, tls=tls_of(pem)) as url:
+        yield linked(folder, url, f", ca_file: {folder}/of-another/authority.pem")
+
+
+def wrong_name(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    pem = Authority(folder).sign("hub")
+    with answering(200, {}, tls=tls_of(pem), host="127.0.0.2") as url:
+        yield linked(folder, url, f", ca_file: {folder}/authority.pem")
+
+
+def dns_gone(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield linked(folder, "https://no.such.name.invalid")
+
+
+def hub_gone(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield linked(folder, f"http://127.0.0.1:{free_port()}")
+
+
+def hub_without_work(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    with answering(503, {}, b"a store is silent") as url:
+        yield linked(folder, url)
+
+
+def not_a_hub(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    with answering(404, {}) as url:
+        yield linked(folder, url)
+
+
+def tls_where_none_is(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    with answering(200, {}) as url:
+        yield linked(folder, url.replace("http", "https"))
+
+
+def firewall(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    patch.setattr(hub_answers.HubCalls.__init__, "__kwdefaults__", {"patience_s": 0.05})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield linked(folder, f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def proxy_that_refuses(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    # It answers CONNECT, which it does not know, with a refusal.
+    with answering(403, {}) as proxy:
+        yield linked(folder, "https://hub.invalid", f', proxy: "{proxy}"')
+
+
+def proxy_gone(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
+    yield linked(folder, "https://hub.invalid", f', proxy: "http://127.0.0.1:{free_port()}"')
+
+
+def tls_of(pem: Pem) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem.certificate, pem.key)
+    return context
+
+
+def kernel(folder: Path, life_time: str = "", errors: int = 0) -> Path:
+    """The kernel's files about a memory card, with the folder on its second partition."""
+    sysfs, number = folder / "sys", folder.stat().st_dev
+    disk = sysfs / "devices/card0"
+    for path, text in {
+        disk / "card0p2/partition": "2",
+        disk / "device/life_time": life_time,
+        disk / "device/pre_eol_info": "0x01",
+        sysfs / "fs/ext4/card0p2/errors_count": str(errors),
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    place = sysfs / f"dev/block/{os.major(number)}:{os.minor(number)}"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(disk / "card0p2")
+    return sysfs
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "words"),
+    [
+        (unset_clock, "clock", "timedatectl set-ntp true"),
+        (wrong_clock, "clock", "2.0 hours ahead of that of"),
+        (full_disk, "disk space", "Set a smaller size"),
+        (slow_card, "disk speed", "use a faster disk"),
+        (worn_card, "disk wear", "up to 100 percent of its life; blocks in reserve: normal. Replace it soon"),
+        (damaged_card, "disk wear", "has met 7 errors. Copy what you need"),
+        (few_files, "open files", "LimitNOFILE"),
+        (taken_port, "ports", "stop the program that has it"),
+        (data_of_a_later_release, "configuration", "9.0.0"),
+        (expired_certificate, "certificates", "has expired on"),
+        (token_file_gone, "configuration", "`weft token add` printed on the hub"),
+        (token_for_all, "configuration", "chmod"),
+        (wrong_authority, "link cloud", "Name the certificate of its authority in the link's `ca_file`"),
+        (wrong_name, "link cloud", "Write a name of the certificate in the link's `to`"),
+        (dns_gone, "link cloud", "getent hosts no.such.name.invalid"),
+        (hub_gone, "link cloud", "Check that the hub runs"),
+        (hub_without_work, "link cloud", "a store is silent. Look at the hub"),
+        (not_a_hub, "link cloud", "Check host, port and path"),
+        (tls_where_none_is, "link cloud", "Write http:// if the hub is without TLS"),
+        (firewall, "link cloud", "Check that firewalls let this port through"),
+        (proxy_that_refuses, "link cloud", "Have it allow CONNECT"),
+        (proxy_gone, "link cloud", "Check the link's `proxy`"),
+        (revoked_token, "link cloud", "it was removed, has ended, or is another hub's. `weft hub token pair`"),
+        (wanted_token, "link cloud", "which `weft edge pair` takes"),
+        (token_of_another, "link cloud", "is for default/press-8, and this is default/a. Name the node as"),
+        (hub_too_new, "versions", "weft 9.0.0, which is too new for this node: it speaks link protocol 2"),
+        (hub_too_old, "versions", "weft 0.1.0, which is too old for this node: it speaks link protocol 1"),
+    ],
+)
+def test_a_planted_trouble_is_found_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., Iterator[EdgeConfig]], check: str, words: str
+) -> None:
+    for config in plant(tmp_path, monkeypatch):
+        found = list(examine(config, {}, time.monotonic, lambda: NOW, software=THIS))
+        said = [each.says for each in found if each.check == check and each.state is Standing.ACT]
+        assert any(words in each for each in said), "\n".join(f"{each.check}: {each.says}" for each in found)
+
+
+def test_a_hub_of_another_release_that_fits_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for config in good_hub(tmp_path, monkeypatch):
+        found = list(examine(config, {}, time.monotonic, lambda: NOW, software=THIS))
+        assert [each.says for each in found if each.says.endswith("runs weft 0.2.0, and they fit")]
+        assert {each.state for each in found if each.check in ("link cloud", "versions")} == {Standing.GOOD}
+
+
+def test_wear_is_unknown_where_the_disk_does_not_say(tmp_path: Path) -> None:
+    assert disk_wear(str(tmp_path), str(tmp_path / "none")).state is Standing.UNKNOWN
+    assert disk_wear(str(tmp_path), str(kernel(tmp_path, life_time="0x01 0x01"))).state is Standing.GOOD

@@ -32,9 +32,9 @@ class DebianRoot:
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
         )  # fmt: skip
 
-    def did(self, *command: str, user: str | None = None) -> str:
+    def did(self, *command: str, user: str | None = None, answer: str = "") -> str:
         """Run a command that must succeed, and return its output."""
-        done = self.run(*command, user=user)
+        done = self.run(*command, user=user, answer=answer)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -47,7 +47,7 @@ class DebianRoot:
         rights = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--init-groups")
         words = (
             "setpriv", f"--reuid={unit['User']}", f"--regid={unit['Group']}", *rights,
-            "env", "-i", "PATH=/usr/bin:/bin", unit["Environment"], *unit["ExecStart"].split(),
+            "env", "-i", "PATH=/usr/bin:/bin", *unit.get("Environment", "").split(), *unit["ExecStart"].split(),
         )  # fmt: skip
         writable = f'mount --rbind "$1" "$1" && mount --bind "$1{state}" "$1{state}" && mount -o remount,bind,ro "$1"'
         command = self._inside(words, f"{writable} && {_MOUNTS} && umask {unit['UMask']}")

@@ -106,6 +106,7 @@ def test_the_package_s_example_is_replaced_while_it_is_unchanged(config: Path) -
         (("--node", "n", "--disk", "3"), "--disk: expected a size"),
         (("--node", "n\nstreams: {}"), "--node: expected"),
         (("--node", "n", "--token-file", "t"), "Name its URL with --hub"),
+        (("--node", "n", "--ca-file", "a.crt"), "Name its URL with --hub"),
         (("--node", "n", "--generate-password"), "Name one with --user"),
         (("--node", "n", "--user", "a:b", "--generate-password"), "a name has no colon"),
         ((), "Name the node with --node"),

@@ -56,9 +56,9 @@ def test_an_edge_is_paired_by_a_code_and_its_record_is_at_the_hub(start: Start, 
 
     done(
         "edge", "init", edge_yaml, "--node", "press-7", "--hub", url, "--token-file", token, "--listen",
-        f"127.0.0.1:{mqtt}", "--disk", "1GiB",
+        f"127.0.0.1:{mqtt}", "--disk", "1GiB", "--ca-file", authority,
     )  # fmt: skip
-    edge_yaml.write_text(edge_yaml.read_text() + f"    ca_file: {authority}\nhttp: null\n")
+    edge_yaml.write_text(edge_yaml.read_text() + "http: null\n")
     start("edge", edge_yaml)
     publish(mqtt, "a", ["x"] * 3)
 

@@ -78,7 +78,8 @@ def command(
     ends = "" if answer.until is None else f", until {answer.until[:10]}"
     click.echo(f"wrote {asking.path}: this machine is edge {answer.edge} of tenant {answer.tenant}{ends}")
     if config_file is None:
-        click.echo(f"Next:\n  weft edge init --node {answer.edge} --hub {url} --token-file {asking.path}")
+        trust = f" --ca-file {ca_file}" if ca_file else ""
+        click.echo(f"Next:\n  weft edge init --node {answer.edge} --hub {url} --token-file {asking.path}{trust}")
 
 
 def _check_url(url: str, *, plain_http: bool) -> None:

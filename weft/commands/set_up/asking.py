@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -29,6 +30,8 @@ def answers_of(given: dict[str, Any], *, has_token: bool = False) -> FirstAnswer
         streams=given["streams"] or (f"{STREAM}={TOPIC}",),
         disk=given["disk"],
         hub=given["hub"],
+        # The option names a file from here, the configuration from its own folder.
+        ca_file=os.path.abspath(given["ca_file"]) if given["ca_file"] else None,
         has_token=has_token,
         has_users=given["user"] is not None,
     )
@@ -56,7 +59,7 @@ def _asked(question: str, default: str, changes: Callable[[str], dict[str, Any]]
     def checked(text: str) -> str:
         trial: dict[str, Any] = {
             "node": "n", "tenant": "default", "data_dir": "data", "listen": LISTEN, "streams": (), "disk": None,
-            "hub": None, "user": "u",
+            "hub": None, "ca_file": None, "user": "u",
         }  # fmt: skip
         try:
             check_text(text_of(answers_of({**trial, **changes(text.strip())})), "edge.yaml")

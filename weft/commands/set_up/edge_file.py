@@ -37,6 +37,8 @@ class FirstAnswers:
     """``NAME=TOPIC``; a name may come several times."""
     disk: str | None = None
     hub: str | None = None
+    ca_file: str | None = None
+    """Authorities of the hub's certificate; None for those of the system."""
     has_token: bool = False
     has_users: bool = False
 
@@ -69,6 +71,8 @@ def text_of(answers: FirstAnswers) -> str:
         lines += ["links:", "  cloud:", f"    to: {_quoted(answers.hub)}"]
         if answers.has_token:
             lines.append(f"    token_file: {TOKEN_FILE}")
+        if answers.ca_file is not None:
+            lines.append(f"    ca_file: {_quoted(answers.ca_file)}")
     return "\n".join(lines) + "\n"
 
 

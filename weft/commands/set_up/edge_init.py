@@ -36,6 +36,7 @@ _STDIN = "<stdin>"
 @click.option("--generate-password", is_flag=True, help=f"Write a new password into {PASSWORD_FILE}, beside CONFIG.")
 @click.option("--hub", metavar="URL", help="Hub to send to.")
 @click.option("--token-file", metavar="FILE", help="File with the token for the hub, `-` for standard input.")
+@click.option("--ca-file", metavar="FILE", help="Authorities that the hub is trusted by. Default: those of the system.")
 @click.option("--data-dir", metavar="FOLDER", help="Folder of the node's log, relative to CONFIG.")
 @click.option("--disk", metavar="SIZE", help="Maximum disk space of the log, such as 16GiB.")
 @json_option
@@ -55,6 +56,8 @@ def command(
       --token-file press-7.token
     """
     _check_options(given["user"], password_file, generate_password, given["hub"], token_file)
+    if given["ca_file"] is not None and given["hub"] is None:
+        raise Refused("an authority needs a hub. Name its URL with --hub")
     check_place(config_file, (USERS_FILE, TOKEN_FILE, PASSWORD_FILE), "edge.yaml")
     asks = sys.stdin.isatty() and not as_json
     if asks:
