@@ -43,7 +43,7 @@ class Stop(threading.Event):
     """Set when a query is to end, or has ended."""
 
     asked = False
-    """Whether a signal asked for it."""
+    """True if a signal asked for it."""
 
 
 _INTERRUPTIONS = (
@@ -52,7 +52,7 @@ _INTERRUPTIONS = (
     "java.io.InterruptedIOException",
     "java.nio.channels.ClosedByInterruptException",
 )
-"""What Spark's errors say of work that the stop of a query interrupted."""
+"""Words of Spark's errors about work that the stop of a query interrupted."""
 
 
 class JobInterrupted(Exception):
