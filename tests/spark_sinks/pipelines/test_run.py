@@ -144,12 +144,18 @@ def test_a_pipeline_that_is_ended_within_a_batch_says_nothing(whole_group: bool,
 
 @pytest.mark.slow
 def test_a_pipeline_is_run_once(plant: Hub, tmp_path: Path) -> None:
-    (tmp_path / "warm_steps.py").write_text("def warm(frame, above):\n    return frame.where(frame.t > above)\n")
+    (tmp_path / "warm_steps.py").write_text(
+        "def warm(frame, above):\n    return frame.where(frame.t > above)\n\n"
+        "def shown(frame):\n    context = frame.sparkSession.sparkContext\n"
+        "    with open('shown', 'w') as file:\n"
+        "        print(context.appName, context.getLocalProperty('spark.job.description'), sep='\\n', file=file)\n"
+        "    return frame\n"
+    )
     (tmp_path / "warm.yaml").write_text(
         f"name: warm\nsource: {{store: {plant.root}, stream: telemetry}}\nsteps:\n"
         "  - sql: |\n      SELECT _edge, _seq, _from,\n"
         "      CAST(get_json_object(CAST(payload AS STRING), '$.temperature') AS DOUBLE) AS t FROM input\n"
-        "  - {python: 'warm_steps:warm', options: {above: 28}}\n"
+        "  - {python: 'warm_steps:warm', options: {above: 28}}\n  - {python: 'warm_steps:shown', mode: batch}\n"
         "sink: {console: {rows: 100}}\n"
     )
     done = weft("run", "warm.yaml", "--once", *CONF, cwd=tmp_path)
@@ -158,3 +164,5 @@ def test_a_pipeline_is_run_once(plant: Hub, tmp_path: Path) -> None:
     expected = [(edge, seq, 20.5 + seq % 10) for edge, seq, _ in plant.expected() if seq % 10 >= 8]
     assert shown == expected
     assert "micro-batch 0: 120 records" in done.stderr
+    names = (tmp_path / "shown").read_text().splitlines()
+    assert names[:2] == ["warm", "warm"], "the names of application and query, as Spark's pages show them"
