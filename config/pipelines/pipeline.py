@@ -13,15 +13,19 @@ from weft.config.errors import Finding, KeyPath
 from weft.config.fields import AVAILABLE_NOW
 from weft.config.functions.window_grid import grid_problem
 from weft.config.payload_schema.model import PayloadSchema, check_schema
+from weft.config.payload_schema.types import field_type
 from weft.config.pipelines.sinks import PipelineSink
-from weft.config.pipelines.source import Names, PipelineSource
-from weft.config.pipelines.steps import SESSION_COLUMNS, WINDOW_START, Step, WindowStep
+from weft.config.pipelines.source import DimensionTable, Names, PipelineSource
+from weft.config.pipelines.steps import SESSION_COLUMNS, VIEW_NAME, WINDOW_START, Step, WindowStep
 from weft.config.units import parse_duration, quoted
 from weft.config.values import Duration, Section
 
 INPUT = "input"
 """Name by which SQL reads the rows of the step before it."""
 STEPS_MAX = 64
+TABLES_MAX = 32
+_STREAM = "_stream"
+"""Column with the stream of a row of several."""
 OWN_COLUMNS = (WINDOW_START, "window_end", "_complete", "_log_end", "_late")
 """Columns of every window beside its groups and aggregates."""
 Trigger = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "trigger"})]
@@ -70,7 +74,14 @@ class Pipeline(Section, frozen=True, kw_only=True):
     """A pipeline: rows of a stream go through steps into a sink, micro-batch after micro-batch."""
 
     name: Annotated[PipelineName, Meta(description="Name of the pipeline. The sinks keep its positions under it.")]
-    source: Annotated[PipelineSource, Meta(description="Stream whose records are the rows.")]
+    source: Annotated[PipelineSource, Meta(description="Stream, or streams, whose records are the rows.")]
+    tables: Annotated[
+        Annotated[dict[str, DimensionTable], Meta(max_length=TABLES_MAX)],
+        Meta(
+            description="Tables that SQL of the steps reads by their names, such as the names of machines. They are "
+            "read for each micro-batch: a step that names one, and all after it, have `mode: batch`."
+        ),
+    ] = field(default_factory=dict)
     steps: Annotated[
         Annotated[tuple[Step, ...], Meta(max_length=STEPS_MAX)],
         Meta(description="Steps between source and sink, in their order."),
@@ -107,15 +118,19 @@ class Pipeline(Section, frozen=True, kw_only=True):
 
 def check_pipeline(pipeline: Pipeline) -> list[Finding]:
     """Return the problems of a pipeline that its file alone shows."""
-    return [*_source(pipeline), *_steps(pipeline), *_sink(pipeline)]
+    return [*_source(pipeline), *_dimensions(pipeline), *_steps(pipeline), *_sink(pipeline)]
 
 
 def _source(pipeline: Pipeline) -> Iterator[Finding]:
     source = pipeline.source
+    if source.stream is None and source.streams is None:
+        yield Finding(("source", "stream"), "is missing. Name the stream, or several with `streams`")
+    if source.streams is not None:
+        yield from _several(pipeline, source.streams)
     for name, given in (("stream", source.stream), ("tenant", source.tenant)):
-        if "*" in given and pipeline.sink.kind != "tables":
+        if "*" in (given or "") and pipeline.sink.kind != "tables":
             yield Finding(
-                ("source", name), f"expected one name, got {quoted(given)}. `*` is for the sink `tables` only"
+                ("source", name), f"expected one name, got {quoted(given or '')}. `*` is for the sink `tables` only"
             )
     if source.schema is not None:
         yield from check_schema(source.schema, ("source", "schema"))
@@ -128,8 +143,64 @@ def _source(pipeline: Pipeline) -> Iterator[Finding]:
         yield Finding(("source", "until"), "cuts the last window, which would then be called complete. Take it out")
 
 
+def _several(pipeline: Pipeline, streams: Sequence[str]) -> Iterator[Finding]:
+    """Yield the settings that take one stream only, because they compare offsets of one log."""
+    path: KeyPath = ("source", "streams")
+    kind, settings = pipeline.sink.chosen
+    if pipeline.source.stream is not None:
+        yield Finding(path, "excludes `stream`, which names one. Take one of the two out")
+    if twice := [name for at, name in enumerate(streams) if name in streams[:at]]:
+        yield Finding(path, f"names {', '.join(twice)} twice. Name each stream once")
+    if patterns := [name for name in streams if "*" in name]:
+        yield Finding(
+            path,
+            f"expected names, got {quoted(patterns[0])}. A sink keeps its positions by the streams' names: write them "
+            "out",
+        )
+    if pipeline.window_step is not None:
+        yield Finding(path, "has no meaning with a `window` step: windows are of one stream. Name it in `stream`")
+    keys = getattr(settings, "keys", None)
+    if kind in ("stream", "tables") or (kind == "jdbc" and not keys):
+        yield Finding(
+            ("sink", kind),
+            "takes the rows of one stream, whose offsets it keeps. Use delta"
+            + (", or name `keys` and `order_by`" if kind == "jdbc" else ", or a pipeline for each stream"),
+        )
+    elif keys and settings.order_by is None and _STREAM not in keys:
+        yield Finding(
+            ("sink", kind, "order_by"),
+            "is missing. Offsets of several streams do not say which of two rows is the newer. Name a column that "
+            "does, such as _received, or have `_stream` among the keys",
+        )
+
+
+def _dimensions(pipeline: Pipeline) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for name, table in pipeline.tables.items():
+        path: KeyPath = ("tables", name)
+        if not VIEW_NAME.fullmatch(name):
+            yield Finding(path, f"expected a name of letters, digits and _, got {quoted(name)}. SQL reads it by it")
+        elif name.lower() == INPUT:
+            yield Finding(path, "`input` always is what the step before made. Choose another name")
+        elif (other := seen.setdefault(name.lower(), name)) != name:
+            yield Finding(path, f"is the same table as {other}: names may not differ in case only")
+        if table.delta is not None:
+            for setting, given in (("columns", table.columns is not None), ("delimiter", table.delimiter != ",")):
+                if given:
+                    yield Finding((*path, setting), "is for `csv` only: a Delta table has types. Take it out")
+        for column, type_ in (table.columns or {}).items():
+            if (kind := field_type(type_)).item is not None or kind.name == "binary" or kind.unit is not None:
+                yield Finding(
+                    (*path, "columns", column),
+                    f"expected bool, int, float, string, timestamp or decimal for a column of CSV, got {kind}",
+                )
+    if pipeline.tables and pipeline.sink.kind == "tables":
+        yield Finding(("tables",), "has no meaning with the sink `tables`, which takes no steps. Take it out")
+
+
 def _steps(pipeline: Pipeline) -> Iterator[Finding]:
     seen: dict[str, int] = {INPUT: 0}
+    tables = {name.lower(): name for name in pipeline.tables}
     for at, step in enumerate(pipeline.steps):
         path = ("steps", at)
         if len(step.kinds) != 1:
@@ -141,6 +212,8 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
         name = (step.name or "").lower()
         if name == INPUT:
             yield Finding((*path, "name"), "`input` always is what the step before made. Choose another name")
+        elif name in tables:
+            yield Finding((*path, "name"), f"is the name of the table {tables[name]}, too. Choose another one")
         elif name and name in seen:
             yield Finding((*path, "name"), f"is the name of step {seen[name]}, too. Give each step its own name")
         if name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
@@ -12,9 +13,9 @@ from weft.config.values import Duration, Section, Zone
 SQL_CHARACTERS_MAX = 65_536
 WINDOW_START = "window_start"
 SESSION_COLUMNS = ("session_start", "session_end")
-ViewName = Annotated[
-    str, Meta(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", extra_json_schema={"examples": ["readings", "warm"]})
-]
+VIEW_NAME = re.compile("[A-Za-z][A-Za-z0-9_]{0,62}")
+"""Form of a name by which SQL reads rows."""
+ViewName = Annotated[str, Meta(pattern=f"^{VIEW_NAME.pattern}$", extra_json_schema={"examples": ["readings", "warm"]})]
 Function = Annotated[
     str,
     Meta(

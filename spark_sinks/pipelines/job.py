@@ -14,6 +14,7 @@ from spark_sinks.pipelines.sinks import Sink, make_sink, output_mode
 from spark_sinks.pipelines.steps import StepGroup, split
 from spark_sinks.pipelines.tables import tables_job
 from spark_sinks.pipelines.windows import start_windows
+from spark_sinks.runtime.waiting import interrupted_shortly
 from spark_sinks.tables.query import TablesQuery
 from weft.config.pipelines.pipeline import Pipeline
 
@@ -31,7 +32,8 @@ class MicroBatch:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Apply the steps and hand the rows to the sink."""
-        self.sink(self.steps.apply(frame, self.context), batch_id)
+        with interrupted_shortly():
+            self.sink(self.steps.apply(frame, self.context), batch_id)
 
 
 def start(

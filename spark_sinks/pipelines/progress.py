@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_sinks.completeness.window_query import WindowQuery
+from spark_sinks.source.several import STREAMS
 from spark_sinks.tables.query import TablesQuery
 
 
@@ -51,6 +52,9 @@ def _offsets(value: Any) -> dict[str, int] | None:
             value = json.loads(value)
         except ValueError:
             return None
+    if isinstance(value, dict) and isinstance(value.get(STREAMS), dict):
+        several = ((name, _offsets(each) or {}) for name, each in value[STREAMS].items())
+        return {f"{name}/{shard}": at for name, offsets in several for shard, at in offsets.items()}
     # Offsets also have a key for chunks, which are not numbers of records.
     return {shard: at for shard, at in value.items() if isinstance(at, int)} if isinstance(value, dict) else None
 

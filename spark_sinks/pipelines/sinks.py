@@ -77,7 +77,7 @@ def _delta(pipeline: Pipeline, settings: DeltaTable) -> Sink:
     else:
         named |= {"keys": settings.keys, "order_by": settings.order_by}
         if settings.order_by is None:
-            named |= {"store": source.store, "stream": source.stream, "tenant": source.tenant}
+            named |= {"store": source.store, "stream": source.all_streams, "tenant": source.tenant}
     sink = DeltaSink(settings.path, **named)
     check_outside(sink.place, source.store)
     return sink
@@ -92,7 +92,7 @@ def _stream(pipeline: Pipeline, settings: StreamTarget) -> Sink:
             settings.hub, settings.stream, source.store, settings.tenant, settings.token_file, settings.ca_file
         ),
         pipeline.name,
-        source=SourceStream(source.stream, source.store, source.tenant),
+        source=SourceStream(source.one, source.store, source.tenant),
         topics=settings.topics or (),
         payload=settings.payload,
         spread=settings.spread,
@@ -120,7 +120,7 @@ def _jdbc(pipeline: Pipeline, settings: Jdbc) -> Sink:
         name=None if keys else pipeline.name,
         password_file=settings.password_file,
         store=None if keys else pipeline.source.store,
-        stream=None if keys else pipeline.source.stream,
+        stream=None if keys else pipeline.source.one,
         tenant=pipeline.source.tenant,
     )
 

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 
 from spark_sinks.pipelines.analysis import explained, is_of_spark
 from spark_sinks.pipelines.context import Context
+from spark_sinks.pipelines.dimensions import opened_tables, tables_read
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.functions import call
 from spark_sinks.pipelines.sql_text import SeveralStatements, one_statement
@@ -34,8 +35,11 @@ class StepGroup:
         return frame
 
     def results(self, frame: DataFrame, context: Context) -> Iterator[tuple[int, DataFrame]]:
-        """Yield the place and the result of each step. A named step is a view for the following ones."""
-        named: dict[str, DataFrame] = {}
+        """Yield the place and the result of each step. A named step is a view for the following ones, and so are the
+        pipeline's tables, read now."""
+        pipeline = context.pipeline
+        read = {name for _, step in self.steps for name in tables_read(pipeline, step)}
+        named = opened_tables(pipeline, read, frame.sparkSession) if read else {}
         for at, step in self.steps:
             frame = _applied(at, step, frame, named, context)
             if step.name is not None:
@@ -45,9 +49,10 @@ class StepGroup:
 
 def split(pipeline: Pipeline) -> tuple[StepGroup, StepGroup]:
     """Return the steps on the streaming DataFrame, and those on the rows of a micro-batch; the window step is in
-    neither."""
+    neither. A step that reads a table is on micro-batches: on a stream, the table would be read once for all of them.
+    """
     plain = [(at, step) for at, step in enumerate(pipeline.steps) if step.window is None]
-    first = next((at for at, step in plain if step.mode == "batch"), len(plain))
+    first = next((at for at, step in plain if step.mode == "batch" or tables_read(pipeline, step)), len(plain))
     return StepGroup(tuple(plain[:first])), StepGroup(tuple(plain[first:]))
 
 

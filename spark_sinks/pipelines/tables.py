@@ -29,7 +29,7 @@ def tables_job(pipeline: Pipeline, *, once: bool = False) -> TablesJob:
         pipeline.name,
         ReadOptions(source.store, "tables", store_options=tuple(sorted(options.items()))),
         source.tenant,
-        source.stream,
+        source.one,
         None if once else pipeline.trigger_s,
         sink.joined_size,
         sink.streams_at_once,

@@ -105,6 +105,8 @@ def made_of(pipeline: Pipeline) -> dict[str, object]:
     of_time = {} if step.time is None else {"time": f"{step.time} {step.late_s} {step.ahead_s}"}
     if step.gap_s is not None:
         of_time["gap"] = str(step.gap_s)
+    if pipeline.tables:
+        of_time["tables"] = msgspec.json.encode(pipeline.tables, order="sorted").decode()
     return {
         "source.edges": source.edges,
         "source.keys": source.keys,
@@ -133,7 +135,7 @@ def start_windows(
     every = None if once else pipeline.trigger_s
     return complete_windows(
         spark,
-        source.stream,
+        source.one,
         store=source.store,
         tenant=source.tenant,
         edges=source.edges,

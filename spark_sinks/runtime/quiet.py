@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
 
 NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
 """Java options of Spark and of its launcher that turn performance data off: Java would leave a folder for it in
@@ -24,6 +27,18 @@ def stderr_to(path: str | os.PathLike[str]) -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+def keep_lost_java_quiet(spark: SparkSession) -> None:
+    """Let the thread that Java sends accumulators to print no traceback when Java ends before it."""
+    server = spark.sparkContext._accumulatorServer
+    print_error = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
+            print_error(request, client_address)
+
+    server.handle_error = handle_error
 
 
 _CONTEXT_LOGS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")

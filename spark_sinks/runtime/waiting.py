@@ -1,12 +1,16 @@
-"""Waiting for a streaming query in a script that Ctrl-C or a service manager may end."""
+"""Waiting for a streaming query in a script that Ctrl-C or a service manager may end, and its end without noise."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol, TypeVar
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,13 +39,61 @@ class Query(Protocol):
 Running = TypeVar("Running", bound=Query)
 
 
-def await_termination(
-    query: Running, look: Callable[[Running], None] | None = None, stop: threading.Event | None = None
-) -> None:
+class Stop(threading.Event):
+    """Set when a query is to end, or has ended."""
+
+    asked = False
+    """True if a signal asked for it."""
+
+
+_INTERRUPTIONS = (
+    "SPARK_JOB_CANCELLED",
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+"""Words of Spark's errors about work that the stop of a query interrupted."""
+
+
+class JobInterrupted(Exception):
+    """A batch whose work was interrupted, in the few words by which Spark knows that a stopped query ended well.
+
+    Spark searches the text of an error for them with a regular expression that takes a frame of Java's stack for each
+    character. The trace of an error of Java is longer than that: the query's thread would end in a StackOverflowError.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling the sink: java.lang.InterruptedException: "
+            "the work was cancelled"
+        )
+
+
+@contextmanager
+def interrupted_shortly() -> Iterator[None]:
+    """Raise ``JobInterrupted`` in place of an error of Spark about interrupted work. Put it around a batch."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        if not any(each in str(error) for each in _INTERRUPTIONS):
+            raise
+        raise JobInterrupted from None
+
+
+def _is_of_stop(error: BaseException) -> bool:
+    """Return whether an error only says that a stopped query was interrupted, or that Java has ended, too: a signal to
+    a whole group of processes, as service managers send it, ends Java first."""
+    if isinstance(error, Py4JError | ConnectionError | EOFError):
+        return True
+    return isinstance(error, PySparkException) and any(each in str(error) for each in (*_INTERRUPTIONS, "py4j."))
+
+
+def await_termination(query: Running, look: Callable[[Running], None] | None = None, stop: Stop | None = None) -> None:
     """Wait until a streaming query ends; stop it cleanly at Ctrl-C (SIGINT) or SIGTERM.
 
     ``query.awaitTermination()`` waits too. But in it, PySpark answers a signal with calls to the JVM from within a
-    call. They fail, and PySpark prints three tracebacks.
+    call. They fail, and PySpark prints three tracebacks. After a signal, work that was interrupted is no error, and
+    neither is a Java process that got the signal, too: the next start does that work again.
 
     Args:
         look: called with the query about every ``LOOK_S`` seconds while it runs, and once when it has ended.
@@ -54,16 +106,38 @@ def await_termination(
     with stop_asked() if stop is None else nullcontext(stop) as over:
         waiter = threading.Thread(target=_wait, args=(query, over), name="weft-await-termination", daemon=True)
         waiter.start()
-        while not over.wait(None if look is None else LOOK_S):
-            if look is not None:
-                look(query)
-        if query.isActive:
-            query.stop()
+        try:
+            while not over.wait(None if look is None else LOOK_S):
+                if look is not None:
+                    look(query)
+            with quiet_py4j() if over.asked else nullcontext():
+                _end(query, waiter, look)
+        except Exception as error:
+            if not (over.asked and _is_of_stop(error)):
+                raise
+
+
+def _end(query: Running, waiter: threading.Thread, look: Callable[[Running], None] | None) -> None:
+    """Stop a query, and raise what ended it."""
+    if query.isActive:
+        query.stop()
     waiter.join()
     if look is not None:
         look(query)
     if (error := query.exception()) is not None:
         raise error
+
+
+@contextmanager
+def quiet_py4j() -> Iterator[None]:
+    """Keep the logs of the bridge to Java from the terminal: when Java is gone, it gives Python's root log a handler,
+    and then writes a traceback for each call."""
+    log = logging.getLogger("py4j")
+    before, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.propagate = before
 
 
 def _wait(query: Query, over: threading.Event) -> None:
@@ -76,7 +150,7 @@ def _wait(query: Query, over: threading.Event) -> None:
 
 
 @contextmanager
-def stop_asked() -> Iterator[threading.Event]:
+def stop_asked() -> Iterator[Stop]:
     """Return an event that Ctrl-C (SIGINT) or SIGTERM sets, instead of the signals' usual effect.
 
     Around the start of a query, it keeps a signal from interrupting a call to the JVM.
@@ -84,8 +158,13 @@ def stop_asked() -> Iterator[threading.Event]:
     Raises:
         ValueError: not called from the main thread.
     """
-    event = threading.Event()
-    before = {number: signal.signal(number, lambda *_: event.set()) for number in SIGNALS}
+    event = Stop()
+
+    def ask(*_: object) -> None:
+        event.asked = True
+        event.set()
+
+    before = {number: signal.signal(number, ask) for number in SIGNALS}
     try:
         yield event
     finally:

@@ -19,7 +19,7 @@ from weft.config.payload_schema.model import PayloadSchema
 from weft.protocols.lane import NAME_RULE, valid_name
 
 NAMES = (
-    "store", "tenant", "stream", "starting", "ending", "since", "until", "edges", "keys", "columns",
+    "store", "tenant", "stream", "streams", "starting", "ending", "since", "until", "edges", "keys", "columns",
     "schema", "payload_format", "max_records_per_trigger", "fail_on_data_loss", "hub", "token_file", "ca_file",
 )  # fmt: skip
 _PLACES = (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry"))

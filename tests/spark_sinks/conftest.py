@@ -56,6 +56,7 @@ class Hub:
 
     def __init__(self, root: str, options: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self.stream = STREAM
         self.rounds = 0
         self.kind = PayloadKind.BYTES
         """What the edge nodes say of their payloads."""
@@ -82,6 +83,13 @@ class Hub:
             self._writer.write(*deliveries, received=START + (number + 1) * SECOND)
         self.rounds += rounds
 
+    def another(self, stream: str) -> Hub:
+        """Another stream in the same log."""
+        other = copy.copy(self)
+        other.stream, other.rounds, other._writer = stream, 0, copy.copy(self._writer)
+        other._writer.stream = stream
+        return other
+
     def announce(self, topic: str = TOPIC) -> None:
         """An edge node offers the stream and has no record yet."""
         self._writer.write(Delivery(EDGES[0], [], 1, [topic]), received=START)
@@ -94,7 +102,7 @@ class Hub:
         store, cluster = self._writer.store, self._writer.cluster
         views = await load_shards(store, cluster)
         settings = TableSettings(file_rows_max=40)
-        tierer = Tierer(store, cluster, "default", STREAM, views, settings=settings, schema=lambda: schema)
+        tierer = Tierer(store, cluster, "default", self.stream, views, settings=settings, schema=lambda: schema)
         rows = 0
         while moved := await tierer.step():
             rows += moved
@@ -130,7 +138,7 @@ class Hub:
 
     def load(self, spark: SparkSession, **options: object) -> DataFrame:
         """A batch read through the source."""
-        named = {"store": self.root, "stream": STREAM, **options}
+        named = {"store": self.root, "stream": self.stream, **options}
         return spark.read.format("weft").options(**named).load()
 
     def expected(self, rounds: range | None = None) -> list[tuple[str, int, bytes]]:

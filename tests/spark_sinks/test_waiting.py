@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sinks import await_termination
-from spark_sinks.runtime.waiting import stop_asked
+from spark_sinks.runtime.waiting import JobInterrupted, interrupted_shortly, stop_asked
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.support.waiting import wait_until
@@ -74,6 +76,19 @@ def test_what_ends_the_query_is_raised(hub: Hub, spark: SparkSession, tmp_path: 
     query = source.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     with pytest.raises(StreamingQueryException, match="the sink is full"):
         await_termination(query)
+
+
+def test_a_stop_within_a_batch_is_told_to_spark_in_few_words() -> None:
+    """Spark searches the text with a frame of Java's stack for each character: 7,800 of them ended its thread."""
+    trace = "at org.apache.spark.rdd.RDD.collect(RDD.scala)\n" * 200
+    raised = Py4JError(f"An error occurred while calling o1.collect.\n: java.lang.InterruptedException\n{trace}")
+    with pytest.raises(JobInterrupted, match="InterruptedException") as told, interrupted_shortly():
+        raise raised
+    text = "".join(traceback.format_exception(told.value))
+    assert "RDD.collect" not in text
+    assert len(text[text.index("py4j.protocol.Py4JJavaError: An error occurred while calling") :]) < 200
+    with pytest.raises(Py4JError, match="the sink is full"), interrupted_shortly():
+        raise Py4JError("the sink is full")
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.blocking import run
@@ -21,6 +23,7 @@ from spark_sinks.pipelines.windows import analysed_windows, with_own_times
 from spark_sinks.runtime.quiet import without_context_logs
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.options import parse_options
+from spark_sinks.source.several import merged, named_streams
 from spark_sinks.source.stream_log import StreamLog
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
@@ -39,13 +42,13 @@ def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "r
     if pipeline.sink.tables is not None:
         check_tables(pipeline, report)
         return report
-    log = _opened(context, report)
-    result = _analysed(pipeline, spark, context, log, report) if log is not None else None
+    logs = _opened(context, report)
+    result = _analysed(pipeline, spark, context, logs, report) if logs else None
     if result is not None:
         if FROM_COLUMN not in result.columns:
             report.doubt(_last(pipeline), f"loses {FROM_COLUMN}: its rows cannot be traced back. Select it, too")
         check_target(pipeline, result, report, goes_on=has_written(pipeline, if_changed))
-    check_checkpoint(pipeline, spark, log, report, if_changed)
+    check_checkpoint(pipeline, spark, logs, report, if_changed)
     if report.is_good and result is not None:
         _check_sink(pipeline, result, report)
     return report
@@ -67,25 +70,27 @@ def _check_sink(pipeline: Pipeline, result: DataFrame, report: Report) -> None:
         report.refuse(("sink", pipeline.sink.kind), explained(error))
 
 
-def _opened(context: Context, report: Report) -> StreamLog | None:
-    """Return the log of the source's stream; None when it cannot be read."""
+def _opened(context: Context, report: Report) -> dict[str, StreamLog]:
+    """Return the logs of the source's streams; none when one cannot be read."""
     try:
-        return run(_open(context))
+        options = context.options()
+        several = named_streams(options) or {context.source.all_streams[0]: options}
+        return {name: run(_open(given)) for name, given in several.items()}
     except ReadError as error:
-        report.refuse(_setting(str(error)), str(error))
-    return None
+        report.refuse(_setting(str(error), context), str(error))
+    return {}
 
 
-async def _open(context: Context) -> StreamLog:
-    log = await StreamLog.open(parse_options(context.options()))
+async def _open(options: Mapping[str, str]) -> StreamLog:
+    log = await StreamLog.open(parse_options(options))
     await log.extend()
     return log
 
 
-def _setting(message: str) -> KeyPath:
+def _setting(message: str, context: Context) -> KeyPath:
     """Return the setting of the source that a message of the reader is about."""
     if message.startswith("the store has no stream"):
-        return ("source", "stream")
+        return ("source", "stream" if context.source.streams is None else "streams")
     option, _, rest = message.partition(" ")
     inner = rest.partition(": ")[0].split(".") if option == "schema:" and rest.startswith("fields.") else []
     return ("source", option.strip(":"), *inner)
@@ -96,14 +101,16 @@ def _last(pipeline: Pipeline) -> KeyPath:
 
 
 def _analysed(
-    pipeline: Pipeline, spark: SparkSession, context: Context, log: StreamLog, report: Report
+    pipeline: Pipeline, spark: SparkSession, context: Context, logs: Mapping[str, StreamLog], report: Report
 ) -> DataFrame | None:
     """Return the result of the last step, without rows; None when a step is wrong."""
     on_stream, on_batch = split(pipeline)
     try:
-        frame = context.stream(spark, log.schema)
+        schemas = {name: log.schema for name, log in logs.items()}
+        several = pipeline.source.streams is not None
+        frame = context.stream(spark, merged(schemas) if several else next(iter(schemas.values())))
     except ReadError as error:
-        report.refuse(_setting(str(error)), str(error))
+        report.refuse(_setting(str(error), context), str(error))
         return None
     except Exception as error:
         if not is_of_spark(error):

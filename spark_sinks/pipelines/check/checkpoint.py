@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -20,6 +21,7 @@ from spark_sinks.pipelines.windows import made_of, window_frame
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.checkpoints import Bookmarks
 from spark_sinks.source.history import WentBack
+from spark_sinks.source.several import positions
 from spark_sinks.source.stream_log import StreamLog
 from weft.config.pipelines.pipeline import Pipeline
 from weft.storage.object_store import StoreError
@@ -29,21 +31,25 @@ PATH = ("checkpoint",)
 
 
 def check_checkpoint(
-    pipeline: Pipeline, spark: SparkSession, log: StreamLog | None, report: Report, if_changed: IfChanged
+    pipeline: Pipeline, spark: SparkSession, logs: Mapping[str, StreamLog], report: Report, if_changed: IfChanged
 ) -> None:
-    """Add the errors of a checkpoint: one of windows, or one of Spark on a file system of this machine."""
+    """Add the errors of a checkpoint: one of windows, or one of Spark on a file system of this machine.
+
+    Args:
+        logs: stream -> its log; empty when one cannot be read.
+    """
     folder = pipeline.checkpoint
     if folder is None:
         return
     if pipeline.window_step is not None:
         if "://" in folder or os.path.isdir(folder):
-            _check_state(folder, pipeline, log, report, if_changed)
+            _check_state(folder, pipeline, logs.get(pipeline.source.one), report, if_changed)
     elif "://" in folder:
         _check_scheme(folder, spark, report)
     if "://" in folder:
         return
-    if check_folder(PATH, folder, report) and log is not None and os.path.isdir(os.path.join(folder, "offsets")):
-        _check_positions(folder, log, report)
+    if check_folder(PATH, folder, report) and logs and os.path.isdir(os.path.join(folder, "offsets")):
+        _check_positions(folder, pipeline, logs, report)
 
 
 def has_written(pipeline: Pipeline, if_changed: IfChanged) -> bool:
@@ -102,7 +108,7 @@ def _check_scheme(folder: str, spark: SparkSession, report: Report) -> None:
         )
 
 
-def _check_positions(folder: str, log: StreamLog, report: Report) -> None:
+def _check_positions(folder: str, pipeline: Pipeline, logs: Mapping[str, StreamLog], report: Report) -> None:
     offsets = os.path.join(folder, "offsets")
     numbers = [int(name) for name in os.listdir(offsets) if name.isdecimal()]
     if not numbers:
@@ -115,7 +121,11 @@ def _check_positions(folder: str, log: StreamLog, report: Report) -> None:
         sources = [line for line in lines[2:] if line.strip()]
         if len(sources) != 1:
             raise ValueError(f"it has {len(sources)} sources, and a pipeline has one")
-        run(Bookmarks(log).compared(json.loads(sources[0])))
+        found = json.loads(sources[0])
+        several = {pipeline.source.one: found} if pipeline.source.streams is None else positions(found)
+        for stream, log in logs.items():
+            if stream in several:
+                run(Bookmarks(log).compared(several[stream]))
     except WentBack as error:
         report.refuse(PATH, str(error).removeprefix("checkpoint: "))
     except ReadError as error:

@@ -18,6 +18,7 @@ from spark_sinks.pipelines.check.report import Report
 from spark_sinks.sinks.delta.arguments import check_same_partitions
 from spark_sinks.sinks.delta.columns import arrow_columns, missing_columns
 from spark_sinks.sinks.delta.place import place_of
+from spark_sinks.source.several import STREAM
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
@@ -25,7 +26,7 @@ from weft.config.units import is_bucket
 from weft.storage.table.delta.calls import cause_of
 
 POSITION = ("_shard", "_offset")
-"""Columns by which a sink recognises rows that it has already."""
+"""Columns by which a sink recognises rows that it has already, beside ``_stream`` where there are several."""
 
 
 def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_on: bool) -> None:
@@ -46,7 +47,8 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_o
             wanted = getattr(settings, setting, None) or ()
             _need((*path, setting), frame.columns, [wanted] if isinstance(wanted, str) else wanted, setting, report)
         if _is_by_position(pipeline):
-            _need(path, frame.columns, POSITION, "writing each row once", report)
+            wanted = POSITION if len(pipeline.source.all_streams) == 1 else (STREAM, *POSITION)
+            _need(path, frame.columns, wanted, "writing each row once", report)
     if kind == "delta":
         _check_table(settings, frame, report, pipeline.checkpoint if goes_on else None)
 

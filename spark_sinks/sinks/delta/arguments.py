@@ -14,7 +14,7 @@ from spark_sinks.sinks.delta.place import Place
 from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 
-STREAMS_MAX = 16
+STREAMS_MAX = 64
 TABLES = "tables"
 """Folder of a hub's store for the tables of streams."""
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")

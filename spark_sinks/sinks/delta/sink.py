@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 
 from spark_sinks.errors import SinkError
 from spark_sinks.replaced import Replaced
+from spark_sinks.runtime.waiting import interrupted_shortly
 from spark_sinks.sinks.delta.arguments import (
     check_outside,
     check_positions,
@@ -169,7 +170,8 @@ class DeltaSink:
                 written.
             StoreError: the table's store did not answer.
         """
-        self._upsert_or_append(frame, batch_id, None)
+        with interrupted_shortly():
+            self._upsert_or_append(frame, batch_id, None)
 
     def replace(self, frame: DataFrame, batch_id: int, replaced: Replaced) -> None:
         """Write a batch that brings all rows of some ranges, and remove their other rows in the same commit.

@@ -108,14 +108,54 @@ def test_machine_hours_are_those_of_all_records(plant: Hub, tmp_path: Path) -> N
     assert any(is_complete for _, is_complete in complete)
 
 
+SLOW_STEP = """\
+import time
+
+def slow(frame):
+    def wait(batches):
+        for batch in batches:
+            open({begun!r}, "w").close()
+            time.sleep(300)
+            yield batch
+    return frame.mapInArrow(wait, frame.schema)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(890)
+@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "group"])
+def test_a_pipeline_that_is_ended_within_a_batch_says_nothing(whole_group: bool, plant: Hub, tmp_path: Path) -> None:
+    """Service managers send SIGTERM to the whole group: Java ends first, and each call of it fails from then on."""
+    begun, log = tmp_path / "begun", tmp_path / "spark.log"
+    (tmp_path / "slow_steps.py").write_text(SLOW_STEP.format(begun=str(begun)))
+    (tmp_path / "slow.yaml").write_text(
+        f"name: slow\nsource: {{store: {plant.root}, stream: telemetry}}\n"
+        "steps: [{python: 'slow_steps:slow', mode: batch}]\nsink: {delta: out}\ncheckpoint: c\n"
+    )
+    with running("run", "slow.yaml", "--spark-log", str(log), *CONF, cwd=tmp_path) as process:
+        said = tmp_path / "said"
+        wait_until(lambda: begun.exists() or process.poll() is not None, WAIT_S, said.read_text, interval_s=0.1)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
+        status = process.wait(WAIT_S)
+    lines = [line for line in said.read_text().splitlines() if not line.startswith("micro-batch running for")]
+    assert (lines, status) == ([], 0), said.read_text()
+    assert "StackOverflowError" not in log.read_text(errors="replace")
+
+
 @pytest.mark.slow
 def test_a_pipeline_is_run_once(plant: Hub, tmp_path: Path) -> None:
-    (tmp_path / "warm_steps.py").write_text("def warm(frame, above):\n    return frame.where(frame.t > above)\n")
+    (tmp_path / "warm_steps.py").write_text(
+        "def warm(frame, above):\n    return frame.where(frame.t > above)\n\n"
+        "def shown(frame):\n    context = frame.sparkSession.sparkContext\n"
+        "    with open('shown', 'w') as file:\n"
+        "        print(context.appName, context.getLocalProperty('spark.job.description'), sep='\\n', file=file)\n"
+        "    return frame\n"
+    )
     (tmp_path / "warm.yaml").write_text(
         f"name: warm\nsource: {{store: {plant.root}, stream: telemetry}}\nsteps:\n"
         "  - sql: |\n      SELECT _edge, _seq, _from,\n"
         "      CAST(get_json_object(CAST(payload AS STRING), '$.temperature') AS DOUBLE) AS t FROM input\n"
-        "  - {python: 'warm_steps:warm', options: {above: 28}}\n"
+        "  - {python: 'warm_steps:warm', options: {above: 28}}\n  - {python: 'warm_steps:shown', mode: batch}\n"
         "sink: {console: {rows: 100}}\n"
     )
     done = weft("run", "warm.yaml", "--once", *CONF, cwd=tmp_path)
@@ -124,3 +164,5 @@ def test_a_pipeline_is_run_once(plant: Hub, tmp_path: Path) -> None:
     expected = [(edge, seq, 20.5 + seq % 10) for edge, seq, _ in plant.expected() if seq % 10 >= 8]
     assert shown == expected
     assert "micro-batch 0: 120 records" in done.stderr
+    names = (tmp_path / "shown").read_text().splitlines()
+    assert names[:2] == ["warm", "warm"], "the names of application and query, as Spark's pages show them"

@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from spark_sinks.source.data_source import WeftStreamReader
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.positions import CHUNKS
+from spark_sinks.source.readers import WeftStreamReader
 from tests.spark_sinks.conftest import STREAM, Hub
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector

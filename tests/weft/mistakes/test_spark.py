@@ -31,9 +31,9 @@ OPTIONS: list[tuple[str, dict[str, str], str]] = [
     ("a misspelt option", GOOD | {"startng": "latest"}, "startng: no such option; did you mean starting?"),
     (
         "an option that is none", GOOD | {"compression": "zstd"},
-        "compression: no such option; the options are store, tenant, stream, starting, ending, since, until, edges, "
-        "keys, columns, schema, payload_format, max_records_per_trigger, fail_on_data_loss, hub, token_file, ca_file "
-        "and store.*",
+        "compression: no such option; the options are store, tenant, stream, streams, starting, ending, since, until, "
+        "edges, keys, columns, schema, payload_format, max_records_per_trigger, fail_on_data_loss, hub, token_file, "
+        "ca_file and store.*",
     ),
     (
         "a stream's name with capitals", GOOD | {"stream": "Telemetry"},

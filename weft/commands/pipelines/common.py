@@ -76,8 +76,9 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         if not equals or not name:
             raise Refused(f"--conf: expected NAME=VALUE such as spark.executor.memory=2g, got {text!r}")
         confs[name] = value
-    from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, stderr_to, without_context_logs
-    from spark_sinks.runtime.session import session
+    from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, keep_lost_java_quiet, stderr_to, without_context_logs
+    from spark_sinks.runtime.session import is_connect, session
+    from spark_sinks.runtime.waiting import quiet_py4j
 
     for name, options in NO_PERFORMANCE_DATA.items():
         os.environ.setdefault(name, options)
@@ -92,13 +93,16 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         raise
     except Exception as error:
         raise Failed(_no_session(master, error)) from error
+    if not is_connect(spark):
+        keep_lost_java_quiet(spark)
     # Spark's own handler calls the JVM first, which answers with a trace when the session is stopping already.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with without_context_logs():
-            yield spark
-    finally:
-        _stop(spark)
+    with quiet_py4j():
+        try:
+            with without_context_logs():
+                yield spark
+        finally:
+            _stop(spark)
 
 
 @contextmanager
@@ -150,7 +154,11 @@ def _no_session(master: str, error: Exception) -> str:
 
 def _stop(spark: Any) -> None:
     """Stop the session without Spark's log lines: about a cluster that has gone away they are many, and useless."""
+    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
     try:
         spark.stop()
+    except (ConnectionError, Py4JNetworkError):
+        pass  # Java has ended already, such as by a signal to the whole group
     except Exception as error:
         click.echo(f"warning: the Spark session did not stop cleanly: {type(error).__name__}", err=True)

@@ -1,4 +1,4 @@
-"""``weft spark``: check and run pipelines, and ask streams in SQL."""
+"""``weft spark``: check, test and run pipelines, and ask streams in SQL."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ class _Spark(LaterGroup):
         "new": "weft.commands.pipelines.new",
         "run": "weft.commands.pipelines.run",
         "sql": "weft.commands.pipelines.sql",
+        "test": "weft.commands.pipelines.pipeline_test",
     }
 
 
 @click.group("spark", cls=_Spark)
 def command() -> None:
-    """Check and run pipelines of Spark, and ask streams in SQL."""
+    """Check, test and run pipelines of Spark, and ask streams in SQL."""
