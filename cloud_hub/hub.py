@@ -168,7 +168,12 @@ class Hub:
         settings = self._settings
         credentials = self._declared.credentials
         self._access = Access(
-            credentials, settings.open_to_network, settings.hosts, self._listener.certificates, self._refusals.events
+            credentials,
+            settings.open_to_network,
+            settings.hosts,
+            self._listener.certificates,
+            self._refusals.events,
+            now=self._clock.now,
         )
         self._links.start(credentials)
         self._store = HubStore(settings, self._given_store, self._clock, self._rules.level)
