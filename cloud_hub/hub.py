@@ -167,14 +167,7 @@ class Hub:
         """
         settings = self._settings
         credentials = self._declared.credentials
-        self._access = Access(
-            credentials,
-            settings.open_to_network,
-            settings.hosts,
-            self._listener.certificates,
-            self._refusals.events,
-            now=self._clock.now,
-        )
+        self._access = self._access_control()
         self._links.start(credentials)
         self._store = HubStore(settings, self._given_store, self._clock, self._rules.level)
         store, self.cluster = await self._store.open()
@@ -231,6 +224,13 @@ class Hub:
         except BaseException:
             await self.close()
             raise
+
+    def _access_control(self) -> Access:
+        settings = self._settings
+        return Access(
+            self._declared.credentials, settings.open_to_network, settings.hosts, self._listener.certificates,
+            self._refusals.events, now=self._clock.now,
+        )  # fmt: skip
 
     def _site(self, node_id: str) -> Site:
         settings = self._settings
