@@ -25,6 +25,7 @@ from weft.cloud_hub.api.streams.figures import StreamFigures
 from weft.cloud_hub.api.streams.rates import StreamRates, followed
 from weft.cloud_hub.api.streams.shard_views import ShardViews
 from weft.cloud_hub.api.streams.tail import StreamTails
+from weft.cloud_hub.api.summaries.summaries import ShardSummaries
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.cluster.membership import Membership, Work, software
@@ -128,6 +129,7 @@ class Hub:
         self._listener = HubListener(settings, self._refusals)
         self._figures: StreamFigures | None = None
         self._rates: StreamRates | None = None
+        self._summaries: ShardSummaries | None = None
         self._shards: Shards | None = None
         self._to_edges: ToEdges | None = None
         self._maker: ShardMaker
@@ -165,9 +167,7 @@ class Hub:
         """
         settings = self._settings
         credentials = self._declared.credentials
-        self._access = Access(
-            credentials, settings.open_to_network, settings.hosts, self._listener.certificates, self._refusals.events
-        )
+        self._access = self._access_control()
         self._links.start(credentials)
         self._store = HubStore(settings, self._given_store, self._clock, self._rules.level)
         store, self.cluster = await self._store.open()
@@ -226,6 +226,13 @@ class Hub:
             await self.close()
             raise
 
+    def _access_control(self) -> Access:
+        settings = self._settings
+        return Access(
+            self._declared.credentials, settings.open_to_network, settings.hosts, self._listener.certificates,
+            self._refusals.events, now=self._clock.now,
+        )  # fmt: skip
+
     def _site(self, node_id: str) -> Site:
         settings = self._settings
         return Site(
@@ -283,12 +290,16 @@ class Hub:
         bytes_max = self._settings.response_bytes_max
         elsewhere = self._for_people[0].elsewhere
         of_shards = ShardViews(shards, self._maker.log, bytes_max, time.monotonic)
+        summaries = ShardSummaries(store, shards, moments, lambda: bool(owners.others()), time.monotonic)
+        self._summaries = summaries
+        summaries.start()
         api = Api(
             self, of_shards, self._access, metrics, bytes_max,
             moments=moments, rates=self._rates,
-            edges=lambda states, elsewhere: EdgeViews(
-                states, {**elsewhere.edges, **links.by_edge(owners.own)}, links.last_release, self._clock.now(),
-                peers=peers, behind=moments.behind, lost=moments.lost, groups=self._declared.groups.of_edge,
+            summaries=summaries,
+            edges=lambda elsewhere: EdgeViews(
+                {**elsewhere.edges, **links.by_edge(owners.own)}, links.last_release,
+                groups=self._declared.groups.of_edge,
             ),
             elsewhere=elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip
@@ -296,14 +307,14 @@ class Hub:
         application = api.application(self._listener.middleware, inner=checks)
         self._to_edges.add_to(application, self._access)
         FleetRequests(
-            store, lambda: self.cluster, self._clock, self._access, shards=of_shards, own=self._own,
+            store, lambda: self.cluster, self._clock, self._access, summaries=summaries, own=self._own,
             elsewhere=elsewhere, monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
         self._acts.add_to(application, self._access)
         PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
             application
         )
-        self._tenant_requests(shards).add_to(application)
+        self._tenant_requests(summaries).add_to(application)
         self._changes.add_to(application)
         self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
@@ -311,9 +322,9 @@ class Hub:
         SelfDescription(self._access).add_to(application)
         await self._listener.start(application)
 
-    def _tenant_requests(self, shards: Shards) -> TenantRequests:
+    def _tenant_requests(self, summaries: ShardSummaries) -> TenantRequests:
         return TenantRequests(
-            self._acts.log, self._tenants, shards, self._access, quotas=self._declared.quotas.of,
+            self._acts.log, self._tenants, summaries, self._access, quotas=self._declared.quotas.of,
             table_bytes=self._tables.bytes_of, stream_bytes=self._tables.stream_bytes, now=self._clock.now,
             read_body=read_body,
         )  # fmt: skip
@@ -349,7 +360,7 @@ class Hub:
             await self._changes.close()
         if self._tails is not None:
             self._tails.close()
-        for part in (self._figures, self._rates, self._membership):
+        for part in (self._figures, self._rates, self._summaries, self._membership):
             if part is not None:
                 await part.close()
         await self._tables.close()

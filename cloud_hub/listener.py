@@ -78,8 +78,12 @@ class HubListener:
         self._looking = BackgroundTask()
         self._expires: datetime | None = None
         has_edges = settings.tls is not None and settings.tls.client_ca is not None
-        self.certificates = Certificates(required=settings.edges_need_certificate) if has_edges else None
-        """Certificates of edges; None if edges show none."""
+        self.certificates = (
+            Certificates(required=settings.edges_need_certificate, readers=settings.certificate_readers)
+            if has_edges
+            else None
+        )
+        """Certificates of edges and readers; None if no client is asked for one."""
 
     @property
     def port(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.config.intake.tracing import Collector
 from weft.network.settings import AdmissionLimits
@@ -73,6 +73,14 @@ class SequencerSettings:
     """Time after which a snapshot is written, if it would save a start 32 chunks."""
     snapshot_chunks: int = 200
     """Number of chunks after which a snapshot is written in any case."""
+
+
+class CertificateRights(NamedTuple):
+    """Rights of people and programs that come by a client certificate."""
+
+    rights: tuple[str, ...]
+    """Grants, scopes and roles."""
+    tenant: str = "default"
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,8 @@ class HubSettings:
     """Permission for peers on other machines to connect without tokens: the network is trusted."""
     tls: TlsFiles | None = None
     """Files of TLS; None for plain HTTP."""
+    certificate_readers: Mapping[str, CertificateRights] = field(default_factory=dict)
+    """``CN=`` and a common name, or ``OU=`` and a unit, of certificates of readers -> their rights."""
     edges_need_certificate: bool = False
     """With authorities in ``tls``: refuse links without a certificate."""
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)

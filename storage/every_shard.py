@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.protocols.shard.splits import is_moving
+from weft.protocols.shard.splits import Split, is_moving
 from weft.storage.chunk_log import BOOT_CLOCK, ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
@@ -59,7 +60,18 @@ async def log_of_edge(store: ObjectStore, cluster: Cluster, tenant: str, edge: s
         log = log.new_shard(split)
 
 
-def missing_shards(states: Sequence[ShardState]) -> list[int]:
+class Halved(Protocol):
+    """A state of a shard, or what was made of one."""
+
+    @property
+    def shard(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def splits(self) -> Sequence[Split]: ...
+
+
+def missing_shards(states: Sequence[Halved]) -> list[int]:
     """Return the shards to which splits moved lanes of some states, and whose own state is not among these. Without
     them, nothing can be said of all lanes."""
     reached = {state.shard: state.n for state in states}

@@ -39,6 +39,14 @@ def linked_key(node_id: str) -> str:
     return f"{LINKED}/{node_id}"
 
 
+SUMMARIES = "summaries"
+
+
+def summary_key(shard: int) -> str:
+    """Return the key of the summary of a shard for lists, changed by compare-and-swap."""
+    return f"{SUMMARIES}/{shard}"
+
+
 KEEPERS = "keepers"
 
 

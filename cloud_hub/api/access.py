@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from weft.bounds import Events, Owner, OwnerKind, SecurityEvent, Severity, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.cloud_hub.api.identity.certificates import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge
+from weft.cloud_hub.api.identity.certificates import (
+    CERTIFICATE_REVOKED,
+    NEW_CERTIFICATE,
+    Certificates,
+    NoEdge,
+    ReaderCertificate,
+)
 from weft.cloud_hub.api.identity.jwt.claims import JwtRefused
 from weft.cloud_hub.api.identity.rights import CONCERNS, Right
 from weft.cloud_hub.api.tokens import NO_TOKEN, Scope, TokenIdentity, Tokens, is_jwt
@@ -96,8 +104,9 @@ class Access:
     Args:
         open_to_network: without tokens, admit peers of other machines too.
         hosts: without tokens, names of the hub that readers may use, beside addresses; None: any.
-        certificates: those of edges; None if edges show none.
+        certificates: those of edges and readers; None if no client is asked for one.
         events: gets refusals; None for none.
+        now: nanoseconds since 1970.
     """
 
     def __init__(
@@ -107,12 +116,15 @@ class Access:
         hosts: Collection[str] | None = None,
         certificates: Certificates | None = None,
         events: Events | None = None,
+        *,
+        now: Callable[[], int] = time.time_ns,
     ) -> None:
         self._tokens = tokens
         self._open_to_network = open_to_network
         self._hosts = hosts
         self._certificates = certificates
         self._events = events
+        self._now = now
 
     @property
     def middleware(self) -> Middleware:
@@ -298,7 +310,23 @@ class Access:
             error = "the hub is not read under this name"
             raise ApiError(MISDIRECTED_REQUEST, error, misdirected_advice("hosts"))
 
+    def _of_reader(self, request: web.Request) -> ReaderCertificate | None:
+        """Return the reader that a request's certificate names; None for others. A token goes before it."""
+        if self._certificates is None or (reader := self._certificates.reader(request)) is None:
+            return None
+        if self._certificates.is_revoked(request):
+            raise ApiError(403, CERTIFICATE_REVOKED, "get a new one, or use a token")
+        if self._now() >= reader.until:  # a handshake looks at it once, and a connection may stay open for long
+            raise ApiError(UNAUTHORISED, f"{reader.shown} has expired", "get a new one, or use a token")
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            # A browser shows its certificate for whatever page asks.
+            raise ApiError(403, f"{reader.shown} is not for pages of other sites", "use a token")
+        return reader
+
     def _identity(self, request: web.Request) -> TokenIdentity | None:
+        if "Authorization" not in request.headers and (reader := self._of_reader(request)) is not None:
+            return reader
         if not self._tokens.required:
             if not self._open_to_network and not _is_loopback(request.remote):
                 raise ApiError(
@@ -328,8 +356,9 @@ class Access:
         return identity
 
     def until(self, identity: TokenIdentity) -> int | None:
-        """Return the moment at which a token ends, nanoseconds since 1970; None for no end, or if it is unknown."""
-        return self._tokens.until(identity)
+        """Return the moment at which a token or certificate ends, nanoseconds since 1970; None for no end, or if it is
+        unknown."""
+        return identity.until if isinstance(identity, ReaderCertificate) else self._tokens.until(identity)
 
 
 def _check(identity: TokenIdentity, right: Right) -> None:

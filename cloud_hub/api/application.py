@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,8 +29,9 @@ from weft.cloud_hub.api.streams.completeness import StreamCompleteness
 from weft.cloud_hub.api.streams.rates import StreamRates
 from weft.cloud_hub.api.streams.series import SeriesAnswer, SeriesWanted
 from weft.cloud_hub.api.streams.shard_views import ShardViews
-from weft.cloud_hub.api.streams.summary import renamed_lanes
+from weft.cloud_hub.api.streams.summary import StreamPart, renamed_lanes
 from weft.cloud_hub.api.streams.trace import trace_answer
+from weft.cloud_hub.api.summaries.summaries import ShardSummaries
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.health import Health
 from weft.cloud_hub.shard.retry import told_to_others
@@ -41,7 +42,7 @@ from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import StreamKey
 from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.every_shard import missing_halves
@@ -92,6 +93,7 @@ class Api:
 
     Args:
         response_bytes_max: longest answer, in payload bytes.
+        summaries: of all shards, for lists.
         edges: makes the views of edges for one request, with the links of other processes.
         elsewhere: returns these.
         refusals: counter of refused requests of readers that do not read their answers.
@@ -107,7 +109,8 @@ class Api:
         *,
         moments: StreamCompleteness,
         rates: StreamRates,
-        edges: Callable[[Sequence[ShardState], LinksElsewhere], EdgeViews],
+        summaries: ShardSummaries,
+        edges: Callable[[LinksElsewhere], EdgeViews],
         elsewhere: Callable[[], Awaitable[LinksElsewhere]],
         refusals: Refusals,
         monotonic: Callable[[], float],
@@ -115,7 +118,7 @@ class Api:
         self._node = node
         self._moments = moments
         self._rates = rates
-        self._edges, self._elsewhere = edges, elsewhere
+        self._summaries, self._edges, self._elsewhere = summaries, edges, elsewhere
         self._views = shards
         self._access = access
         self._metrics = metrics
@@ -211,46 +214,56 @@ class Api:
     async def _get_edges(self, request: web.Request) -> web.Response:
         tenant = self._access.tenants(request)
         own = choice(request, "shards", ("all", "own")) == "own"
-        shards = self._views.own() if own else await self._views.every()
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
-        edges, more = await edges_after(shards.states, tenant, request.query.get("after"), limit)
+        shards = await self._summaries.own() if own else await self._summaries.every()
+        rows = [each.edges for each in shards.summaries]
+        edges, more = edges_after(rows, tenant, request.query.get("after"), limit)
         elsewhere = LinksElsewhere({}, []) if own else await self._elsewhere()
-        page = await encoded(edges, self._edges(shards.states, elsewhere).view, self._response_bytes_max)
+        page = await encoded(edges, self._edges(elsewhere).view, self._response_bytes_max)
         last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
         next_after = None if last is None else str(last)
         unknown = {"links_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
-        return _json({"edges": page.views, "next_after": next_after, **unknown, **shards.missing_view()})
+        return _json({"edges": page.views, "next_after": next_after, **unknown, **shards.view()})
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant, is_readable = self._access.streams(request)
-        shards = await self._views.every()
         after, limit = request.query.get("after", ""), integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
-        names = [name for name in views.stream_keys(shards.states, tenant) if name > after and is_readable(name)]
-        page = await encoded(names[:limit], lambda name: self._view(shards, tenant, name), self._response_bytes_max)
+        shards = await self._summaries.every()
+        every = shards.streams(tenant)
+        names = [name for name in every if name > after and is_readable(name)]
+
+        def view(name: str) -> View:
+            made = self._view((tenant, name), every[name], None if shards.missing else shards.ages)
+            return {**made, "complete_up_to": None} if shards.missing else made
+
+        page = await encoded(names[:limit], view, self._response_bytes_max)
         taken = len(page.views)
         last = names[taken - 1] if taken < len(names) else None
-        return _json({"streams": page.views, "next_after": last, **shards.missing_view()})
+        return _json({"streams": page.views, "next_after": last, **shards.view()})
 
     async def _get_stream(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self.stream(request)
-        return _json({**await self._view(shards, tenant, stream), **shards.missing_view()})
+        parts = await self._moments.parts(shards.states, tenant, stream)
+        view = self._view((tenant, stream), parts, None if shards.missing else {})
+        return _json({**shards.unclaimed(view), **shards.missing_view()})
 
-    async def _view(self, shards: ShardsView, tenant: str, stream: str) -> View:
-        summary = await self._moments.summarise(shards.states, tenant, stream)
-        rows, payload = self._node.table_rows(tenant, stream), self._node.table_payload(tenant, stream)
-        payload = summary.payload if payload is None else payload
-        rate = None if shards.missing else self._rates.rate(shards.states, (tenant, stream))
-        view = views.stream_view(
-            shards.states,
-            tenant,
-            stream,
-            rows,
-            payload=payload,
+    def _view(self, key: StreamKey, parts: Sequence[StreamPart], ages: Mapping[int, float] | None) -> View:
+        """Return a stream.
+
+        Args:
+            ages: seconds since a part was made, by shard; None for no rate.
+        """
+        summary = self._moments.summary(parts, key)
+        payload = self._node.table_payload(*key)
+        return views.stream_view(
+            parts,
+            key,
+            self._node.table_rows(*key),
+            payload=summary.payload if payload is None else payload,
             summary=summary,
-            rate=rate,
-            table=self._node.table_view(tenant, stream),
+            rate=None if ages is None else self._rates.rate(parts, key, ages),
+            table=self._node.table_view(*key),
         )
-        return shards.unclaimed(view)
 
     async def payload_kind(self, shards: ShardsView, tenant: str, stream: str) -> PayloadKind:
         """Return the payload kind of the table, or before there is a table, the kind that a new one would get."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.cloud_hub.api.streams.summary import StreamSummary
+from weft.cloud_hub.api.streams.summary import StreamPart, StreamSummary
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
@@ -19,7 +19,7 @@ from weft.protocols.shard.completeness import OPEN_GAPS_MAX, Completeness, HeldB
 from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import RetiredBy
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
-from weft.protocols.shard.shard_state import LaneState, ShardState
+from weft.protocols.shard.shard_state import LaneState, ShardState, StreamKey
 from weft.storage.hub_keys import latest_key, table_key
 
 if TYPE_CHECKING:
@@ -308,12 +308,6 @@ def lost_views(sequencers: Iterable[Sequencer]) -> list[View]:
     return list(islice(found, LOST_LISTED_MAX))
 
 
-def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
-    """Return the names of a tenant's streams, sorted."""
-    names = {name for state in states for name in state.tenant_streams(tenant)}
-    return sorted(name for name in names if any(state.has_stream(tenant, name) for state in states))
-
-
 def deletion_of(states: Sequence[ShardState], tenant: str, stream: str) -> Forgotten | None:
     """Return the newest deletion of a stream by an operator, if no shard has it any more; None otherwise."""
     if any(state.has_stream(tenant, stream) for state in states):
@@ -329,9 +323,8 @@ def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list
 
 
 def stream_view(
-    states: Sequence[ShardState],
-    tenant: str,
-    stream: str,
+    parts: Sequence[StreamPart],
+    key: StreamKey,
     table_rows: int | None,
     *,
     payload: PayloadKind,
@@ -342,18 +335,16 @@ def stream_view(
     """Return a stream over all shards.
 
     Args:
+        parts: of all shards, by number.
         table_rows: records that are table rows; None if unknown.
         payload: the payload kind.
         summary: facts about its lanes.
         rate: records per second; None while unknown.
         table: the table; None if this node does not know it.
     """
-    offsets = {
-        str(state.shard): state.next_offset[tenant, stream]
-        for state in states
-        if (tenant, stream) in state.next_offset
-    }  # fmt: skip
-    fields = dict.fromkeys(name for state in states for name in state.stream_fields(tenant, stream))
+    tenant, stream = key
+    offsets = {str(part.shard): part.end for part in parts if part.end is not None}
+    fields = dict.fromkeys(name for part in parts for name in part.fields)
     return {
         "tenant": tenant,
         "stream": stream,
@@ -367,6 +358,6 @@ def stream_view(
         "payload": payload.label,
         "complete_up_to": moment(summary.complete_up_to),
         "held_back_by": [held_back_view(each) for each in summary.held_back_by],
-        "skipped": sum(skip.end - skip.first for state in states for skip in state.skips.get((tenant, stream), ())),
+        "skipped": sum(part.skipped for part in parts),
         "table": table,
     }

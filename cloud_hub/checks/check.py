@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from weft.cloud_hub.api.identity.jwt.claims import check_right
-from weft.cloud_hub.api.identity.rights import InvalidGrant
+from weft.cloud_hub.api.identity.certificates import is_reader_name
+from weft.cloud_hub.api.identity.rights import InvalidGrant, Right, check_right, grants_of, parse_grant
 from weft.config.errors import Finding
 from weft.config.intake.jwt import Jwt
+from weft.config.intake.listeners import HubTls
 from weft.config.models import HubConfig
 from weft.config.units import Address, parse_bind, quoted
 from weft.protocols.lane import NAME_RULE, valid_name
@@ -19,6 +20,8 @@ def check(config: HubConfig) -> list[Finding]:
     """Return all errors of ``config``, without access to store or network."""
     findings: list[Finding] = []
     findings += _reachable(config)
+    if config.tls is not None:
+        findings += _readers(config.tls)
     if config.tls is not None and config.tls.crl_file is not None and config.tls.client_ca is None:
         findings.append(Finding(("tls", "crl_file"), "needs `client_ca`: without it, no edge shows a certificate"))
     if config.jwt is not None:
@@ -81,6 +84,27 @@ def _regions(config: HubConfig) -> Iterator[Finding]:
             if is_open and region.token_file is not None and config.plain_http == "loopback":
                 message = "expected https: the token and all records would cross the network in clear text"
                 yield Finding(("regions", name, "to", position), message)
+
+
+def _readers(tls: HubTls) -> Iterator[Finding]:
+    """Yield what is wrong with the certificates of readers."""
+    if tls.readers is not None and tls.client_ca is None:
+        yield Finding(("tls", "readers"), "needs `client_ca`: without it, no client shows a certificate")
+    for name, reader in (tls.readers or {}).items():
+        path = "tls", "readers", name
+        if not is_reader_name(name):
+            yield Finding(path, "expected CN= and a common name, or OU= and an organisational unit")
+        if not valid_name(reader.tenant):
+            yield Finding((*path, "tenant"), f"expected {NAME_RULE}, got {quoted(reader.tenant)}")
+        for right in reader.rights:
+            try:
+                check_right(right)
+            except InvalidGrant as error:
+                message = f"{error}. A scope of tokens such as reader will do, too, or a role such as viewer"
+                yield Finding((*path, "rights"), message)
+                continue
+            if any(parse_grant(each).right in (Right.WRITE, Right.RELAY) for each in grants_of(right)):
+                yield Finding((*path, "rights"), f"{right} is for links: give edges and regions certificates or tokens")
 
 
 def _jwt(jwt: Jwt) -> Iterator[Finding]:

@@ -33,6 +33,8 @@ class OfShards(msgspec.Struct, frozen=True, kw_only=True):
 
     missing_shards: list[MissingShard] | UnsetType = UNSET
     """Absent when every shard could be read."""
+    as_of: Moment | UnsetType = UNSET
+    """Oldest moment that a part of the answer is of; absent when it is of now, and in answers about one stream."""
 
 
 class Listing(OfShards, frozen=True, kw_only=True):

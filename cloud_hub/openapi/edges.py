@@ -61,7 +61,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     """The rights of a request, by its token."""
 
     token: str | None
-    """Name of the token; null when the hub has no tokens."""
+    """Name of the token; null when the hub has no tokens, and with a certificate."""
     scope: str
     """`edge`, `reader`, `publish`, `pull`, `admin`, or `granted` for `rights` one by one; `anonymous` when the hub has
     no tokens."""
@@ -71,6 +71,9 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     """The edge that may link with the token."""
     until: Moment | UnsetType | None = UNSET
     """End of the token; null for none. Absent in releases without."""
+    certificate: str | UnsetType | None = UNSET
+    """Common name of the client certificate that the request came with, where it gives the rights; null for a token.
+    Absent in releases without."""
     rights: list[str] | UnsetType = UNSET
     """Rights of the token, such as `read:press-*`; empty when the hub has no tokens. Absent in releases without."""
     software: str | UnsetType = UNSET

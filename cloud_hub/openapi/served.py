@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.identity.certificates import ReaderCertificate
 from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.cluster.membership import software
 from weft.cloud_hub.openapi.edges import WhoAmI
@@ -40,13 +41,15 @@ class SelfDescription:
         identity = self._access.reader(request)
         if identity is None:
             answer = WhoAmI(
-                token=None, scope=ANONYMOUS, tenant="default", edge=None, until=None, rights=[], software=software(),
-                link_protocol=PROTOCOL_VERSION,
+                token=None, scope=ANONYMOUS, tenant="default", edge=None, until=None, certificate=None, rights=[],
+                software=software(), link_protocol=PROTOCOL_VERSION,
             )  # fmt: skip
         else:
+            certificate = identity.common_name if isinstance(identity, ReaderCertificate) else None
             answer = WhoAmI(
-                token=identity.name, scope=identity.scope.value, tenant=identity.tenant, edge=identity.edge,
-                until=moment(self._access.until(identity)), rights=identity.rights.texts, software=software(),
+                token=identity.name if certificate is None else None, scope=identity.scope.value,
+                tenant=identity.tenant, edge=identity.edge, until=moment(self._access.until(identity)),
+                certificate=certificate, rights=identity.rights.texts, software=software(),
                 link_protocol=PROTOCOL_VERSION,
             )  # fmt: skip
         return web.Response(body=msgspec.json.encode(answer) + b"\n", content_type="application/json")

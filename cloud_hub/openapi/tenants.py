@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.cloud_hub.openapi.common import Count, Moment
+from weft.cloud_hub.openapi.common import Count, Moment, OfShards
 
 
 class QuotasAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class StreamUseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the stream's table of all rows, as of the last look for small files; null: unknown to this process."""
 
 
-class UsageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class UsageAnswer(OfShards, frozen=True, kw_only=True):
     """The use of the hub by one tenant."""
 
     tenant: str

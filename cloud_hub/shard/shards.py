@@ -114,6 +114,10 @@ class Shards:
         shard = tree.shard_of(edge.tenant, edge.edge)
         return shard, *tree.lineage(shard)
 
+    def children(self, shard: int) -> list[int]:
+        """Return the shards that splits of a shard have made, as this process knows them."""
+        return [new for _, new in self._tree().children(shard)]
+
     def __iter__(self) -> Iterator[Sequencer]:
         """Iterate over the shards that this process holds at present, by number."""
         return iter([self._sequencers[shard] for shard in sorted(self._sequencers)])
@@ -157,9 +161,14 @@ class Shards:
     async def all(self) -> list[Sequencer]:
         """Return every shard of the store, by number, for a reader. Those of other processes were read up to the log's
         head at most ``READ_AGE_S_MAX`` ago, own ones ``follow_interval_s`` ago, unless the store fails."""
-        sequencers = await asyncio.gather(*(self.get(shard) for shard in range(self.count)))
+        return await self.these(range(self.count))
+
+    async def these(self, shards: Iterable[int]) -> list[Sequencer]:
+        """Return some shards of the store, read as ``all`` reads them. Those of other processes are loaded."""
+        sequencers = await asyncio.gather(*map(self.get, shards))
         others = [each for each in sequencers if not self._owners.is_own(each.log.shard)]
-        await _within(OWN_LOOK_S_MAX, (each.catch_up() for each in self.own))
+        own = [each for each in sequencers if self._owners.is_own(each.log.shard)]
+        await _within(OWN_LOOK_S_MAX, (each.catch_up() for each in own))
         await _within(LOAD_S_MAX, (each.catch_up(READ_AGE_S_MAX) for each in others))
         return list(sequencers)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from weft.config.intake.jwt import Grants
 from weft.config.values import (
     Anonymous,
     Bind,
@@ -59,6 +60,20 @@ class Tls(Section, frozen=True, kw_only=True):
     ] = "required"
 
 
+class CertificateReader(Section, frozen=True, kw_only=True):
+    """Rights of people and programs whose client certificate has a name, or is of a unit."""
+
+    rights: Annotated[
+        Grants,
+        Meta(
+            examples=[["viewer"]],
+            description="Grants such as `read:press-*`, scopes of tokens such as `reader`, or roles such as `viewer`. "
+            "`admin` reaches all tenants. None may write or relay: links are for certificates of edges.",
+        ),
+    ]
+    tenant: Annotated[Annotated[str, Meta(min_length=1)], Meta(description="Tenant of the rights.")] = "default"
+
+
 class HubTls(Section, frozen=True, kw_only=True):
     """TLS of a hub, for links and readers. The files are read again when they change; links stay."""
 
@@ -94,6 +109,15 @@ class HubTls(Section, frozen=True, kw_only=True):
             "`optional` takes either. Readers and probes need none."
         ),
     ] = "required"
+    readers: Annotated[
+        Annotated[dict[str, CertificateReader], Meta(max_length=256)] | None,
+        Meta(
+            examples=[{"OU=operators": {"rights": ["operator"]}}],
+            description="People and programs with certificates of `client_ca`, each with the rights at the API: "
+            "`CN=mara` for a common name, `OU=operators` for an organisational unit. A common name goes before a "
+            "unit, and a token before both. Unset: readers need a token.",
+        ),
+    ] = None
     half_open: Annotated[
         Count,
         Meta(

@@ -174,10 +174,10 @@ def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane
 def _follows(held: LaneState, former: LaneState) -> bool:
     """Return whether a lane of the same log begins where the former one has its last word."""
     assert former.last_word is not None
-    return held.epoch > former.epoch and _begin(held.gaps) == former.last_word.seq
+    return held.epoch > former.epoch and begins_at(held.gaps) == former.last_word.seq
 
 
-def _begin(gaps: Iterable[GapRange]) -> int:
+def begins_at(gaps: Iterable[GapRange]) -> int:
     """Return the number at which a lane begins under its name."""
     first = next(iter(gaps), None)
     return 0 if first is None or first.first or first.reason != GapReason.RENAMED else first.end

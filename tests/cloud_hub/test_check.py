@@ -86,6 +86,28 @@ def test_a_section_of_an_issuer_that_cannot_work_is_refused(text: str, error: st
     assert error in str(caught.value)
 
 
+READERS = "store: s\ntls:\n  certificate: a.crt\n  key: a.key\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("  readers: {CN=mara: {rights: [admin]}}", "tls.readers: needs `client_ca`"),
+        ("  client_ca: ca.crt\n  readers: {mara: {rights: [admin]}}", "expected CN= and a common name"),
+        ("  client_ca: ca.crt\n  readers: {OU=: {rights: [admin]}}", "expected CN= and a common name"),
+        ("  client_ca: ca.crt\n  readers: {CN=mara: {rights: [adminn]}}", "expected one of write[:STREAM]"),
+        ("  client_ca: ca.crt\n  readers: {CN=mara: {rights: [viewer, edge]}}", "edge is for links"),
+        ("  client_ca: ca.crt\n  readers: {CN=mara: {rights: ['relay:a']}}", "relay:a is for links"),
+        ("  client_ca: ca.crt\n  readers: {CN=mara: {rights: [viewer], tenant: a/b}}", "tenant: expected"),
+        ("  client_ca: ca.crt\n  readers: {CN=mara: {}}", "rights"),
+    ],
+)
+def test_rights_of_certificates_that_cannot_work_are_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hub(READERS + text)
+    assert error in str(caught.value)
+
+
 def test_a_hub_with_an_issuer_may_be_reached_from_elsewhere() -> None:
     tls = "listen: 0.0.0.0:80\ntls: {certificate: a.crt, key: a.key}\n"
     found = settings_of(

@@ -35,16 +35,18 @@ class Authority:
         self.path = str(directory / f"{name}.pem")
         self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
 
-    def sign(self, common_name: str, file: str | None = None, *, expired: bool = False) -> Pem:
-        """A certificate of that common name, good for servers of this machine and for clients."""
+    def sign(self, common_name: str, file: str | None = None, *, expired: bool = False, unit: str | None = None) -> Pem:
+        """A certificate of that common name and organisational unit, good for servers of this machine and for
+        clients."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
+        names = {NameOID.COMMON_NAME: common_name, NameOID.ORGANIZATIONAL_UNIT_NAME: unit}
+        name = x509.Name([x509.NameAttribute(kind, text) for kind, text in names.items() if text])
         here = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
-        names = [x509.DNSName(each) for each in ("localhost", "hub.test")]
+        hosts = [x509.DNSName(each) for each in ("localhost", "hub.test")]
         certificate = (
             self._builder(name, key, days=-1 if expired else 1)
             .add_extension(
-                x509.SubjectAlternativeName([*here, *names]),
+                x509.SubjectAlternativeName([*here, *hosts]),
                 critical=False,
             )
             .add_extension(

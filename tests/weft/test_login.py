@@ -59,7 +59,7 @@ def ask(url: str, admin: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert admin not in made.output
     assert stat.S_IMODE(os.stat(logins.path()).st_mode) == 0o600
     assert json.loads(weft("login", "--json").output)["hubs"] == [
-        {"name": "plant", "url": url, "has_token": True, "ca_file": None}
+        {"name": "plant", "url": url, "has_token": True, "ca_file": None, "certificate": None}
     ]
     for named in ("plant", url):  # a URL finds the login as well
         status = weft("hub", "status", named)

@@ -29,6 +29,9 @@ class Login(msgspec.Struct, frozen=True, omit_defaults=True):
     token: str | None = None
     ca_file: str | None = None
     """PEM file of the authorities that the hub's certificate is trusted by; None for the system's."""
+    certificate: str | None = None
+    """PEM file of the client certificate, in the place of a token; ``key`` has its key."""
+    key: str | None = None
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -109,13 +112,15 @@ class Place(NamedTuple):
     token: str | None
     token_file: str | None
     ca_file: str | None
+    certificate: str | None = None
+    key: str | None = None
 
 
 def find(hub: str, token_file: str | None = None) -> Place:
     """Return the hub of a URL, or of a login's name.
 
     The token is that of ``token_file``; else that of the login, which a URL finds as well; else that of the environment
-    (``WEFT_TOKEN_FILE`` or ``WEFT_TOKEN``).
+    (``WEFT_TOKEN_FILE`` or ``WEFT_TOKEN``), unless the login has a certificate.
 
     Raises:
         ValueError: it is neither.
@@ -129,11 +134,12 @@ def find(hub: str, token_file: str | None = None) -> Place:
         if hub not in known:
             raise ValueError(f"{hub!r} is no URL, and no login of {path()}: `weft login {hub} URL` makes one")
         login = known[hub]
+    tls = login.ca_file, login.certificate, login.key
     if token_file is not None:
-        return Place(login.url, None, token_file, login.ca_file)
-    if login.token is not None:
-        return Place(login.url, login.token, None, login.ca_file)
-    return Place(login.url, *of_environment(), login.ca_file)
+        return Place(login.url, None, token_file, *tls)
+    if login.token is not None or login.certificate is not None:
+        return Place(login.url, login.token, None, *tls)
+    return Place(login.url, *of_environment(), *tls)
 
 
 def of_environment() -> tuple[str | None, str | None]:

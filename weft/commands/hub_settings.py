@@ -9,7 +9,7 @@ import msgspec
 from weft.config.units import parse_bind
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.settings import HubSettings, JwtSettings, RegionSettings
+    from weft.cloud_hub.settings import CertificateRights, HubSettings, JwtSettings, RegionSettings
     from weft.config.links import Region
     from weft.config.models import HubConfig
     from weft.network.settings import AdmissionLimits
@@ -59,6 +59,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         tokens_required=config.anonymous == "never",
         open_to_network=config.anonymous == "allowed_beyond_loopback",
         tls=_tls(config),
+        certificate_readers=_certificate_readers(config),
         edges_need_certificate=config.tls is not None and config.tls.client_certificate == "required",
         admission=_admission(config),
         hosts=() if config.hosts is None and address.is_loopback else config.hosts,
@@ -142,6 +143,13 @@ def _tls(config: HubConfig) -> TlsFiles | None:
         certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca, crl_file=tls.crl_file,
         client_certificate_required=False,
     )  # fmt: skip
+
+
+def _certificate_readers(config: HubConfig) -> dict[str, CertificateRights]:
+    from weft.cloud_hub.settings import CertificateRights
+
+    readers = config.tls.readers if config.tls is not None else None
+    return {name: CertificateRights(each.rights, each.tenant) for name, each in (readers or {}).items()}
 
 
 def _jwt(config: HubConfig) -> JwtSettings | None:

@@ -167,18 +167,24 @@ def running_hub(hub: str | None, token_file: str | None) -> RunningHub:
         raise Refused(str(error)) from None
     if found.token_file is not None and token_file is None:
         _check_token_file(found.token_file)
-    return RunningHub(found.url, token=found.token, token_file=found.token_file, tls=trusting(found.ca_file))
+    return RunningHub(
+        found.url,
+        token=found.token,
+        token_file=found.token_file,
+        tls=trusting(found.ca_file, found.certificate, found.key),
+    )
 
 
-def trusting(ca_file: str | None) -> ssl.SSLContext | None:
-    """Return the context that trusts a hub by a file of authorities; None for the system's."""
-    if ca_file is None:
+def trusting(ca_file: str | None, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext | None:
+    """Return the context that trusts a hub by a file of authorities, and shows it a client certificate; None for the
+    system's authorities and no certificate."""
+    if ca_file is None and certificate is None:
         return None
     from weft.network.tls.contexts import client_context
     from weft.network.tls.files import ClientTlsFiles
 
     try:
-        return client_context(ClientTlsFiles(ca_file=ca_file))
+        return client_context(ClientTlsFiles(ca_file=ca_file, certificate=certificate, key=key))
     except OSError as error:
         raise Failed(str(error)) from None
 

@@ -1,15 +1,20 @@
-"""Certificates of edges: whom a link's certificate names, and the end of links whose certificate is revoked."""
+"""Client certificates: the edge that a link's certificate names, the rights of a reader's, and the end of links whose
+certificate is revoked."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
 
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity
+from weft.cloud_hub.api.identity.rights import grants_of
+from weft.cloud_hub.api.tokens import NAME_CHARACTERS_MAX, Scope, TokenIdentity
+from weft.cloud_hub.settings import CertificateRights
 from weft.network.tls.certificate import CertificateName, certificate_name
 from weft.network.tls.contexts import common_name
 from weft.protocols.lane import NAME_RULE, node_in_certificate
@@ -18,6 +23,10 @@ from weft.protocols.link import RefuseCode
 End = Callable[[RefuseCode, str, str], object]
 """Function that ends a link, with a reason and advice for the edge."""
 
+COMMON_NAME, UNIT = "CN=", "OU="
+NAME_PREFIX = "certificate:"
+"""Begin of the names of readers with a certificate, so that a common name is no token of the hub."""
+_NAMELESS = "without a common name"
 CERTIFICATE_REVOKED = "the certificate of the link was revoked"
 NEW_CERTIFICATE = "give the edge a new one if it still belongs here"
 
@@ -31,19 +40,39 @@ class CertificateIdentity(TokenIdentity, frozen=True):
         return f"the certificate {self.name!r}"
 
 
+class ReaderCertificate(TokenIdentity, frozen=True, kw_only=True):
+    """A person or a program that comes by a certificate: ``name`` has its common name, ``sha256`` is that of the
+    certificate."""
+
+    until: int
+    """End of the certificate, nanoseconds since 1970."""
+
+    @property
+    def common_name(self) -> str:
+        """Return the common name of the certificate."""
+        return self.name.removeprefix(NAME_PREFIX)
+
+    @property
+    def shown(self) -> str:
+        """Return what it is called in messages."""
+        return f"the certificate {self.common_name!r}"
+
+
 class NoEdge(ValueError):
     """A verified certificate that names no edge."""
 
 
 class Certificates:
-    """The certificates of edges, which handshakes have verified. Event loop's thread only.
+    """The certificates of edges and readers, which handshakes have verified. Event loop's thread only.
 
     Args:
         required: whether links without a certificate are refused.
+        readers: those of readers (``is_reader_name``), with their rights.
     """
 
-    def __init__(self, *, required: bool) -> None:
+    def __init__(self, *, required: bool, readers: Mapping[str, CertificateRights] = MappingProxyType({})) -> None:
         self.required = required
+        self._readers = readers
         self._revoked: frozenset[CertificateName] = frozenset()
         self._open: dict[End, CertificateName] = {}
         """Open links with a certificate, by the function that ends each."""
@@ -58,7 +87,10 @@ class Certificates:
         if certificate is None:
             return None
         assert request.transport is not None
-        name = common_name(request.transport.get_extra_info("peercert")) or ""
+        peer = request.transport.get_extra_info("peercert")
+        name = common_name(peer) or ""
+        if self._rights(peer) is not None:
+            raise NoEdge(f"the certificate {name!r} is one of a reader, by `tls.readers`")
         node = node_in_certificate(name)
         if node is None:
             raise NoEdge(
@@ -66,6 +98,33 @@ class Certificates:
             )
         fingerprint = hashlib.sha256(certificate).hexdigest()
         return CertificateIdentity(name, fingerprint, Scope.EDGE, node.tenant, node.edge)
+
+    def reader(self, request: web.Request) -> ReaderCertificate | None:
+        """Return the reader that the certificate of a request names; None without one, and for others' certificates."""
+        if not self._readers or (certificate := _certificate(request)) is None:
+            return None
+        assert request.transport is not None
+        peer = request.transport.get_extra_info("peercert")
+        found = self._rights(peer)
+        if found is None:
+            return None
+        grants = tuple(dict.fromkeys(grant for right in found.rights for grant in grants_of(right)))
+        scope = Scope.ADMIN if Scope.ADMIN in found.rights else Scope.GRANTED
+        until = int(ssl.cert_time_to_seconds(peer["notAfter"])) * 10**9
+        name = f"{NAME_PREFIX}{(common_name(peer) or _NAMELESS)[:NAME_CHARACTERS_MAX]}"
+        return ReaderCertificate(
+            name, hashlib.sha256(certificate).hexdigest(), scope, found.tenant, None, grants, until=until
+        )
+
+    def _rights(self, peer: dict[str, Any] | None) -> CertificateRights | None:
+        """Return the rights of a verified certificate of a reader; None for others."""
+        if not self._readers:
+            return None
+        subject = [pair for part in (peer or {}).get("subject", ()) for pair in part]
+        units = [f"{UNIT}{value}" for key, value in subject if key == "organizationalUnitName"]
+        name = common_name(peer)
+        names = [f"{COMMON_NAME}{name}", *units] if name else units
+        return next((self._readers[each] for each in names if each in self._readers), None)
 
     def is_shown(self, request: web.Request) -> bool:
         """Return whether a request came with a certificate."""
@@ -97,6 +156,11 @@ class Certificates:
         for end, name in list(self._open.items()):
             if name in added:
                 end(RefuseCode.UNAUTHORISED, CERTIFICATE_REVOKED, NEW_CERTIFICATE)
+
+
+def is_reader_name(text: str) -> bool:
+    """Return whether a text names certificates of readers: ``CN=`` and a common name, or ``OU=`` and a unit."""
+    return any(text.startswith(each) and len(text) > len(each) for each in (COMMON_NAME, UNIT))
 
 
 def _certificate(request: web.Request) -> bytes | None:

@@ -137,6 +137,21 @@ class Rights:
         return [Grant(right, each).text for right, patterns in self._patterns.items() for each in patterns]
 
 
+def grants_of(right: str) -> tuple[str, ...]:
+    """Return the grants of a scope of tokens or a role, or the one grant that the text is."""
+    return scope_grants(right) or role_grants((right,))
+
+
+def check_right(right: str) -> None:
+    """Check a right that a configuration gives to a role.
+
+    Raises:
+        InvalidGrant: it is neither a grant, a scope nor a role.
+    """
+    for grant in grants_of(right):
+        parse_grant(grant)
+
+
 @functools.lru_cache(maxsize=4096)
 def rights_of(scope: str, grants: tuple[str, ...]) -> Rights:
     """Return the rights of a scope, or of grants where there are some.

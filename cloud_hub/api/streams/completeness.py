@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from weft.cloud_hub.api.streams.summary import StreamSummary, renamed_lanes, summarise
+from weft.cloud_hub.api.streams.summary import LaneFacts, StreamPart, StreamSummary, merged, renamed_lanes, stream_parts
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShard
@@ -82,15 +82,30 @@ class StreamCompleteness:
             answer = answer._replace(complete_up_to=None, held_back_by=[_by_clock(wrong), *answer.held_back_by])
         return answer
 
-    async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
-        """Return facts about a stream's lanes, including its moment, without blocking the event loop."""
-        expected = self._expected.get((tenant, stream), ())
-        found = await summarise(
-            states, tenant, stream, expected, self._clock.now(), peers=self.peers, behind=self.behind, lost=self.lost
-        )
+    @property
+    def facts(self) -> LaneFacts:
+        """Return what is known of lanes beside their states at present."""
+        return LaneFacts(self._clock.now(), self.peers, self.behind, self.lost)
+
+    def expected(self, key: StreamKey) -> Sequence[str]:
+        """Return the names and patterns of edges that a stream needs to be complete."""
+        return self._expected.get(key, ())
+
+    async def parts(self, states: Sequence[ShardState], tenant: str, stream: str) -> list[StreamPart]:
+        """Return facts about a stream's lanes in each shard, without blocking the event loop."""
+        key = tenant, stream
+        return await stream_parts(states, key, self.expected(key), self.facts)
+
+    def summary(self, parts: Sequence[StreamPart], key: StreamKey) -> StreamSummary:
+        """Return facts about a stream's lanes, including its moment, from its parts of all shards."""
+        found = merged(parts, self.expected(key))
         if (wrong := self._clock.wrong()) is None:
             return found
         return found._replace(complete_up_to=None, held_back_by=[_by_clock(wrong), *found.held_back_by])
+
+    async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
+        """Return facts about a stream's lanes, including its moment, without blocking the event loop."""
+        return self.summary(await self.parts(states, tenant, stream), (tenant, stream))
 
     def expecting(self) -> dict[StreamKey, Callable[[], Awaitable[int | None]]]:
         """Return the streams with expected edges, each with a function that returns its moment."""

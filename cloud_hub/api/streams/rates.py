@@ -7,12 +7,13 @@ reads: this process follows its own shards anyway, and others for the work on th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from weft.bounds.background import BackgroundTask
+from weft.cloud_hub.api.streams.summary import StreamPart
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import StreamKey
 
 NOTE_INTERVAL_S = 60.0
 """Interval of notes: a rate covers one to two of them."""
@@ -81,19 +82,19 @@ class StreamRates:
         # A shard that is new in this note has a rate only from it on.
         self._older, self._newer = {**noted, **self._newer}, noted
 
-    def rate(self, states: Sequence[ShardState], key: StreamKey) -> float | None:
+    def rate(self, parts: Iterable[StreamPart], key: StreamKey, ages: Mapping[int, float]) -> float | None:
         """Return the records per second of a stream over the last one to two minutes; None while unknown.
 
         Args:
-            states: present states of all shards.
+            parts: of all shards.
+            ages: seconds since a part was made, by shard; a shard without was looked at just now.
         """
         now, total = self._monotonic(), 0.0
-        for state in states:
-            end = state.next_offset.get(key)
-            if end is None:
+        for part in parts:
+            if part.end is None:
                 continue
-            noted = self._older.get(state.shard)
-            if noted is None or now - noted.at < AGE_S_MIN:
+            noted, at = self._older.get(part.shard), now - ages.get(part.shard, 0)
+            if noted is None or at - noted.at < AGE_S_MIN:
                 return None
-            total += (end - noted.ends.get(key, 0)) / (now - noted.at)
+            total += (part.end - noted.ends.get(key, 0)) / (at - noted.at)
         return max(total, 0.0)

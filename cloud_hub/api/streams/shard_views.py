@@ -46,17 +46,6 @@ class ShardViews:
         self._followers.note((tenant, stream), is_known=any(each.has_stream(tenant, stream) for each in view.states))
         return view
 
-    async def every(self) -> ShardsView:
-        """Return all shards whole."""
-        return self._view(map(_seen, await self._shards.all()))
-
-    def own(self) -> ShardsView:
-        """Return the process's own shards. None is missed."""
-        found = list(map(_seen, self._shards.own))
-        states = [each.state for each in found if each.state is not None]
-        missing = {each.log.shard: each.trouble for each in found if each.state is None}
-        return ShardsView({each.log.shard: self._reader(each.log) for each in found}, states, missing)
-
     def _view(self, shards: Iterable[FollowedShard]) -> ShardsView:
         found = sorted(shards, key=lambda each: each.log.shard)
         states = [each.state for each in found if each.state is not None]

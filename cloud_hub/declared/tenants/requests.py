@@ -13,12 +13,12 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import integer
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX
+from weft.cloud_hub.api.summaries.summaries import ShardSummaries
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.declared.changes import ALWAYS_THERE, CannotDeclare
 from weft.cloud_hub.declared.documents import TENANT, Quotas, TenantDocument, UnreadableDocument, decode
 from weft.cloud_hub.declared.tenants.changes import set_tenant
 from weft.cloud_hub.declared.tenants.use import StreamUse, TenantUse
-from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.cluster_log.entry import REASON_CHARACTERS_MAX
@@ -71,13 +71,13 @@ class TenantRequests:
     """
 
     def __init__(
-        self, log: ClusterLog, account: Account, shards: Shards, access: Access, *,
+        self, log: ClusterLog, account: Account, summaries: ShardSummaries, access: Access, *,
         quotas: Callable[[str], Quotas], table_bytes: Callable[[str], int | None],
         stream_bytes: Callable[[str, str], int | None], now: Callable[[], int],
         read_body: Callable[[web.Request, int, str], Awaitable[bytes]],
     ) -> None:  # fmt: skip
         self._log = log
-        self._account, self._shards, self._access = account, shards, access
+        self._account, self._summaries, self._access = account, summaries, access
         self._quotas, self._now, self._read_body = quotas, now, read_body
         self._table_bytes, self._stream_bytes = table_bytes, stream_bytes
         self._since = now()
@@ -126,13 +126,13 @@ class TenantRequests:
         """Return what a tenant uses: numbers of all shards, and what came to this process."""
         tenant, is_readable = self._access.streams(request)
         limit, after = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX), request.query.get("after", "")
-        states = [each.state for each in await self._shards.all() if each.loaded]
-        every = sorted({name for state in states for name in state.tenant_streams(tenant)})
+        shards = await self._summaries.every()
+        every = shards.streams(tenant)
         use = self._account.known(tenant)
         names = [name for name in every if name > after and is_readable(name)]
         streams: list[View] = []
         for name in names[:limit]:
-            records = sum(state.next_offset.get((tenant, name), 0) for state in states)
+            records = sum(part.end or 0 for part in every[name])
             came = use.streams.get(name, StreamUse()) if use is not None else StreamUse()
             size = self._stream_bytes(tenant, name)
             streams.append({"stream": name, "records": records, "received": _received(came), "table_bytes": size})
@@ -142,7 +142,7 @@ class TenantRequests:
             "since": moment(self._since),
             "share": 1.0 if use is None else use.share,
             "links": self._account.links(tenant),
-            "lanes": sum(state.lane_count(tenant) for state in states),
+            "lanes": sum(part.lanes for parts in every.values() for part in parts),
             "streams_count": len(every),
             "table_bytes": self._table_bytes(tenant),
             "received": _received(StreamUse() if use is None else use.total()),
@@ -150,6 +150,7 @@ class TenantRequests:
             "refused": 0 if use is None else use.refused,
             "streams": streams,
             "next_after": names[limit - 1] if len(names) > limit else None,
+            **shards.view(),
         }
         return _json(view)
 

@@ -12,10 +12,12 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import until
-from weft.cloud_hub.api.edges import EdgeOf, EdgeViews, edges_after
+from weft.cloud_hub.api.edges import EdgeRow, EdgeViews, edges_after
+from weft.cloud_hub.api.streams.summary import LaneFacts
+from weft.cloud_hub.api.summaries.shard_summary import Walk
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.protocols.chunk import Mark
-from weft.protocols.lane import Lane, NodeName
+from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.completeness import SILENT_NS
 from weft.protocols.shard.lane_state import LaneState, Retirement
@@ -83,8 +85,9 @@ def state(edges: int, shard: int = 0) -> ShardState:
     return made
 
 
-def views(now: int = NOW) -> EdgeViews:
-    return EdgeViews([], {}, lambda _: None, now, peers=False, behind=lambda _: None)
+async def rows(states: list[ShardState], now: int = NOW) -> list[list[EdgeRow]]:
+    walk = Walk(LaneFacts(now, peers=False), lambda _: (), states)
+    return [(await walk.summary(state)).edges for state in states]
 
 
 async def test_pages_have_every_edge_once_and_no_step_holds_the_loop() -> None:
@@ -102,9 +105,9 @@ async def test_pages_have_every_edge_once_and_no_step_holds_the_loop() -> None:
 
 
 async def pages(states: list[ShardState]) -> list[str]:
-    names, after = [], None
+    names, after, found = list[str](), None, await rows(states)
     while True:
-        edges, more = await edges_after(states, None, after, 4_000)
+        edges, more = edges_after(found, None, after, 4_000)
         names += [each.name.edge for each in edges]
         if not more:
             return names
@@ -128,7 +131,8 @@ async def test_an_edge_has_an_alarm_for_each_reason_that_holds_its_lanes_back(
     made = ShardState(b"0" * 16, 0)
     for stream in ("a", "b"):
         made.set_lane(Lane("default", "press-1", 1, stream), held)
-    view = await views(NOW + later).view(EdgeOf(NodeName("default", "press-1"), made))
+    ((row,),) = await rows([made], NOW + later)
+    view = EdgeViews({}, lambda _: None).view(row)
     assert (view["missing_records"], [each["reason"] for each in view["alarms"]], view["retired"]) == (
         2 * missing, alarms, retired,
     )  # fmt: skip

@@ -29,11 +29,17 @@ from weft.output import Failed, Refused, harmless, print_json, print_table
 @click.option(
     "--ca-file", type=ExistingPath(dir_okay=False), help="Authorities that the hub's certificate is trusted by (PEM)."
 )
+@click.option(
+    "--certificate",
+    type=ExistingPath(dir_okay=False),
+    help="Client certificate (PEM) that the hub gives rights by `tls.readers`, in the place of a token.",
+)
+@click.option("--key", type=ExistingPath(dir_okay=False), help="The certificate's key (PEM), not encrypted.")
 @click.option("--forget", is_flag=True, help="Remove NAME and its token instead.")
 @json_option
 def command(
-    name: str | None, url: str | None, *, token_file: str | None, no_token: bool, ca_file: str | None, forget: bool,
-    as_json: bool,
+    name: str | None, url: str | None, *, token_file: str | None, no_token: bool, ca_file: str | None,
+    certificate: str | None, key: str | None, forget: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.
 
@@ -43,6 +49,7 @@ def command(
     \b
     weft login plant https://hub.example.com
     weft login plant https://hub.example.com --token-file admin.token --ca-file ca.pem
+    weft login plant https://hub.example.com --certificate mara.crt --key mara.key
     weft hub status plant
     """
     known = _read()
@@ -56,13 +63,19 @@ def command(
         raise Refused("give NAME and URL: weft login plant https://hub.example.com")
     if no_token and token_file is not None:
         raise Refused("--no-token and --token-file exclude each other: choose one")
+    if (certificate is None) != (key is None):
+        raise Refused("--certificate and --key belong together: give both")
     try:
         name, url = logins.check_name(name), logins.check_url(url)
     except ValueError as error:
         raise Refused(str(error)) from None
-    token = None if no_token else _token(name, token_file)
-    made = Login(url, token, None if ca_file is None else os.path.abspath(ca_file))
-    told = RunningHub(url, token=token, tls=trusting(made.ca_file)).get("/v1/whoami")
+    if certificate is not None and not url.startswith("https://"):
+        raise Refused("a certificate is shown by TLS: the URL has to begin with https://")
+    is_without = no_token or (certificate is not None and token_file is None)
+    token = None if is_without else _token(name, token_file)
+    made = Login(url, token, *(None if each is None else os.path.abspath(each) for each in (ca_file, certificate, key)))
+    tls = trusting(made.ca_file, made.certificate, made.key)
+    told = RunningHub(url, token=token, tls=tls).get("/v1/whoami")
     with using(logins.path()):
         try:
             logins.write({**_read(), name: made})
@@ -71,7 +84,8 @@ def command(
     if as_json:
         print_json({"name": name, "url": url, "whoami": told})
         return
-    whose = told["token"] or "no token: the hub has none"
+    by_certificate = told.get("certificate")
+    whose = told["token"] or (f"the certificate {by_certificate!r}" if by_certificate else "no token: the hub has none")
     click.echo(harmless(f"{name} is {url}, as {whose}, tenant {told['tenant'] or 'all'}: kept in {logins.path()}"))
     if token is not None and url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
         click.echo("warning: the URL begins with http://, so the token crosses the network readable", err=True)
@@ -87,7 +101,13 @@ def _forget(name: str, known: dict[str, Login]) -> None:
 
 def _list(known: dict[str, Login], *, as_json: bool) -> None:
     facts = [
-        {"name": name, "url": login.url, "has_token": login.token is not None, "ca_file": login.ca_file}
+        {
+            "name": name,
+            "url": login.url,
+            "has_token": login.token is not None,
+            "ca_file": login.ca_file,
+            "certificate": login.certificate,
+        }
         for name, login in sorted(known.items())
     ]
     if as_json:
@@ -96,8 +116,14 @@ def _list(known: dict[str, Login], *, as_json: bool) -> None:
     if not facts:
         click.echo("no hub has a name yet: weft login NAME URL")
         return
-    rows = [(each["name"], each["url"], "yes" if each["has_token"] else "no", each["ca_file"] or "") for each in facts]
-    print_table(("name", "url", "token", "authorities"), rows)
+    rows = [
+        (
+            each["name"], each["url"], "yes" if each["has_token"] else "no", each["ca_file"] or "",
+            each["certificate"] or "",
+        )
+        for each in facts
+    ]  # fmt: skip
+    print_table(("name", "url", "token", "authorities", "certificate"), rows)
 
 
 def _read() -> dict[str, Login]:

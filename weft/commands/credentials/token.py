@@ -188,7 +188,7 @@ def read_file(path: str) -> list[TokenIdentity]:
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
 @json_option
 def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
-    """Show the rights of a token at the running hub HUB, with its name, scope, tenant, edge and end.
+    """Show the rights of a token, or of a login's certificate, at the running hub HUB: name, scope, tenant and end.
 
     \b
     weft hub whoami hub.yaml --token-file press-7.token
@@ -197,6 +197,7 @@ def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    without = {"token": "none: the hub has no tokens", "edge": "none", "until": "none", "rights": "all"}
+    no_token = "none: the hub has no tokens" if facts.get("certificate") is None else "none"
+    without = {"token": no_token, "certificate": "none", "edge": "none", "until": "none", "rights": "all"}
     told = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
     print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in told.items()})

@@ -13,9 +13,8 @@ from weft.cloud_hub.api.identity.rights import (
     InvalidGrant,
     Right,
     Rights,
+    grants_of,
     parse_grant,
-    role_grants,
-    scope_grants,
 )
 from weft.cloud_hub.api.tokens import NAME_CHARACTERS_MAX, Scope, TokenIdentity
 from weft.cloud_hub.api.views import moment
@@ -251,18 +250,3 @@ def _meant(word: Any, rules: JwtSettings) -> tuple[str, ...]:
     # A common word, such as the role "admin" of another service, must not open all tenants by chance.
     is_within = all(each.right in CONCERNS or each.right is Right.EDGES for each in grants)
     return (word,) if is_within else ()
-
-
-def grants_of(right: str) -> tuple[str, ...]:
-    """Return the grants of a scope of tokens or a role, or the one grant that the text is."""
-    return scope_grants(right) or role_grants((right,))
-
-
-def check_right(right: str) -> None:
-    """Check a right that a configuration gives to a role.
-
-    Raises:
-        InvalidGrant: it is neither a grant, a scope nor a role.
-    """
-    for grant in grants_of(right):
-        parse_grant(grant)

@@ -1,0 +1,1 @@
+"""Summaries of shards: what lists of streams, edges and troubles are made of."""
