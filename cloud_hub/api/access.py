@@ -32,6 +32,8 @@ _ADVICE = {
     Right.METRICS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant metrics",
     Right.ACTS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant acts",
     Right.TENANTS: "use a token with the grant tenants, or `weft hub tenant set`",
+    Right.NODES: "use a token with the grant nodes, or `weft hub drain` and `weft hub split` with the configuration",
+    Right.TOKENS: "use a token with the grant tokens, or `weft hub token` with the configuration",
 }
 """Right -> what opens it."""
 CHALLENGE_CHARACTERS_MAX = 400

@@ -38,6 +38,10 @@ class Right(StrEnum):
     """Relay streams as another region: lanes of any edge of the tenant, under their own names."""
     TENANTS = "tenants"
     """See and set the quotas of all tenants. No scope has it: it is granted by its name."""
+    NODES = "nodes"
+    """Drain processes of the hub, and split its shards. No scope has it."""
+    TOKENS = "tokens"
+    """Make, rotate and withdraw tokens of all tenants and rights, so that it is as good as all. No scope has it."""
 
 
 CONCERNS: Mapping[Right, str] = {
@@ -56,7 +60,8 @@ _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
 _OF_VIEWERS = ("read", "edges")
 _OF_OPERATORS = (*_OF_VIEWERS, "publish", "pull", "status", "metrics", "acts")
 ROLES: Mapping[str, tuple[str, ...]] = {
-    "viewer": _OF_VIEWERS, "operator": _OF_OPERATORS, "administrator": (*_OF_OPERATORS, "tenants"),
+    "viewer": _OF_VIEWERS, "operator": _OF_OPERATORS,
+    "administrator": (*_OF_OPERATORS, "tenants", "nodes", "tokens"),
 }  # fmt: skip
 """Name of a role -> its grants, for people who make tokens: a token has the grants themselves, of its tenant."""
 
