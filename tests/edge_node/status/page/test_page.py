@@ -77,9 +77,8 @@ async def test_numbers_of_a_topic_are_drawn(page: BrowserPage, tmp_path: Path, m
 async def test_topics_are_seen_over_a_line_that_is_slow(page: BrowserPage, tmp_path: Path) -> None:
     async with running(tmp_path, OPEN) as node:
         slow = {"offline": False, "latency": 700, "downloadThroughput": -1, "uploadThroughput": -1}
-        await page.open(url(node, ""))
         await page.call("Network.emulateNetworkConditions", **slow)
-        await page.js("location.reload()")
+        await page.open(url(node, ""))
         await page.until('document.querySelector("#topics .tree")')
         client = await publisher(node)
         await client.publish("plant/a/open", "2")
