@@ -56,6 +56,7 @@ from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.openapi.asked import Asked
 from weft.cloud_hub.openapi.served import SelfDescription
+from weft.cloud_hub.pipelines import PipelineRequests
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.regions.regions import Regions
 from weft.cloud_hub.settings import HubSettings
@@ -319,6 +320,7 @@ class Hub:
             changes, self._tenants, shards, quotas=self._declared.quotas.of, table_bytes=self._tables.bytes_of
         ).add_to(application)
         TokenRequests(store, changes).add_to(application)
+        PipelineRequests(store, changes, self._clock.now, time.monotonic).add_to(application)
         assert self._membership is not None, "it is made before"
         NodeRequests(
             store, changes, self._declared.drained, random_bits=self._random_bits, split=self._membership.read_soon

@@ -28,6 +28,7 @@ from weft.cloud_hub.openapi.common import LogId
 from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
 from weft.cloud_hub.openapi.operation import READING, Operation, Parameter
+from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
 from weft.cloud_hub.openapi.status import (
     DrainAnswer,
@@ -56,6 +57,9 @@ from weft.cloud_hub.openapi.tenants import (
     TokensAnswer,
     UsageAnswer,
 )
+from weft.cloud_hub.pipelines import ONE as PIPELINE
+from weft.cloud_hub.pipelines import WAY as PIPELINES
+from weft.cloud_hub.pipelines import Report
 from weft.cloud_hub.pulls.requests import WAY, PullWindow
 from weft.protocols.shard.placement import SHARDS_MAX
 
@@ -99,6 +103,7 @@ def _after(pattern: str | None = None) -> Parameter:
     )  # fmt: skip
 
 
+_PIPELINE_OF_PATH = Parameter("pipeline", _Name, "Name of the pipeline.", "path", required=True)
 _TOKEN_OF_PATH = Parameter("name", str, "Name of the token.", "path", required=True)
 _REASON = Parameter("reason", str, "Why, for the record of administrative acts.")
 _OF_STREAM = READING | {404}
@@ -345,6 +350,18 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "split", "post", SPLITS, "Split a shard: about half of its edges move to a new one, for good.", SplitAnswer,
         (Scope.GRANTED,), errors=_OF_CHANGES | {429}, body=Split,
+    ),
+    Operation(
+        "pipelines", "get", PIPELINES, "Return the last report of each pipeline of Spark.", PipelinesAnswer,
+        parameters=(TENANT,), errors=frozenset({400, 401, 403, 421, 503}),
+    ),
+    Operation(
+        "report_pipeline", "put", PIPELINE, "Report the state of a pipeline, again and again.", ReportedAnswer,
+        (Scope.GRANTED,), parameters=(_PIPELINE_OF_PATH, TENANT), errors=_OF_CHANGES, body=Report,
+    ),
+    Operation(
+        "forget_pipeline", "delete", PIPELINE, "Forget a pipeline, until it reports again.", ReportedAnswer,
+        (Scope.GRANTED,), parameters=(_PIPELINE_OF_PATH, TENANT), errors=frozenset({400, 401, 403, 421, 503}),
     ),
 )  # fmt: skip
 """All operations, in the order of the document."""

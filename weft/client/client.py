@@ -28,6 +28,7 @@ from weft.client.following import WAIT_S, follow
 from weft.cloud_hub.openapi.acts import ActsAnswer
 from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
+from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
 from weft.cloud_hub.openapi.status import (
     DrainAnswer,
@@ -412,6 +413,24 @@ class Client:
         """Withdraw a token. Its links end within seconds."""
         path = _with(f"/v1/tokens/{quote(name, safe='')}", {"reason": reason})
         return self._decoded(self.fetch(path, method="DELETE"), RemovedTokenAnswer)
+
+    def pipelines(self, *, tenant: str | None = None) -> PipelinesAnswer:
+        """Return the last report of each pipeline of Spark."""
+        return self._get("/v1/pipelines", PipelinesAnswer, tenant=tenant)
+
+    def report_pipeline(self, name: str, report: Mapping[str, Any], *, tenant: str | None = None) -> ReportedAnswer:
+        """Report the state of a pipeline.
+
+        Args:
+            report: as the API's document has it: ``{"stream": "telemetry", "state": "running", "batch": 7}``.
+        """
+        path = _with(f"/v1/pipelines/{quote(name, safe='')}", {"tenant": tenant})
+        return self._decoded(self.fetch(path, _json(report), method="PUT"), ReportedAnswer)
+
+    def forget_pipeline(self, name: str, *, tenant: str | None = None) -> ReportedAnswer:
+        """Forget a pipeline, until it reports again."""
+        path = _with(f"/v1/pipelines/{quote(name, safe='')}", {"tenant": tenant})
+        return self._decoded(self.fetch(path, method="DELETE"), ReportedAnswer)
 
     def drains(self) -> DrainsAnswer:
         """Return the processes and machines that are drained."""

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { el, notice } from "./dom.js";
 
 /** Whether the page offers acts of a right. Without tokens the hub takes none from browsers. */
-export const may = (me, right) => Boolean(me.token) && me.rights.includes(right);
+export const may = (me, right) => Boolean(me.token) && me.rights.some((each) => each.split(":")[0] === right);
 
 let number = 0;
 
