@@ -335,6 +335,8 @@ KUBECONFORM = Go("github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0")
 COMPOSE = Go("github.com/compose-spec/compose-go/v2/cmd@v2.16.2")
 """The reference reader of compose files."""
 AZURITE = Npm("azurite@3.37.0")
+AXE = Npm("axe-core@4.14.1")
+"""Rules for pages that everybody can use."""
 MQTT_JS = Npm("mqtt@5.16.0")
 RHEA = Npm("rhea@3.0.5")
 AMQPLIB = Npm("amqplib@2.3.1")
@@ -352,7 +354,7 @@ KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
 AHEAD: tuple[Package, ...] = (
     VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
-    HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT,
+    AXE, HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT,
 )  # fmt: skip
 """What the slow tests need; MinIO takes ten minutes, and only nights need it."""
 
