@@ -49,7 +49,7 @@ class Reporter:
         self._path = f"/v1/pipelines/{quote(name, safe='')}{query}"
         self._watcher = Watcher(clock)
         self._facts: dict[str, Any] = {}
-        """What the last micro-batch, or step of windows, said."""
+        """Facts of the last micro-batch, or step of windows."""
         self._records = 0
         """Records since the last report."""
         self._batch_at: float | None = None

@@ -3,8 +3,13 @@
 import * as api from "./api.js";
 import { el, notice } from "./dom.js";
 
+const has = (me, right) => me.rights.some((each) => each.split(":")[0] === right);
+
+/** Whether the token has a right to see. A hub of a release before says none; the API then answers. */
+export const sees = (me, right) => me.scope === "anonymous" || !me.rights?.length || has(me, right);
+
 /** Whether the page offers acts of a right. Without tokens the hub takes none from browsers. */
-export const may = (me, right) => Boolean(me.token) && me.rights.some((each) => each.split(":")[0] === right);
+export const may = (me, right) => Boolean(me.token) && has(me, right);
 
 let number = 0;
 

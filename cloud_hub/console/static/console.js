@@ -1,6 +1,7 @@
 // The frame of all pages: login, the page that the address names, and what changes.
 
 import * as api from "./api.js";
+import { sees } from "./acting.js";
 import { el, notice } from "./dom.js";
 import { edge } from "./edge.js";
 import { fleet } from "./fleet.js";
@@ -65,16 +66,13 @@ async function begin() {
     return null;
   }
   nav.hidden = false;
-  for (const link of nav.children) link.hidden = !opens(NEEDS[link.hash.slice(2)]);
+  for (const link of nav.children) link.hidden = !sees(me, NEEDS[link.hash.slice(2)]);
   by("leave").hidden = !me.token;
   by("tenant-box").hidden = !["admin", "anonymous"].includes(me.scope);
   by("tenant").value = api.tenant();
   open();
   return listen();
 }
-
-/** Whether the token has a right. A hub of a release before says none; the API then answers. */
-const opens = (right) => me.scope === "anonymous" || !me.rights?.length || me.rights.some((each) => each.split(":")[0] === right);
 
 function open() {
   if (!me) return;

@@ -121,7 +121,7 @@ export function nodes({ main, signal, me }) {
   }, { leastMs: 5000, restMs: 15000, signal });
 }
 
-const ACTS = [
+export const ACTS = [
   { key: "entry", title: "Line", value: (a) => a.entry },
   { key: "at", title: "When (UTC)", value: (a) => millis(a.at), cell: (a) => utc(millis(a.at)) },
   { key: "by", title: "Who", value: (a) => a.by },
@@ -131,7 +131,7 @@ const ACTS = [
   { key: "command", title: "Command", value: (a) => a.command, cell: (a) => (a.command ? el("code", {}, a.command) : "") },
   { key: "reason", title: "Why", value: (a) => a.reason },
 ];
-const ACTS_LISTED = 200;
+export const ACTS_LISTED = 200;
 
 export function audit({ main, signal, onChange }) {
   const troubles = el("div");

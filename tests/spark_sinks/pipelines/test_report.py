@@ -27,7 +27,8 @@ class Query:
     """A query as Spark shows it, without Spark."""
 
     def __init__(self) -> None:
-        self.isActive, self.error = True, None
+        self.isActive = True
+        self.error: BaseException | None = None
         self.recentProgress: list[Any] = []
 
     @property

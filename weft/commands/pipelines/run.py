@@ -51,7 +51,7 @@ SHOWN_MAX = 3
     help="Action when the definition of windows differs from that of the written ones: refuse to start, recompute all "
     "windows, or keep them.",
 )
-@click.option("--report", metavar="URL", help="Hub that is told of the pipeline, for its console: URLs, with commas.")
+@click.option("--report", metavar="URL", help="Hub whose console shows the pipeline: URLs, with commas.")
 @click.option("--report-token-file", metavar="FILE", help="File with a token that has the grant report. Unset: the "
               "token of WEFT_TOKEN.")  # fmt: skip
 @click.option("--report-ca-file", metavar="FILE", help="PEM file of the authorities that the hub is trusted by.")
