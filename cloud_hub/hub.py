@@ -35,12 +35,15 @@ from weft.cloud_hub.console.changes import ChangeStreams
 from weft.cloud_hub.declared.acts.acting import OwnActs
 from weft.cloud_hub.declared.acts.requests import ActsRequests
 from weft.cloud_hub.declared.declarations import Declarations
+from weft.cloud_hub.declared.nodes import NodeRequests
 from weft.cloud_hub.declared.pairing import PairRequests
+from weft.cloud_hub.declared.requested import RequestedChanges
 from weft.cloud_hub.declared.tenants.counts import TenantCounts
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
 from weft.cloud_hub.declared.tenants.requests import TenantRequests
 from weft.cloud_hub.declared.tenants.use import Tenants
 from weft.cloud_hub.declared.token_use import TokenUse
+from weft.cloud_hub.declared.tokens import TokenRequests
 from weft.cloud_hub.down.acts_stream import ActsStream
 from weft.cloud_hub.down.requests import read_body
 from weft.cloud_hub.health import Health
@@ -54,6 +57,7 @@ from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.openapi.asked import Asked
 from weft.cloud_hub.openapi.served import SelfDescription
+from weft.cloud_hub.pipelines import PipelineRequests
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.regions.regions import Regions
 from weft.cloud_hub.settings import HubSettings
@@ -314,7 +318,7 @@ class Hub:
         PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
             application
         )
-        self._tenant_requests(summaries).add_to(application)
+        self._requests_for_changes(summaries, store, application)
         self._changes.add_to(application)
         self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
@@ -322,12 +326,20 @@ class Hub:
         SelfDescription(self._access).add_to(application)
         await self._listener.start(application)
 
-    def _tenant_requests(self, summaries: ShardSummaries) -> TenantRequests:
-        return TenantRequests(
-            self._acts.log, self._tenants, summaries, self._access, quotas=self._declared.quotas.of,
-            table_bytes=self._tables.bytes_of, stream_bytes=self._tables.stream_bytes, now=self._clock.now,
-            read_body=read_body,
-        )  # fmt: skip
+    def _requests_for_changes(
+        self, summaries: ShardSummaries, store: ObjectStore, application: web.Application
+    ) -> None:
+        changes = RequestedChanges(self._acts.log, self._access, self._clock, read_body)
+        TenantRequests(
+            changes, self._tenants, summaries, quotas=self._declared.quotas.of, table_bytes=self._tables.bytes_of,
+            stream_bytes=self._tables.stream_bytes,
+        ).add_to(application)  # fmt: skip
+        TokenRequests(store, changes).add_to(application)
+        PipelineRequests(store, changes, self._clock.now, time.monotonic).add_to(application)
+        assert self._membership is not None, "it is made before"
+        NodeRequests(
+            store, changes, self._declared.drained, random_bits=self._random_bits, split=self._membership.read_soon
+        ).add_to(application)
 
     def reload(self) -> None:
         """Read tokens and certificates again, changed or not. Those that cannot be used leave the earlier in force."""

@@ -71,6 +71,19 @@ def region_key(name: str, shard: int) -> str:
     return f"{REGIONS}/{name}/{shard}"
 
 
+PIPELINES = "pipelines"
+
+
+def pipelines_of(tenant: str) -> str:
+    """Return the prefix of the last reports of a tenant's pipelines."""
+    return f"{PIPELINES}/{tenant}"
+
+
+def pipeline_key(tenant: str, name: str) -> str:
+    """Return the key of the last report of a pipeline, changed by compare-and-swap."""
+    return f"{PIPELINES}/{tenant}/{name}"
+
+
 LAST_USES = "token-use"
 """Key of the moments at which tokens were last used, changed by compare-and-swap."""
 ENTRIES = "cluster/entry"

@@ -40,6 +40,9 @@ _ADVICE = {
     Right.METRICS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant metrics",
     Right.ACTS: "use a token of scope admin (`weft hub token add NAME --scope admin`), or the grant acts",
     Right.TENANTS: "use a token with the grant tenants, or `weft hub tenant set`",
+    Right.REPORT: "use a token with the grant report (`weft hub token add NAME --grant report`)",
+    Right.NODES: "use a token with the grant nodes, or `weft hub drain` and `weft hub split` with the configuration",
+    Right.TOKENS: "use a token with the grant tokens, or `weft hub token` with the configuration",
 }
 """Right -> what opens it."""
 CHALLENGE_CHARACTERS_MAX = 400
@@ -220,6 +223,14 @@ class Access:
             ApiError: 400, 401, 403, 421.
         """
         return self._acting(request, Right.PULL, "use `weft hub pull`")
+
+    def reporter(self, request: web.Request) -> tuple[str, TokenIdentity | None]:
+        """Return the tenant of whose pipelines a request reports, and the token, as ``publisher``.
+
+        Raises:
+            ApiError: 400, 401, 403, 421.
+        """
+        return self._acting(request, Right.REPORT, "use `weft spark run --report`")
 
     def check(self, identity: TokenIdentity | None, right: Right, name: str) -> None:
         """Refuse what a token has a right to do with other streams or edges only.

@@ -11,6 +11,7 @@ import msgspec
 
 from weft.cloud_hub.api.streams.summary import StreamPart, StreamSummary
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.config.units import parse_duration_ns
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
@@ -60,6 +61,27 @@ def parse_moment(text: str) -> int:
     time = datetime.fromisoformat(text)
     whole = time.replace(tzinfo=time.tzinfo or UTC, microsecond=0)
     return int(whole.timestamp()) * _NS + time.microsecond * 1000
+
+
+def moment_after(text: str, now: int) -> int:
+    """Return the moment that a text gives as a duration from now on, such as ``90d``, or as ``parse_moment`` reads it.
+
+    Args:
+        now: nanoseconds since 1970.
+
+    Raises:
+        ValueError: it is neither, in the past, or too far away.
+    """
+    try:
+        until = now + parse_duration_ns(text)
+    except ValueError:
+        try:
+            until = parse_moment(text)
+        except ValueError:
+            raise ValueError(f"expected a duration such as 90d, or a date such as 2030-06-30, got {text!r}") from None
+    if not now <= until < 1 << 63:
+        raise ValueError(f"{text} is in the past, or too far away")
+    return until
 
 
 def _ranges(ranges: Iterable[tuple[int, int]]) -> list[View]:

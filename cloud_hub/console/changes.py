@@ -36,6 +36,7 @@ NAMED_MAX = 200
 """Maximum number of streams, and of edges, that an event names."""
 REMEMBERED_MAX = 20_000
 """Maximum number of changed streams, and of edges, that a process remembers. Only a listener that lags needs them."""
+_NEWS = "streams", "streams_more", "edges", "edges_more"
 CHECKED_AT_ONCE = 200
 """Maximum number of streams whose rights are checked in one step: each may be held against 64 patterns."""
 
@@ -179,7 +180,7 @@ class ChangeStreams:
                 event = await self._event(request, number)
                 if event is None:
                     break  # the token has ended
-                is_news = bool(event["streams"] or event["edges"]) or event.get("acts", -1) != acts or not said_at
+                is_news = any(event[each] for each in _NEWS) or event.get("acts", -1) != acts or not said_at
                 if is_news or now() - said_at >= BEAT_S:
                     async with asyncio.timeout(WRITE_S):
                         await stream.write(b"data: " + msgspec.json.encode(event) + b"\n\n" if is_news else b":\n\n")

@@ -18,7 +18,7 @@ from weft.cloud_hub.api.tokens import (
     check_identity,
     hash_token,
 )
-from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.declared.documents import HUBS, OPENING, TOKEN, TokenDocument, UnreadableDocument, decode
 from weft.storage.cluster_log.state import ClusterState, Fact
 
@@ -285,3 +285,33 @@ def _identities(name: str, document: TokenDocument) -> Iterator[tuple[TokenIdent
         )
         check_identity(identity, "the cluster log")
         yield identity, secret.until
+
+
+def token_view(fact: Fact, now: int, used: int | None) -> View:
+    """Return a declared token for people, without its secrets.
+
+    Args:
+        now, used: nanoseconds since 1970; the moment of its last use as far as it is known.
+    """
+    about = {"version": fact.version, "changed": moment(fact.at), "by": fact.by, "reason": fact.reason}
+    try:
+        document, secrets = decode(fact.document, TokenDocument), list(identities_of(fact))
+    except (UnreadableDocument, TokensUnusable) as error:
+        nothing = dict.fromkeys(("scope", "tenant", "edge", "until", "older_until", "last_used"))
+        return {"name": fact.name, **nothing, "grants": [], "secrets": 0, **about, "unusable": str(error)}
+    in_force = [until for _, until in secrets if until is None or until > now]
+    ends = None if None in in_force else max((until for until in in_force if until is not None), default=now)
+    older = in_force[0] if len(in_force) > 1 else None
+    return {
+        "name": fact.name,
+        "scope": str(document.scope),
+        "tenant": document.tenant,
+        "edge": document.edge,
+        "grants": list(document.grants),
+        "until": moment(ends) if in_force else "ended" if secrets else "not paired yet",
+        "older_until": moment(older),
+        "last_used": moment(used),
+        "secrets": len(in_force),
+        **about,
+        "unusable": None,
+    }

@@ -40,7 +40,7 @@ from weft.protocols.errors import UnsupportedVersion
 from weft.storage.cluster import ClusterUnusable
 from weft.storage.cluster_log.follower import ClusterLogFollower
 from weft.storage.cluster_log.log import ClusterLog
-from weft.storage.cluster_log.state import ClusterState
+from weft.storage.cluster_log.state import ClusterState, Fact
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.quality.declared import QUALITY, DeclaredQuality
 from weft.storage.table.schemas import SCHEMA, Schemas
@@ -57,6 +57,8 @@ class Drained:
 
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()
+        self.facts: list[Fact] = []
+        """The declarations that drain, by name."""
         self.unusable: dict[str, str] = {}
         """Names of nodes whose declaration cannot be read, each with the reason."""
 
@@ -71,6 +73,7 @@ class Drained:
             except UnreadableDocument as error:
                 self.unusable[name] = str(error)
         self._names = frozenset(found)
+        self.facts = [state.facts(NODE)[name] for name in sorted(found)]
         return self._names != before
 
     def covers(self, host: str, name: str) -> bool:

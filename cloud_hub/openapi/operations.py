@@ -19,15 +19,26 @@ from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console.changes import WAY as CHANGES
 from weft.cloud_hub.declared.acts.requests import LIMIT, LIMIT_MAX
 from weft.cloud_hub.declared.acts.requests import WAY as ACTS
-from weft.cloud_hub.declared.tenants.requests import TENANTS, USAGE, TenantQuotas
+from weft.cloud_hub.declared.nodes import DRAINS, SPLITS, Drain, Split
+from weft.cloud_hub.declared.tenants.requests import TENANT_WAY, TENANTS, USAGE, TenantQuotas
+from weft.cloud_hub.declared.tokens import ROTATION, TOKEN_WAY, TOKENS, NewToken, Rotation
 from weft.cloud_hub.down.requests import KEY_CHARACTERS_MAX, MessageRequest
 from weft.cloud_hub.openapi.acts import ActsAnswer, ChangeEvent
 from weft.cloud_hub.openapi.common import LogId
 from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
 from weft.cloud_hub.openapi.operation import READING, Operation, Parameter
+from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
-from weft.cloud_hub.openapi.status import NodesAnswer, StatusAnswer, TroublesAnswer
+from weft.cloud_hub.openapi.status import (
+    DrainAnswer,
+    DrainsAnswer,
+    NodesAnswer,
+    SplitAnswer,
+    SplitLook,
+    StatusAnswer,
+    TroublesAnswer,
+)
 from weft.cloud_hub.openapi.streams import (
     CompletenessAnswer,
     LanesAnswer,
@@ -39,7 +50,17 @@ from weft.cloud_hub.openapi.streams import (
     TailEvent,
     TraceAnswer,
 )
-from weft.cloud_hub.openapi.tenants import TenantAnswer, UsageAnswer
+from weft.cloud_hub.openapi.tenants import (
+    RemovedTokenAnswer,
+    SecretAnswer,
+    TenantAnswer,
+    TenantsAnswer,
+    TokensAnswer,
+    UsageAnswer,
+)
+from weft.cloud_hub.pipelines import ONE as PIPELINE
+from weft.cloud_hub.pipelines import WAY as PIPELINES
+from weft.cloud_hub.pipelines import Report
 from weft.cloud_hub.pulls.requests import WAY, PullWindow
 from weft.protocols.shard.placement import SHARDS_MAX
 
@@ -85,7 +106,11 @@ def _after(pattern: str | None = None) -> Parameter:
     )  # fmt: skip
 
 
+_PIPELINE_OF_PATH = Parameter("pipeline", _Name, "Name of the pipeline.", "path", required=True)
+_TOKEN_OF_PATH = Parameter("name", str, "Name of the token.", "path", required=True)
+_REASON = Parameter("reason", str, "Why, for the record of administrative acts.")
 _OF_STREAM = READING | {404}
+_OF_CHANGES = frozenset({400, 401, 403, 408, 409, 413, 421, 503})
 _OF_MESSAGES = frozenset({400, 401, 403, 404, 421, 429, 503})
 _OF_PULLS = frozenset({400, 401, 403, 404, 421, 503})
 _PATH = "/v1/streams/{stream}"
@@ -280,13 +305,72 @@ OPERATIONS: tuple[Operation, ...] = (
         UsageAnswer, parameters=(TENANT, _after(), _limit("streams")), errors=frozenset({400, 401, 403, 421, 503}),
     ),
     Operation(
-        "tenant", "get", TENANTS, "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),
+        "tenant", "get", TENANT_WAY, "Return the quotas of a declared tenant.", TenantAnswer, (Scope.GRANTED,),
         parameters=(_TENANT_OF_PATH,), errors=frozenset({400, 401, 403, 404, 421, 503}),
     ),
     Operation(
-        "set_tenant", "put", TENANTS, "Declare all quotas of a tenant, and the tenant if it is new.", TenantAnswer,
+        "set_tenant", "put", TENANT_WAY, "Declare all quotas of a tenant, and the tenant if it is new.", TenantAnswer,
         (Scope.GRANTED,), parameters=(_TENANT_OF_PATH,),
-        errors=frozenset({400, 401, 403, 408, 409, 413, 421, 503}), body=TenantQuotas,
+        errors=_OF_CHANGES, body=TenantQuotas,
+    ),
+    Operation(
+        "tenants", "get", TENANTS, "Return the declared tenants with their quotas, by name.", TenantsAnswer,
+        (Scope.GRANTED,), parameters=(_after(), _limit("tenants")), errors=frozenset({400, 401, 403, 421, 503}),
+    ),
+    Operation(
+        "tokens", "get", TOKENS, "Return the declared tokens, without their secrets, by name.", TokensAnswer,
+        (Scope.ADMIN,), parameters=(_after(), _limit("tokens")), errors=frozenset({400, 401, 403, 421, 503}),
+    ),
+    Operation(
+        "add_token", "post", TOKENS, "Declare a token, and return its secret, once.", SecretAnswer, (Scope.GRANTED,),
+        errors=_OF_CHANGES, body=NewToken,
+    ),
+    Operation(
+        "rotate_token", "post", ROTATION, "Give a token another secret, and return it, once.", SecretAnswer,
+        (Scope.GRANTED,), parameters=(_TOKEN_OF_PATH,), errors=_OF_CHANGES, body=Rotation,
+    ),
+    Operation(
+        "remove_token", "delete", TOKEN_WAY, "Withdraw a token: its links end.", RemovedTokenAnswer, (Scope.GRANTED,),
+        parameters=(_TOKEN_OF_PATH, _REASON), errors=frozenset({400, 401, 403, 409, 421, 503}),
+    ),
+    Operation(
+        "drains", "get", DRAINS, "Return the processes and machines that are drained.", DrainsAnswer, (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421, 503}),
+    ),
+    Operation(
+        "drain", "post", DRAINS, "Have a process, or those of a machine, give its shards and edges to others.",
+        DrainAnswer, (Scope.GRANTED,), errors=_OF_CHANGES | {404}, body=Drain,
+    ),
+    Operation(
+        "undo_drain", "delete", DRAINS, "Have a drained process or machine take shards and edges again.", DrainAnswer,
+        (Scope.GRANTED,), errors=frozenset({400, 401, 403, 409, 421, 503}),
+        parameters=(
+            Parameter(
+                "node", str, "The process or the machine.", required=True, advice="GET /v1/drains lists what is drained"
+            ),
+            _REASON,
+        ),
+    ),
+    Operation(
+        "look_at_split", "get", SPLITS, "Return how many edges a split of a shard would move.", SplitLook,
+        (Scope.GRANTED,), parameters=(Parameter("shard", _Shard, "The shard.", required=True),),
+        errors=frozenset({400, 401, 403, 409, 421, 429, 503}),
+    ),
+    Operation(
+        "split", "post", SPLITS, "Split a shard: about half of its edges move to a new one, for good.", SplitAnswer,
+        (Scope.GRANTED,), errors=_OF_CHANGES | {429}, body=Split,
+    ),
+    Operation(
+        "pipelines", "get", PIPELINES, "Return the last report of each pipeline of Spark.", PipelinesAnswer,
+        parameters=(TENANT,), errors=frozenset({400, 401, 403, 421, 503}),
+    ),
+    Operation(
+        "report_pipeline", "put", PIPELINE, "Report the state of a pipeline, again and again.", ReportedAnswer,
+        (Scope.GRANTED,), parameters=(_PIPELINE_OF_PATH, TENANT), errors=_OF_CHANGES, body=Report,
+    ),
+    Operation(
+        "forget_pipeline", "delete", PIPELINE, "Forget a pipeline, until it reports again.", ReportedAnswer,
+        (Scope.GRANTED,), parameters=(_PIPELINE_OF_PATH, TENANT), errors=frozenset({400, 401, 403, 421, 503}),
     ),
 )  # fmt: skip
 """All operations, in the order of the document."""

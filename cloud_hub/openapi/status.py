@@ -385,3 +385,46 @@ class NodesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The hub processes that share the store, by machine and number."""
 
     nodes: list[NodeOfStore]
+
+
+class DrainOfNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A process or a machine that is drained."""
+
+    node: str
+    since: Moment
+    by: str
+    reason: str
+
+
+class DrainsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The drained processes and machines, by name, whether they run or not."""
+
+    drains: list[DrainOfNode]
+
+
+class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A drain that was declared or taken back."""
+
+    node: str
+    drained: bool
+    links: Count | None
+    """Links that the node had; null if it is drained no more."""
+
+
+class SplitLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a split that was not made."""
+
+    shard: Count
+    moving: Count
+    """Edges that would go to the new shard."""
+    staying: Count
+
+
+class SplitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A split that was made."""
+
+    shard: Count
+    new_shard: Count
+    moved: Count
+    """Edges that are in the new shard."""
+    stayed: Count

@@ -34,6 +34,63 @@ class TenantAnswer(msgspec.Struct, frozen=True, kw_only=True):
     quotas: QuotasAnswer
 
 
+class TenantsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The declared tenants, and `default`, by name."""
+
+    tenants: list[TenantAnswer]
+    next_after: str | None
+
+
+class TokenOfStore(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared token. Its secrets are not in the store."""
+
+    name: str
+    scope: str | None
+    """Null, as other fields, if the release cannot read it: see `unusable`."""
+    tenant: str | None
+    edge: str | None
+    grants: list[str]
+    until: str | None
+    """End of the last secret; `ended`, or `not paired yet`; null for no end."""
+    older_until: Moment | None
+    """End of the secret before, while both are in force."""
+    last_used: Moment | None
+    """Last known use, up to an hour old; null: none is known."""
+    secrets: Count
+    """Secrets in force."""
+    version: Count
+    """Number of the entry of the cluster log that declared this."""
+    changed: Moment
+    by: str
+    reason: str
+    unusable: str | None
+    """Reason for which it opens nothing; null if it can be read."""
+
+
+class TokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Declared tokens by name. Those of a tokens file, and of an issuer, are not among them."""
+
+    tokens: list[TokenOfStore]
+    next_after: str | None
+
+
+class SecretAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret that was made. It is shown this once."""
+
+    name: str
+    token: str
+    until: Moment | None
+    """Its end; null for none."""
+
+
+class RemovedTokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that was withdrawn."""
+
+    name: str
+    left: Count
+    """Number of declared tokens that are left."""
+
+
 class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Data that links brought to this process since `since`, repetitions included."""
 

@@ -206,7 +206,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tables",),
         ("desired", "down"),
         ("checks", "links", "regions"),
-        ("pulls", "console"),
+        ("pulls", "console", "pipelines"),
         ("openapi",),
         ("listener",),
         ("to_edges",),
@@ -214,7 +214,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cloud_hub.openapi": (
         ("common", "operation"),
-        ("acts", "edges", "messages", "pulls", "status", "streams", "tenants"),
+        ("acts", "edges", "messages", "pipelines", "pulls", "status", "streams", "tenants"),
         ("operations",),
         ("asked", "document"),
         ("served",),

@@ -343,6 +343,8 @@ KUBECONFORM = Go("github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0")
 COMPOSE = Go("github.com/compose-spec/compose-go/v2/cmd@v2.16.2")
 """The reference reader of compose files."""
 AZURITE = Npm("azurite@3.37.0")
+AXE = Npm("axe-core@4.14.1")
+"""Rules for pages that everybody can use."""
 MQTT_JS = Npm("mqtt@5.16.0")
 RHEA = Npm("rhea@3.0.5")
 AMQPLIB = Npm("amqplib@2.3.1")
@@ -361,7 +363,7 @@ DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
 DBT = PipWithAll("dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1")
 AHEAD: tuple[Package, ...] = (
     VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
-    HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT,
+    AXE, HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT,
 )  # fmt: skip
 """What the slow tests need; MinIO takes ten minutes, and only nights need it."""
 

@@ -1,20 +1,29 @@
-"""`weft hub drain` on a store whose entries of running processes are made by hand."""
+"""`weft hub drain` on a store whose entries of running processes are made by hand, and at a running hub by its URL."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.cloud_hub.declared.test_administration import ADMIN
+from tests.cloud_hub.declared.test_hub import SOON, declare, token
+from tests.cloud_hub.live import running_hub
 from tests.support.processes import weft
+from weft.cloud_hub.api.identity.rights import role_grants
+from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.declared.documents import NODE
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
+from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
 from weft.storage.presence.nodes import NodeEntry
 
 
@@ -68,3 +77,28 @@ def test_what_cannot_be_drained_says_why(config: Path, arguments: tuple[str, ...
     assert isinstance(refused, Failed | Refused)
     assert told in str(refused)
     assert drained(config) == []
+
+
+async def test_a_url_names_a_running_hub_whose_record_has_the_token(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "root.token").write_text(ADMIN)
+
+    def ask(*words: str) -> str:
+        result = weft("hub", words[0], hub.url, *words[1:], "--token-file", tmp_path / "root.token")
+        return result.output if result.exception is None else str(result.exception)
+
+    async with running_hub(store, shards=1, **SOON) as hub:
+        await declare(hub, store, token("ada", ADMIN, Scope.GRANTED, grants=role_grants(["administrator"])))
+        refused = await asyncio.to_thread(ask, "drain", platform.node())
+        assert "no other process that runs takes the shards" in refused
+        assert "no hub process hub-9 runs on this store" in await asyncio.to_thread(ask, "drain", "hub-9")
+        assert "hub-9 is not drained" in await asyncio.to_thread(ask, "drain", "hub-9", "--undo")
+        assert "--by is for a configuration" in await asyncio.to_thread(ask, "drain", "hub-9", "--by", "mara")
+        split = await asyncio.to_thread(ask, "split", "0", "--force", "--yes", "--reason", "a busy line")
+        assert split.startswith("shard 0 is split: ")
+        own = json.loads(await asyncio.to_thread(ask, "nodes", "--json"))["nodes"][0]["name"]
+        async with running_hub(store, shards=1, **SOON):
+            assert "has no links; stop it now" in await asyncio.to_thread(ask, "drain", own)
+            assert "takes shards again" in await asyncio.to_thread(ask, "drain", own, "--undo")
+    state = await ClusterLog(store, hub.cluster.cluster_id).load()
+    assert state.facts(NODE) == {}

@@ -28,8 +28,17 @@ from weft.client.following import WAIT_S, follow
 from weft.cloud_hub.openapi.acts import ActsAnswer
 from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
+from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
-from weft.cloud_hub.openapi.status import NodesAnswer, StatusAnswer, TroublesAnswer
+from weft.cloud_hub.openapi.status import (
+    DrainAnswer,
+    DrainsAnswer,
+    NodesAnswer,
+    SplitAnswer,
+    SplitLook,
+    StatusAnswer,
+    TroublesAnswer,
+)
 from weft.cloud_hub.openapi.streams import (
     CompletenessAnswer,
     LanesAnswer,
@@ -41,7 +50,14 @@ from weft.cloud_hub.openapi.streams import (
     TailEvent,
     TraceAnswer,
 )
-from weft.cloud_hub.openapi.tenants import TenantAnswer, UsageAnswer
+from weft.cloud_hub.openapi.tenants import (
+    RemovedTokenAnswer,
+    SecretAnswer,
+    TenantAnswer,
+    TenantsAnswer,
+    TokensAnswer,
+    UsageAnswer,
+)
 from weft.network.token_file import read_token
 
 TIMEOUT_S = 30.0
@@ -358,6 +374,89 @@ class Client:
         })  # fmt: skip
         path = f"/v1/tenants/{quote(tenant, safe='')}"
         return self._decoded(self.fetch(path, data, method="PUT"), TenantAnswer)
+
+    def tenants(self, *, after: str | None = None, limit: int | None = None) -> TenantsAnswer:
+        """Return the declared tenants after one, with their quotas."""
+        return self._get("/v1/tenants", TenantsAnswer, after=after, limit=limit)
+
+    def tokens(self, *, after: str | None = None, limit: int | None = None) -> TokensAnswer:
+        """Return the declared tokens after one, without their secrets."""
+        return self._get("/v1/tokens", TokensAnswer, after=after, limit=limit)
+
+    def add_token(
+        self, name: str, *, scope: str | None = None, tenant: str = "default", edge: str | None = None,
+        grants: Sequence[str] = (), expires: str | None = None, reason: str = "",
+    ) -> SecretAnswer:  # fmt: skip
+        """Declare a token, with a scope or with grants. Its secret is in the answer, and nowhere else.
+
+        Args:
+            expires: its end: a duration such as ``90d``, or a date; None for none.
+        """
+        data = _json({"name": name, "scope": scope, "tenant": tenant, "edge": edge, "grants": list(grants),
+                      "expires": expires, "reason": reason})  # fmt: skip
+        return self._decoded(self.fetch("/v1/tokens", data), SecretAnswer)
+
+    def rotate_token(
+        self, name: str, *, expires: str | None = None, overlap: str | None = None, end_oldest: bool = False,
+        reason: str = "",
+    ) -> SecretAnswer:  # fmt: skip
+        """Give a token another secret. The one before stays in force for a while.
+
+        Args:
+            expires: end of the new secret: a duration, a date, or ``never``; None for that of the one before.
+            overlap: duration for which the secret before stays in force; None for a week.
+        """
+        data = _json({"expires": expires, "overlap": overlap, "end_oldest": end_oldest, "reason": reason})
+        return self._decoded(self.fetch(f"/v1/tokens/{quote(name, safe='')}/rotate", data), SecretAnswer)
+
+    def remove_token(self, name: str, *, reason: str | None = None) -> RemovedTokenAnswer:
+        """Withdraw a token. Its links end within seconds."""
+        path = _with(f"/v1/tokens/{quote(name, safe='')}", {"reason": reason})
+        return self._decoded(self.fetch(path, method="DELETE"), RemovedTokenAnswer)
+
+    def pipelines(self, *, tenant: str | None = None) -> PipelinesAnswer:
+        """Return the last report of each pipeline of Spark."""
+        return self._get("/v1/pipelines", PipelinesAnswer, tenant=tenant)
+
+    def report_pipeline(self, name: str, report: Mapping[str, Any], *, tenant: str | None = None) -> ReportedAnswer:
+        """Report the state of a pipeline.
+
+        Args:
+            report: as the API's document has it: ``{"stream": "telemetry", "state": "running", "batch": 7}``.
+        """
+        path = _with(f"/v1/pipelines/{quote(name, safe='')}", {"tenant": tenant})
+        return self._decoded(self.fetch(path, _json(report), method="PUT"), ReportedAnswer)
+
+    def forget_pipeline(self, name: str, *, tenant: str | None = None) -> ReportedAnswer:
+        """Forget a pipeline, until it reports again."""
+        path = _with(f"/v1/pipelines/{quote(name, safe='')}", {"tenant": tenant})
+        return self._decoded(self.fetch(path, method="DELETE"), ReportedAnswer)
+
+    def drains(self) -> DrainsAnswer:
+        """Return the processes and machines that are drained."""
+        return self._get("/v1/drains", DrainsAnswer)
+
+    def drain(self, node: str, *, reason: str = "") -> DrainAnswer:
+        """Have a process, or all of a machine, give its shards and edges to others."""
+        return self._decoded(self.fetch("/v1/drains", _json({"node": node, "reason": reason})), DrainAnswer)
+
+    def undo_drain(self, node: str, *, reason: str | None = None) -> DrainAnswer:
+        """Have a drained process or machine take shards and edges again."""
+        path = _with("/v1/drains", {"node": node, "reason": reason})
+        return self._decoded(self.fetch(path, method="DELETE"), DrainAnswer)
+
+    def look_at_split(self, shard: int) -> SplitLook:
+        """Return how many edges a split of a shard would move."""
+        return self._get("/v1/splits", SplitLook, shard=shard)
+
+    def split(self, shard: int, *, force: bool = False, reason: str = "") -> SplitAnswer:
+        """Split a shard. About half of its edges move to a new one, for good.
+
+        Args:
+            force: do it though all its edges would be in one of the two.
+        """
+        data = _json({"shard": shard, "force": force, "reason": reason})
+        return self._decoded(self.fetch("/v1/splits", data), SplitAnswer)
 
     def all_records(
         self, stream: str, shard: int, *, offset: int = 0, end: int | None = None, tenant: str | None = None

@@ -36,12 +36,19 @@ class Right(StrEnum):
     """Read the record of administrative acts, which names tokens and streams of all tenants."""
     RELAY = "relay"
     """Relay streams as another region: lanes of any edge of the tenant, under their own names."""
+    REPORT = "report"
+    """Report the state of pipelines of Spark, and forget them. No scope has it."""
     TENANTS = "tenants"
     """See and set the quotas of all tenants. No scope has it: it is granted by its name."""
+    NODES = "nodes"
+    """Drain processes of the hub, and split its shards. No scope has it."""
+    TOKENS = "tokens"
+    """Make, rotate and withdraw tokens of all tenants and rights, so that it is as good as all. No scope has it."""
 
 
 CONCERNS: Mapping[Right, str] = {
     Right.WRITE: "stream", Right.READ: "stream", Right.PUBLISH: "edge", Right.PULL: "stream", Right.RELAY: "stream",
+    Right.REPORT: "pipeline",
 }  # fmt: skip
 """Right -> the kind of name that its pattern is of. The others have no pattern."""
 _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -54,9 +61,10 @@ _OF_SCOPES: Mapping[str, tuple[str, ...]] = {
 }
 """Word of a scope -> its rights."""
 _OF_VIEWERS = ("read", "edges")
-_OF_OPERATORS = (*_OF_VIEWERS, "publish", "pull", "status", "metrics", "acts")
+_OF_OPERATORS = (*_OF_VIEWERS, "publish", "pull", "status", "metrics", "acts", "report")
 ROLES: Mapping[str, tuple[str, ...]] = {
-    "viewer": _OF_VIEWERS, "operator": _OF_OPERATORS, "administrator": (*_OF_OPERATORS, "tenants"),
+    "viewer": _OF_VIEWERS, "operator": _OF_OPERATORS,
+    "administrator": (*_OF_OPERATORS, "tenants", "nodes", "tokens"),
 }  # fmt: skip
 """Name of a role -> its grants, for people who make tokens: a token has the grants themselves, of its tenant."""
 

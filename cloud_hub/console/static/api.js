@@ -25,7 +25,7 @@ export const forgetToken = () => [KEY, TENANT].forEach((each) => sessionStorage.
 export const tenant = () => sessionStorage.getItem(TENANT) || "";
 export const keepTenant = (name) => sessionStorage.setItem(TENANT, name);
 
-async function send(path, query, { signal, accept } = {}) {
+async function send(path, query, { signal, accept, method = "GET", body } = {}) {
   const url = new URL(path, V1);
   for (const [name, value] of Object.entries({ tenant: tenant(), ...query })) {
     if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
@@ -34,10 +34,11 @@ async function send(path, query, { signal, accept } = {}) {
   if (token()) headers.Authorization = `Bearer ${token()}`;
   let answer;
   try {
-    answer = await fetch(url, { headers, signal, credentials: "omit", cache: "no-store" });
+    answer = await fetch(url, { method, headers, signal, body, credentials: "omit", cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "The hub does not answer.", "It is asked again by itself.");
+    throw new Refused(0, "The hub does not answer.",
+      method === "GET" ? "It is asked again by itself." : "It is not known whether it was done: look, before you try again.");
   }
   if (answer.ok) return answer;
   let told = {};
@@ -52,6 +53,10 @@ async function send(path, query, { signal, accept } = {}) {
 
 /** Return the answer to GET /v1/PATH. */
 export const get = async (path, query, signal) => (await send(path, query, { signal })).json();
+
+/** Act for the whole hub, and return the answer. */
+export const act = async (method, path, { query, body } = {}) =>
+  (await send(path, { tenant: null, ...query }, { method, body: body && JSON.stringify(body) })).json();
 
 /** Yield the pages of a list, the first of `first` entries so that something is seen soon. */
 export async function* pages(path, { first = 500, rest = 5000, most = 40, query, signal } = {}) {

@@ -1,24 +1,27 @@
 // The frame of all pages: login, the page that the address names, and what changes.
 
 import * as api from "./api.js";
+import { sees } from "./acting.js";
 import { el, notice } from "./dom.js";
 import { edge } from "./edge.js";
 import { fleet } from "./fleet.js";
 import { audit, nodes } from "./operator.js";
+import { pipelines } from "./pipelines.js";
 import { records } from "./records.js";
 import { stream } from "./stream.js";
 import { streams, tables } from "./streams.js";
 import { themes } from "./theme.js";
+import { tokens } from "./tokens.js";
 import { topics } from "./topics.js";
 import { trace } from "./trace.js";
 
 const PAGES = {
-  fleet, topics, edges: edge, tables, nodes, audit, records, trace,
+  fleet, topics, edges: edge, tables, pipelines, nodes, tokens, audit, records, trace,
   streams: (at) => (at.rest[0] ? stream(at) : streams(at)),
 };
 /** Pages that are reached from another one, which is marked for them. */
 const BELOW = { records: "Streams", trace: "Streams", edges: "Fleet" };
-const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", nodes: "status", audit: "acts" };
+const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", pipelines: "read", nodes: "status", tokens: "acts", audit: "acts" };
 const by = (id) => document.getElementById(id);
 const main = by("main");
 const nav = document.querySelector("nav");
@@ -63,16 +66,13 @@ async function begin() {
     return null;
   }
   nav.hidden = false;
-  for (const link of nav.children) link.hidden = !opens(NEEDS[link.hash.slice(2)]);
+  for (const link of nav.children) link.hidden = !sees(me, NEEDS[link.hash.slice(2)]);
   by("leave").hidden = !me.token;
   by("tenant-box").hidden = !["admin", "anonymous"].includes(me.scope);
   by("tenant").value = api.tenant();
   open();
   return listen();
 }
-
-/** Whether the token has a right. A hub of a release before says none; the API then answers. */
-const opens = (right) => me.scope === "anonymous" || !me.rights?.length || me.rights.some((each) => each.split(":")[0] === right);
 
 function open() {
   if (!me) return;

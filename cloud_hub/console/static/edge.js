@@ -1,8 +1,10 @@
 // One edge: how it is, what holds it back, and up to when each of its streams is here.
 
 import * as api from "./api.js";
+import { sees } from "./acting.js";
 import { stateBadge } from "./fleet.js";
 import { ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
+import { ACTS, ACTS_LISTED } from "./operator.js";
 import { Span } from "./span.js";
 import { findGaps } from "./stream.js";
 import { streamLink } from "./streams.js";
@@ -58,7 +60,28 @@ const COLUMNS = (places) => [
     el("a", { href: `#/records/${encodeURIComponent(l.stream)}?${new URLSearchParams({ edge: l.edge })}`, "aria-label": `Records of ${l.stream}` }, "Records") },
 ];
 
-export function edge({ main, signal, onChange, rest: [tenant, name] }) {
+/** Lines of the record of acts that name an edge, among the newest. */
+function actsOf(name, { signal, onChange, me }) {
+  const table = new Table({ name: "Acts that name this edge", columns: ACTS, sort: { key: "entry", down: true },
+    empty: `None of the newest ${ACTS_LISTED} acts names it.` });
+  const element = el("section", { hidden: !sees(me, "acts") }, el("h2", {}, "What was done about it"), table.element);
+  const names = (act) => [act.name, act.target, act.reason].some((text) => text.split(/[^a-z0-9_-]+/).includes(name));
+  let last = null;
+  const read = async () => {
+    try {
+      const answer = await api.get("acts", { tenant: null, limit: ACTS_LISTED }, signal);
+      last = answer.last;
+      table.show(answer.acts.filter(names));
+    } catch (error) {
+      if (!signal.aborted) element.append(notice("bad", error.message, error.advice));
+    }
+  };
+  if (!element.hidden) read();
+  onChange(({ acts }) => last !== null && acts !== undefined && acts > last && read());
+  return element;
+}
+
+export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const places = new Places();
   const sampled = new Set();
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
@@ -75,7 +98,7 @@ export function edge({ main, signal, onChange, rest: [tenant, name] }) {
   sizes.observe(main);
   signal.addEventListener("abort", () => sizes.disconnect());
   main.replaceChildren(...page(name || "", troubles, figures, alarms, el("h2", {}, "Completeness over time, by stream"), span.element,
-    timeline.element, table.element, said));
+    timeline.element, table.element, said, actsOf(name, { signal, onChange, me })));
 
   const rounds = new api.Rounds(async () => {
     try {

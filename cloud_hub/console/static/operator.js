@@ -1,6 +1,7 @@
 // What an operator sees: the processes of the hub, and the record of administrative acts.
 
 import * as api from "./api.js";
+import { ask, button, may, post, reason, remove } from "./acting.js";
 import { badge, count, el, millis, notice, page, utc } from "./dom.js";
 import { Table } from "./table.js";
 
@@ -16,16 +17,92 @@ const SHARDS = [
   { key: "records", title: "Records written", kind: "number", value: (s) => s.written.records, cell: (s) => count(s.written.records) },
 ];
 
-export function nodes({ main, signal }) {
+const STATES = { ready: "good", joining: "warn", leaving: "warn" };
+const NODES = [
+  { key: "name", title: "Process", value: (n) => n.name || n.url },
+  { key: "host", title: "Machine", value: (n) => n.host },
+  { key: "state", title: "State", value: (n) => n.state, cell: (n) => el("span", {}, badge(STATES[n.state] || "bad", n.state),
+    n.drain ? el("span", { title: n.drain.reason }, ` drained by ${n.drain.by}`) : "") },
+  { key: "owns", title: "Owns shards", value: (n) => n.owns.length, cell: (n) => n.owns.join(", ") || "none" },
+  { key: "loaded", title: "Has loaded", kind: "number", value: (n) => n.shards.length, cell: (n) => count(n.shards.length) },
+  { key: "links", title: "Links", kind: "number", value: (n) => n.links, cell: (n) => count(n.links) },
+  { key: "cores", title: "Cores", kind: "number", value: (n) => n.cores },
+  { key: "software", title: "Release", value: (n) => n.software },
+  { key: "seen", title: "Seen", kind: "number", value: (n) => n.seen_seconds_ago, cell: (n) => `${count(Math.round(n.seen_seconds_ago))} s ago` },
+];
+
+export function nodes({ main, signal, me }) {
   const figures = el("dl", { class: "figures", "aria-label": "Summary" });
   const troubles = el("div");
-  const peers = el("ul", { class: "plain" });
-  const shards = new Table({ name: "Shards that this process holds", columns: SHARDS });
-  main.replaceChildren(...page("Nodes", figures, troubles, el("h2", {}, "Other processes of this machine"), peers,
-    el("h2", {}, "Shards that this process holds"), shards.element,
-    el("p", { class: "advice" }, "All machines of the cluster: ", el("code", {}, "weft hub nodes hub.yaml"), ".")));
-  new api.Rounds(async () => {
+  const said = el("div", { role: "status" });
+  const isActing = may(me, "nodes");
+  const doing = (cell) => (isActing ? [{ key: "do", title: "Do", value: () => null, cell }] : []);
+  const processes = new Table({ name: "Processes of the hub", empty: "No process has said that it runs.", columns: [...NODES, ...doing((n) => n.name && (n.drain
+    ? button("Take back the drain of", n.drain.node, () => undo(n.drain.node)) : button("Drain", n.name, () => drain(n))))] });
+  const shards = new Table({ name: "Shards that this process holds",
+    columns: [...SHARDS, ...doing((s) => s.own && button("Split", `shard ${s.shard}`, () => split(s.shard)))] });
+  const away = el("ul", { class: "plain" });
+  main.replaceChildren(...page("Nodes", said, troubles, processes.element, away, el("h2", {}, "The process that answers"), figures,
+    el("h2", {}, "Shards that it holds"), shards.element, isActing ? "" : el("p", { class: "advice" },
+      "To drain processes and to split shards takes a token with the grant nodes, or the commands ",
+      el("code", {}, "weft hub drain"), " and ", el("code", {}, "weft hub split"), ".")));
+
+  function drain(node) {
+    ask({
+      title: `Drain ${node.name}?`, verb: "Drain",
+      text: `Others take its ${node.owns.length} shards, and its ${count(node.links)} links are sent on to them: each edge is without a hub for a moment, and loses nothing. The process goes on running until somebody stops it.`,
+      act: async (given) => {
+        await post("drains", { node: node.name, reason: given.reason });
+        told(`${node.name} is drained: its shards and edges go to the others within seconds.`);
+      },
+    });
+  }
+
+  function undo(name) {
+    ask({
+      title: `Take back the drain of ${name}?`, verb: "Take back", text: "It takes shards and edges again within seconds.",
+      act: async (given) => {
+        await remove("drains", { node: name, reason: given.reason });
+        told(`${name} takes shards and edges again within seconds.`);
+      },
+    });
+  }
+
+  async function split(shard) {
     try {
+      const look = await api.get("splits", { tenant: null, shard }, signal);
+      ask({
+        title: `Split shard ${shard}?`, verb: "Split",
+        text: `${count(look.moving)} of its ${count(look.moving + look.staying)} edges move to a new shard, and link again within seconds. Nothing is lost or doubled. It cannot be reverted.`,
+        fields: [reason()],
+        act: async (given) => {
+          const done = await post("splits", { shard, reason: given.reason });
+          told(`Shard ${shard} is split: ${count(done.moved)} edges are in shard ${done.new_shard}.`);
+        },
+      });
+    } catch (error) {
+      if (!signal.aborted) said.replaceChildren(notice("bad", error.message, error.advice));
+    }
+  }
+
+  function told(text) {
+    said.replaceChildren(notice("good", text));
+    rounds.poke();
+  }
+
+  async function showProcesses() {
+    const { nodes: there } = await api.get("nodes", { tenant: null }, signal);
+    const { drains } = await api.get("drains", { tenant: null }, signal);
+    const drainOf = (node) => drains.find((each) => each.node === node.name || each.node === node.host);
+    processes.show(there.map((each) => ({ ...each, drain: drainOf(each) })));
+    const gone = drains.filter((each) => !there.some((node) => drainOf(node) === each));
+    away.replaceChildren(...gone.map((each) => el("li", {}, "Drained, and not here: ", el("code", {}, each.node), ` since ${utc(millis(each.since))}, by ${each.by}. `,
+      isActing ? button("Take back the drain of", each.node, () => undo(each.node)) : "")));
+  }
+
+  const rounds = new api.Rounds(async () => {
+    try {
+      await showProcesses();
       const now = await api.get("status", { tenant: null }, signal);
       const told = [["Name", now.name || "unknown"], ["Release", now.software], ["State", now.state, now.state === "ready" ? "" : "bad"],
         ["Links", count(now.links.length)], ["Process", `${now.process + 1} of ${now.processes}`],
@@ -37,8 +114,6 @@ export function nodes({ main, signal }) {
         ...now.conflicts.map((each) => `${each.tenant}/${each.edge}, ${each.stream}: ${each.why}`),
         ...now.lost.map((each) => `${each.tenant}/${each.edge}, ${each.stream}: the hub lacks ${count(each.records)} records that it had acknowledged`)];
       troubles.replaceChildren(...wrong.filter(Boolean).slice(0, 20).map((each) => notice("bad", each)));
-      peers.replaceChildren(...(now.peers.length ? now.peers.map((each) => el("li", {}, `process ${each.process + 1}, port ${each.port} `,
-        each.url ? el("code", {}, each.url) : "")) : [el("li", {}, "none")]));
       shards.show(now.shards);
     } catch (error) {
       if (!signal.aborted) troubles.replaceChildren(notice("bad", error.message, error.advice));
@@ -46,7 +121,7 @@ export function nodes({ main, signal }) {
   }, { leastMs: 5000, restMs: 15000, signal });
 }
 
-const ACTS = [
+export const ACTS = [
   { key: "entry", title: "Line", value: (a) => a.entry },
   { key: "at", title: "When (UTC)", value: (a) => millis(a.at), cell: (a) => utc(millis(a.at)) },
   { key: "by", title: "Who", value: (a) => a.by },
@@ -56,7 +131,7 @@ const ACTS = [
   { key: "command", title: "Command", value: (a) => a.command, cell: (a) => (a.command ? el("code", {}, a.command) : "") },
   { key: "reason", title: "Why", value: (a) => a.reason },
 ];
-const ACTS_LISTED = 200;
+export const ACTS_LISTED = 200;
 
 export function audit({ main, signal, onChange }) {
   const troubles = el("div");

@@ -133,6 +133,7 @@ export function records({ main, signal, onChange, rest: [name], query }) {
     }));
     isFollowed = true;
     show();
+    rounds.poke(); // what came meanwhile was not asked for
   }
 
   async function search(moment) {

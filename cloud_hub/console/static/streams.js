@@ -1,7 +1,7 @@
 // The list of a tenant's streams, and of their tables.
 
 import * as api from "./api.js";
-import { badge, count, el, millis, notice, page, rate, when } from "./dom.js";
+import { badge, count, el, millis, notice, page, rate, size, when } from "./dom.js";
 import { Table } from "./table.js";
 
 export const streamLink = (name) => el("a", { href: `#/streams/${encodeURIComponent(name)}` }, name);
@@ -31,6 +31,8 @@ const TABLES = [
     cell: (s) => (s.table ? count(s.table.lag_records) : "") },
   { key: "committed", title: "Last commit", value: of((t) => millis(t.committed_at)),
     cell: (s) => (s.table ? when(s.table.committed_at) : "") },
+  { key: "files", title: "Files", kind: "number", value: of((t) => t.files), cell: (s) => (s.table ? count(s.table.files) : "") },
+  { key: "bytes", title: "Size", kind: "number", value: of((t) => t.bytes), cell: (s) => (s.table ? size(s.table.bytes) : "") },
   { key: "version", title: "Version", kind: "number", value: of((t) => t.version), cell: (s) => (s.table ? count(s.table.version) : "") },
   { key: "columns", title: "Columns", kind: "number", value: of((t) => t.columns.length),
     cell: (s) => s.table && el("details", {}, el("summary", {}, count(s.table.columns.length)),

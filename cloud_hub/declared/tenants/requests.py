@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable
+from typing import Annotated, Protocol
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import integer
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX
 from weft.cloud_hub.api.summaries.summaries import ShardSummaries
 from weft.cloud_hub.api.views import View, moment
-from weft.cloud_hub.declared.changes import ALWAYS_THERE, CannotDeclare
+from weft.cloud_hub.declared.changes import ALWAYS_THERE
 from weft.cloud_hub.declared.documents import TENANT, Quotas, TenantDocument, UnreadableDocument, decode
+from weft.cloud_hub.declared.requested import Reason, RequestedChanges, json_answer
 from weft.cloud_hub.declared.tenants.changes import set_tenant
 from weft.cloud_hub.declared.tenants.use import StreamUse, TenantUse
-from weft.protocols.errors import CodecError
 from weft.protocols.lane import NAME_RULE, valid_name
-from weft.storage.cluster_log.entry import REASON_CHARACTERS_MAX
-from weft.storage.cluster_log.log import Author, Change, ChangeRefused, ClusterLog, Contended
+from weft.storage.cluster_log.log import Change
 from weft.storage.cluster_log.state import ClusterState
 from weft.storage.object_store import StoreError
 
-USAGE, TENANTS = "/v1/usage", "/v1/tenants/{tenant}"
-BODY_BYTES_MAX = 4 << 10
+USAGE, TENANTS, TENANT_WAY = "/v1/usage", "/v1/tenants", "/v1/tenants/{tenant}"
 _Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None
 _Rate = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] | None
 
@@ -43,7 +41,7 @@ class TenantQuotas(msgspec.Struct, forbid_unknown_fields=True):
     lanes: _Number = None
     links: _Number = None
     table_bytes: _Number = None
-    reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+    reason: Reason = ""
     """For the record of administrative acts."""
 
 
@@ -66,38 +64,46 @@ class TenantRequests:
         quotas: those of a tenant, as this process knows them.
         table_bytes, stream_bytes: bytes of the tables of a tenant, and of one stream; None where this process does not
             know.
-        now: nanoseconds since 1970.
-        read_body: reads the body of a request with a bound.
     """
 
     def __init__(
-        self, log: ClusterLog, account: Account, summaries: ShardSummaries, access: Access, *,
+        self, changes: RequestedChanges, account: Account, summaries: ShardSummaries, *,
         quotas: Callable[[str], Quotas], table_bytes: Callable[[str], int | None],
-        stream_bytes: Callable[[str, str], int | None], now: Callable[[], int],
-        read_body: Callable[[web.Request, int, str], Awaitable[bytes]],
+        stream_bytes: Callable[[str, str], int | None],
     ) -> None:  # fmt: skip
-        self._log = log
-        self._account, self._summaries, self._access = account, summaries, access
-        self._quotas, self._now, self._read_body = quotas, now, read_body
-        self._table_bytes, self._stream_bytes = table_bytes, stream_bytes
-        self._since = now()
+        self._changes, self._access = changes, changes.access
+        self._account, self._summaries = account, summaries
+        self._quotas, self._table_bytes, self._stream_bytes = quotas, table_bytes, stream_bytes
+        self._since = changes.clock.now()
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([web.get(USAGE, self.get_usage), web.get(TENANTS, self.get), web.put(TENANTS, self.put)])
+        application.add_routes([
+            web.get(USAGE, self.get_usage), web.get(TENANTS, self.get_list), web.get(TENANT_WAY, self.get),
+            web.put(TENANT_WAY, self.put),
+        ])  # fmt: skip
+
+    async def get_list(self, request: web.Request) -> web.Response:
+        """Return the declared tenants, and the one that need not be declared, by name."""
+        self._access.operate(request, Right.TENANTS)
+        after, limit = request.query.get("after", ""), integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        state = await self._load()
+        names = [name for name in sorted({ALWAYS_THERE, *state.facts(TENANT)}) if name > after]
+        return json_answer({
+            "tenants": [_tenant_view(state, name) for name in names[:limit]],
+            "next_after": names[limit - 1] if len(names) > limit else None,
+        })  # fmt: skip
 
     async def get(self, request: web.Request) -> web.Response:
         """Return a tenant's quotas."""
         self._access.operate(request, Right.TENANTS)
-        return _json(_tenant_view(await self._load(), _name(request)))
+        return json_answer(_tenant_view(await self._load(), _name(request)))
 
     async def put(self, request: web.Request) -> web.Response:
         """Declare all quotas of a tenant, and the tenant if it is new. Answered when that is durable."""
-        self._access.operate(request, Right.TENANTS)
-        identity, name = self._access.reader(request), _name(request)
-        if identity is None and "Origin" in request.headers:
-            raise ApiError(403, "without tokens, this is not for browsers", "use `weft hub tenant set`")
-        wanted = _decode(await self._read_body(request, BODY_BYTES_MAX, "quotas have some hundred bytes"))
+        wanted = await self._changes.body(request, Right.TENANTS, TenantQuotas, "the quotas of a tenant")
+        author = self._changes.author(request, Right.TENANTS, wanted.reason, instead="weft hub tenant set")
+        name = _name(request)
         given = {each: getattr(wanted, each) for each in Quotas.__struct_fields__}
         cleared = frozenset(each for each, value in given.items() if value is None)
 
@@ -105,22 +111,13 @@ class TenantRequests:
             is_new = name not in state.facts(TENANT)
             return set_tenant(name, Quotas(**given), cleared, is_new=is_new)(state)
 
-        who = "the API" if identity is None else f"token {identity.name}"
-        author = Author(self._now(), who, wanted.reason, request.remote or "", f"PUT {TENANTS}")
-        try:
-            state = await self._log.append(decide, author, await self._load())
-        except (CannotDeclare, ChangeRefused) as error:
-            raise ApiError(409, str(error), "nothing was declared") from error
-        except (StoreError, Contended, CodecError) as error:
-            again = "nothing was declared; try again"
-            raise ApiError(503, f"the cluster log cannot be written: {error}", again) from error
-        return _json(_tenant_view(state, name))
+        return json_answer(_tenant_view(await self._changes.declare(decide, author), name))
 
     async def _load(self) -> ClusterState:
         try:
-            return await self._log.load()
-        except CodecError as error:
-            raise ApiError(503, str(error), "ask a hub process of that release") from error
+            return await self._changes.load()
+        except StoreError as error:
+            raise ApiError(503, f"the cluster log cannot be read: {error}", "try again") from error
 
     async def get_usage(self, request: web.Request) -> web.Response:
         """Return what a tenant uses: numbers of all shards, and what came to this process."""
@@ -152,7 +149,7 @@ class TenantRequests:
             "next_after": names[limit - 1] if len(names) > limit else None,
             **shards.view(),
         }
-        return _json(view)
+        return json_answer(view)
 
 
 def _received(came: StreamUse) -> View:
@@ -180,14 +177,3 @@ def _name(request: web.Request) -> str:
     if not valid_name(name):
         raise ApiError(400, f"{name[:80]!r} is no name", f"expected {NAME_RULE}")
     return name
-
-
-def _decode(body: bytes) -> TenantQuotas:
-    try:
-        return msgspec.json.decode(body, type=TenantQuotas)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not the quotas of a tenant: {error}", "see docs/reference/api.md") from None
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value) + b"\n", content_type="application/json")

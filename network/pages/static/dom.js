@@ -69,6 +69,16 @@ export function rate(perSecond) {
   return `${perSecond.toLocaleString("en", { maximumFractionDigits: digits })}/s`;
 }
 
+/** Return bytes in the unit in which they are read: "5.1 KiB". */
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return "unknown";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  let left = bytes;
+  for (; left >= 1024 && at < units.length - 1; at += 1) left /= 1024;
+  return `${left.toLocaleString("en", { maximumFractionDigits: left < 10 && at ? 1 : 0 })} ${units[at]}`;
+}
+
 /** Return a mark that says good, warning or bad by word, shape and colour. */
 export const badge = (kind, text, title) => el("span", { class: `badge ${kind}`, title }, text);
 

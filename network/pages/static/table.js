@@ -61,9 +61,10 @@ export class Table {
       const order = each.key === key ? (down ? "descending" : "ascending") : "none";
       this.head.children[index].setAttribute("aria-sort", order);
     }
-    const focused = this.body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const named = (each) => each.getAttribute("href") || each.getAttribute("aria-label");
+    const focused = this.body.contains(document.activeElement) ? named(document.activeElement) : null;
     this.body.replaceChildren(...shown.map((row) => this.row(row)));
-    if (focused) [...this.body.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
+    if (focused) [...this.body.querySelectorAll("a, button")].find((each) => named(each) === focused)?.focus();
     if (!shown.length) {
       this.body.append(el("tr", { role: "row" },
         el("td", { role: "cell", colspan: this.columns.length, class: "empty" }, this.empty)));

@@ -48,6 +48,19 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "usage": (Right.READ, "GET", "/v1/usage"),
     "tenant": (Right.TENANTS, "GET", "/v1/tenants/default"),
     "set_tenant": (Right.TENANTS, "PUT", "/v1/tenants/default"),
+    "tenants": (Right.TENANTS, "GET", "/v1/tenants"),
+    "tokens": (Right.ACTS, "GET", "/v1/tokens"),
+    "add_token": (Right.TOKENS, "POST", "/v1/tokens"),
+    "rotate_token": (Right.TOKENS, "POST", "/v1/tokens/none/rotate"),
+    "remove_token": (Right.TOKENS, "DELETE", "/v1/tokens/none"),
+    "pipelines": (Right.READ, "GET", "/v1/pipelines"),
+    "report_pipeline": (Right.REPORT, "PUT", "/v1/pipelines/none"),
+    "forget_pipeline": (Right.REPORT, "DELETE", "/v1/pipelines/none"),
+    "drains": (Right.STATUS, "GET", "/v1/drains"),
+    "drain": (Right.NODES, "POST", "/v1/drains"),
+    "undo_drain": (Right.NODES, "DELETE", "/v1/drains?node=none"),
+    "look_at_split": (Right.NODES, "GET", "/v1/splits?shard=0"),
+    "split": (Right.NODES, "POST", "/v1/splits"),
 }
 """Operation -> its right, and a request of it."""
 

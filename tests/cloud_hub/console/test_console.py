@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, messages, readings
+from tests.cloud_hub.declared.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.live import EdgeLog, running_link
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.processes import Node
 from tests.support.speed import slowness
 from tests.support.steps import TRIES
+from tests.support.waiting import until
 from weft.cloud_hub.api import records_answer
 from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.tokens import Scope, create_token
@@ -243,7 +245,10 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
     tokens = str(tmp_path / "tokens")
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
     given = {scope: create_token(tokens, scope.value, scope, "default") for scope in (Scope.ADMIN, Scope.READER)}
-    pages = {Scope.ADMIN: "Fleet Streams Topics Tables Nodes Audit log", Scope.READER: "Fleet Streams Topics Tables"}
+    pages = {
+        Scope.ADMIN: "Fleet Streams Topics Tables Nodes Tokens Audit log",
+        Scope.READER: "Fleet Streams Topics Tables",
+    }
     store = open_store(str(tmp_path / "store"))
     async with hub_with_fleet(token=link, store=store, tokens_file=tokens, table_interval_s=0.05) as (hub, log):
         await log.until_released(READINGS)
@@ -263,11 +268,63 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
             assert "660" in await page.js(f"{row}.innerText")
             if scope is Scope.ADMIN:
                 await page.js('location.hash = "#/nodes"')
-                await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 2')
+                await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 3')
+                assert await page.js('document.querySelectorAll(".table tbody button").length') == 0
+                await page.js('location.hash = "#/tokens"')
+                await page.until('document.querySelector(".table tbody").innerText.includes("No token is declared")')
                 await page.js('location.hash = "#/audit"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("No act yet")')
             await page.js('document.querySelector("#leave").click(); location.hash = ""')
         page.errors[:] = [each for each in page.errors if " 401 " not in each]
+
+
+async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shard_by_the_keys(
+    page: BrowserPage,
+) -> None:
+    store, second = MemoryStore(), EdgeLog()
+    second.append(*readings(0, 1, time.time_ns()))
+    async with hub_with_fleet(store=store, cluster_log_interval_s=0.02) as (hub, _):
+        async with running_link(hub, second, LinkIdentity("default", "saw-7", 7, "test")):  # it and press-1 would part
+            await second.until_released(1)
+        await open_to_an_administrator(hub, store)
+        await page.open(f"{hub.url}/console#/tokens")
+        await page.until('document.activeElement.id === "token"')
+        await page.call("Input.insertText", text=ADMIN)
+        await page.key("Enter", 13)
+        await page.until(f'{ROWS} === 2 && document.querySelector(".table tbody th").textContent === "ada"')
+        await page.js('document.querySelector("form.filters button").focus()')
+        await page.key("Enter", 13)
+        await page.until('document.activeElement.name === "name"')
+        await page.call("Input.insertText", text=HOSTILE[0])
+        await page.key("Enter", 13)
+        secret = await page.until('document.querySelector("#secret")?.value')
+        await until(lambda: hub._declared.credentials.identify(secret) is not None)
+        await page.key("Escape", 27)
+        await page.until(f'!document.querySelector("dialog") && {ROWS} === 3')
+        assert secret not in await page.js("document.documentElement.outerHTML")
+        assert await page.js('document.querySelector("main img")') is None
+        await page.js(f'document.querySelector("button[aria-label=\\"Remove {HOSTILE[0]}\\"]").focus()')
+        await page.key("Enter", 13)
+        await page.until('document.activeElement.name === "reason"')
+        await page.key("Enter", 13)
+        await page.until(f"{ROWS} === 2")
+        assert hub._declared.credentials.identify(secret) is None
+        await page.js('location.hash = "#/nodes"')
+        drain = 'document.querySelector("button[aria-label^=Drain]")'
+        await page.until(f"Boolean({drain})")
+        await page.js(f"{drain}.focus()")
+        await page.key("Enter", 13)
+        await page.until('document.querySelector("dialog").innerText.includes("2 shards")')
+        await page.key("Enter", 13)
+        await page.until('document.querySelector("dialog .notice").innerText.includes("no other process")')
+        await page.key("Escape", 27)
+        await page.until(f"document.activeElement === {drain}")
+        await page.js('document.querySelector("button[aria-label^=Split]").click()')
+        await page.until('document.querySelector("dialog").innerText.includes("1 of its 2 edges move")')
+        await page.key("Enter", 13)
+        await page.until('document.querySelector(".notice.good").innerText.includes("is split")')
+        assert hub.cluster.tree.count == 3
+        page.errors[:] = [each for each in page.errors if " 401 " not in each and " 409 " not in each]
 
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
@@ -315,6 +372,9 @@ async def test_time_is_zoomed_from_weeks_to_seconds_and_charted_with_its_gap(pag
         await page.until('/^[0-9]{2}-[0-9]{2}$/.test(document.querySelector(".axis text").textContent)')
         await page.js('document.querySelector("#window").value = 21600000')
         await page.js('document.querySelector("#window").dispatchEvent(new Event("change"))')
+        await page.until('/^[0-9]{2}:[0-9]{2}$/.test(document.querySelector(".axis text").textContent)')
+        title = f'{gap}?.querySelector("title").textContent'  # its ends are asked for nearer and nearer
+        await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
         # A stretch around the gap is drawn with the mouse; then the keys go on to seconds.
         box = await page.js(f"(({{x, y, width}}) => [x, y, width])({gap}.getBoundingClientRect())")
         for kind, x in (("mousePressed", box[0] - 20), ("mouseMoved", box[0]), ("mouseReleased", box[0] + box[2] + 20)):
@@ -391,7 +451,7 @@ QUESTIONS = {
         ["nav a|Tables"], f"{LINES}.some((e) => /telemetry/.test(e.innerText) && /good/.test(e.innerText))",
     ),
     "is this node well, and what does it own": (
-        ["nav a|Nodes"], f"{HAS.format('.figures', 'ready')} && {LINES}.length === 2",
+        ["nav a|Nodes"], f"{HAS.format('.figures', 'ready')} && {LINES}.length === 3",
     ),
 }  # fmt: skip
 CLICKS_MAX = 4

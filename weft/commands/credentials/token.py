@@ -41,7 +41,8 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
             help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
-            "status, metrics. `*` stands for any characters. Or a role: viewer, operator, administrator.",
+            "report with PIPELINE, status, metrics. `*` stands for any characters. Or a role: viewer, operator, "
+            "administrator.",
         ),
         click.option(
             "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),

@@ -10,7 +10,6 @@ import click
 from weft.commands.acts.hub_acts import print_lines
 from weft.commands.common import config_argument, json_option
 from weft.commands.on_store.opening import declaring, on_store, open_log
-from weft.config.units import parse_duration_ns
 from weft.output import Failed, Refused, print_json
 from weft.storage.object_store import ObjectStore
 
@@ -148,21 +147,14 @@ def end_of(text: str | None, now: int, option: str) -> int | None:
     Raises:
         Refused: it is neither, or in the past.
     """
-    from weft.cloud_hub.api.views import parse_moment
+    from weft.cloud_hub.api.views import moment_after
 
     if text is None:
         return None
     try:
-        until = now + parse_duration_ns(text)
-    except ValueError:
-        try:
-            until = parse_moment(text)
-        except ValueError:
-            expected = "a duration such as 90d, or a date such as 2030-06-30"
-            raise Refused(f"{option}: expected {expected}, got {text!r}") from None
-    if not now <= until < 1 << 63:
-        raise Refused(f"{option}: {text} is in the past, or too far away")
-    return until
+        return moment_after(text, now)
+    except ValueError as error:
+        raise Refused(f"{option}: {error}") from None
 
 
 def _warn(state: ClusterState) -> None:

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from urllib.parse import urlencode
 
 import click
 
-from weft.commands.common import config_argument
+from weft.commands.common import ExistingPath
 from weft.commands.on_store.declaring import declare
-from weft.commands.on_store.opening import by_option, on_store, reason_option
+from weft.commands.on_store.opening import by_option, no_other_author, on_store, reason_option
+from weft.commands.running import RunningHub, hub_argument, names_a_config, running_hub
 from weft.config.units import parse_duration_ns
 from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 from weft.storage.presence.nodes import NodeEntry
 
 LOOK_S = 1.0
+DRAINS = "/v1/drains"
 
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("node")
 @click.option("--undo", is_flag=True, help="NODE takes shards and edges again.")
 @click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
+              "for a URL or a login.")  # fmt: skip
 @reason_option
 @by_option
-def drain(config_file: str, node: str, *, undo: bool, wait: str, reason: str, by: str | None) -> None:
-    """Give shards and edges of NODE, a machine or a process as `weft hub nodes` shows it, to the others of CONFIG.
+def drain(
+    hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None
+) -> None:  # fmt: skip
+    """Give shards and edges of NODE, a machine or a process as `weft hub nodes` shows it, to the others of HUB.
+
+    HUB is a configuration on this machine, a URL or the name of a login.
 
     \b
     weft hub drain hub.yaml hub-2 --reason "new disks"
@@ -33,34 +43,59 @@ def drain(config_file: str, node: str, *, undo: bool, wait: str, reason: str, by
     The others load its shards, and its edges are sent on to them; each is without a hub for a moment. NODE goes on
     running and serves those that connect to it, until you stop it. The word holds after its restart, until `--undo`.
     """
-    from weft.cloud_hub.cluster.owners import LEAVING
-    from weft.cloud_hub.declared import changes
-
     try:
         wait_s = parse_duration_ns(wait) / 1e9
     except ValueError as error:
         raise Refused(f"--wait: {error}") from None
     node = node.rstrip("/")
+    if names_a_config(hub):
+        links = _by_store(hub, node, by, reason, undo=undo)
+    else:
+        no_other_author(by)
+        links = _by_hub(running_hub(hub, token_file), node, reason, undo=undo)
     if undo:
-        declare(config_file, lambda _now: changes.undo_drain(node), by, reason)
         click.echo(f"{node} takes shards again within some seconds")
         return
-    found = _entries(config_file)
-    own = _of(found, node) or _of(found, node := node.rstrip("/"))
-    if not own:
-        names = sorted({each.host for each in found} | {each.name for each in found})
-        raise Failed(f"no hub process {node} runs on this store; there are: {', '.join(names) or 'none'}")
-    others = [(each.host, each.name) for each in found if each not in own and each.state != LEAVING]
-    declare(config_file, lambda _now: changes.drain(node, others), by, reason)
     deadline = time.monotonic() + wait_s
-    while own and sum(each.links for each in own) and time.monotonic() < deadline:
+    while (left := links()) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-        own = _of(_entries(config_file), node)
-    if left := sum(each.links for each in own):
+    if left:
         are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
         click.echo(f"{node} is drained; {are} still there. Stop it when `weft hub nodes` shows none")
     else:
         click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
+
+
+def _by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> Callable[[], int]:
+    """Declare it in the store. Return the look at the links that are left."""
+    from weft.cloud_hub.declared import changes
+    from weft.cloud_hub.declared.nodes import NoSuchNode, draining
+
+    if undo:
+        declare(config_file, lambda _now: changes.undo_drain(node), by, reason)
+    else:
+        try:
+            _, decision = draining(_entries(config_file), node)
+        except NoSuchNode as error:
+            raise Failed(str(error)) from None
+        declare(config_file, lambda _now: decision, by, reason)
+    return lambda: sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
+
+
+def _by_hub(hub: RunningHub, node: str, reason: str, *, undo: bool) -> Callable[[], int]:
+    """Ask a running hub for it. Return the look at the links that are left."""
+
+    def links() -> int:
+        there = hub.get("/v1/nodes")["nodes"]
+        return sum(each["links"] for each in there if node in (each["host"], each["name"]))
+
+    if undo:
+        query = urlencode({"node": node, **({"reason": reason} if reason else {})})
+        hub.request(f"{DRAINS}?{query}", method="DELETE")
+    else:
+        links()  # before anything is declared: a token that may not see the processes is refused here
+        hub.request(DRAINS, {"node": node, "reason": reason})
+    return links
 
 
 def _entries(config_file: str) -> list[NodeEntry]:
@@ -69,8 +104,4 @@ def _entries(config_file: str) -> list[NodeEntry]:
     async def work(store: ObjectStore) -> list[NodeEntry]:
         return await running(store, time.time_ns())
 
-    return [each for each in on_store(config_file, work) if each.name]
-
-
-def _of(entries: list[NodeEntry], node: str) -> list[NodeEntry]:
-    return [each for each in entries if node in (each.host, each.name)]
+    return on_store(config_file, work)

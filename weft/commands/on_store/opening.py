@@ -12,7 +12,7 @@ import click
 
 from weft.commands.acts.authors import command_options, command_words, origin
 from weft.commands.common import load_hub, open_hub_store, store_trouble, user_name
-from weft.output import Failed
+from weft.output import Failed, Refused
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -22,6 +22,16 @@ T = TypeVar("T")
 Work = Callable[[ObjectStore], Awaitable[T]]
 reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
 by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+
+
+def no_other_author(by: str | None) -> None:
+    """Refuse the option ``--by`` at a running hub: the name of the token is that of the author.
+
+    Raises:
+        Refused: it was given.
+    """
+    if by is not None:
+        raise Refused("--by is for a configuration: a running hub writes down the name of the token")
 
 
 def on_store(config_file: str, work: Work[T]) -> T:

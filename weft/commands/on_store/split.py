@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import click
 
-from weft.commands.common import config_argument, confirm, yes_option
-from weft.commands.on_store.opening import acting, by_option, on_store, reason_option
+from weft.commands.common import ExistingPath, confirm, yes_option
+from weft.commands.on_store.opening import acting, by_option, no_other_author, on_store, reason_option
+from weft.commands.running import hub_argument, names_a_config, running_hub
 from weft.output import Failed, counted
 from weft.storage.object_store import ObjectStore
 
+SPLITS = "/v1/splits"
+
 
 @click.command()
-@config_argument
+@hub_argument
 @click.argument("shard", type=int)
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
+              "for a URL or a login.")  # fmt: skip
 @reason_option
 @by_option
 @yes_option
-def split(config_file: str, shard: int, *, force: bool, reason: str, by: str | None, yes: bool) -> None:
-    """Split SHARD of the hub of CONFIG: about half of its edges move to a new shard.
+def split(
+    hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool
+) -> None:  # fmt: skip
+    """Split SHARD of HUB: about half of its edges move to a new shard.
+
+    HUB is a configuration on this machine, a URL or the name of a login. With a configuration, the store is written,
+    whether hubs run or not.
 
     A shard has one writer, so a split lets a second process take half of the work. Links of the edges that move end,
     and open again within seconds at the new shard. Nothing is lost or doubled, and readers, tables and Spark queries go
@@ -32,6 +43,27 @@ def split(config_file: str, shard: int, *, force: bool, reason: str, by: str | N
     \b
     weft hub split hub.yaml 3
     """
+    if names_a_config(hub):
+        done = _by_store(hub, shard, by, reason, force=force, yes=yes)
+    else:
+        no_other_author(by)
+        running = running_hub(hub, token_file)
+        if not yes:
+            _confirm(shard, **running.get(f"{SPLITS}?shard={shard}"))
+        done = running.request(SPLITS, {"shard": shard, "force": force, "reason": reason})
+    click.echo(
+        f"shard {shard} is split: {counted(done['moved'], 'edge')} moved to shard {done['new_shard']}, "
+        f"{done['stayed']} stay"
+    )
+
+
+def _confirm(shard: int, *, moving: int, staying: int, **_: Any) -> None:
+    confirm(f"split shard {shard}? {counted(moving, 'edge')} of {moving + staying} move", "nothing was split")
+
+
+def _by_store(
+    config_file: str, shard: int, by: str | None, reason: str, *, force: bool, yes: bool
+) -> dict[str, int]:  # fmt: skip
     from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.splits import declaring
     from weft.protocols.errors import CodecError
@@ -45,7 +77,7 @@ def split(config_file: str, shard: int, *, force: bool, reason: str, by: str | N
         cluster, parts = on_store(config_file, look)
         moves, stays = len(parts.moving), len(parts.staying)
         if not yes:
-            confirm(f"split shard {shard}? {counted(moves, 'edge')} of {moves + stays} move", "nothing was split")
+            _confirm(shard, moving=moves, staying=stays)
 
         async def work(store: ObjectStore) -> int:
             return await declaring.split(
@@ -56,4 +88,4 @@ def split(config_file: str, shard: int, *, force: bool, reason: str, by: str | N
         new = acting(config_file, f"shard {shard}", work, by, reason)
     except (declaring.CannotSplit, CodecError) as error:
         raise Failed(str(error)) from None
-    click.echo(f"shard {shard} is split: {counted(moves, 'edge')} moved to shard {new}, {stays} stay")
+    return {"moved": moves, "stayed": stays, "new_shard": new}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +19,7 @@ from weft.commands.pipelines.common import (
     spark_session,
 )
 from weft.config.units import approximate_duration
-from weft.output import Failed, counted, print_json_line
+from weft.output import Failed, Refused, counted, print_json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,10 @@ SHOWN_MAX = 3
     help="Action when the definition of windows differs from that of the written ones: refuse to start, recompute all "
     "windows, or keep them.",
 )
+@click.option("--report", metavar="URL", help="Hub whose console shows the pipeline: URLs, with commas.")
+@click.option("--report-token-file", metavar="FILE", help="File with a token that has the grant report. Unset: the "
+              "token of WEFT_TOKEN.")  # fmt: skip
+@click.option("--report-ca-file", metavar="FILE", help="PEM file of the authorities that the hub is trusted by.")
 @spark_log_option
 @json_option
 def command(
@@ -61,6 +66,9 @@ def command(
     once: bool,
     no_check: bool,
     if_changed: IfChanged,
+    report: str | None,
+    report_token_file: str | None,
+    report_ca_file: str | None,
     spark_log: str | None,
     as_json: bool,
 ) -> int:
@@ -70,15 +78,21 @@ def command(
     each micro-batch with records, and for each half minute of one that takes longer. On a cluster, the command sends
     Weft and the modules of your steps to the executors, but not libraries.
 
+    With --report the console of that hub shows the pipeline: rate, lag, last micro-batch and error. The pipeline goes
+    on without the hub.
+
     \b
     weft spark run clean.yaml --once
     weft spark run machine-hours --set source.store=/data/hub --master spark://10.0.0.5:7077
     """
     loaded = located_pipeline(pipeline, settings)
+    look: Callable[[Any], None] = Show(as_json)
+    if report is not None:
+        look = reported(look, loaded.config, report, report_token_file, report_ca_file)
     # A history server lists applications by it. A server of Spark Connect has a name of its own.
     named = conf if master.startswith("sc://") else (f"spark.app.name={loaded.config.name}", *conf)
     with spark_session(master, named, spark_log) as spark:
-        _run(loaded, spark, master, once=once, check_first=not no_check, if_changed=if_changed, as_json=as_json)
+        _run(loaded, spark, master, once=once, check_first=not no_check, if_changed=if_changed, look=look)
     return 0
 
 
@@ -90,7 +104,7 @@ def _run(
     once: bool,
     check_first: bool,
     if_changed: IfChanged,
-    as_json: bool,
+    look: Callable[[Any], None],
 ) -> None:
     from spark_sinks.pipelines.check.check import check
     from spark_sinks.pipelines.errors import PipelineError
@@ -107,7 +121,7 @@ def _run(
             if not report.is_good:
                 raise cannot_be_done(loaded, report.errors)
         with stop_asked() as stop:
-            await_termination(start(loaded.config, spark, once=once, if_changed=if_changed), Show(as_json), stop)
+            await_termination(start(loaded.config, spark, once=once, if_changed=if_changed), look, stop)
     except PipelineError as error:
         raise cannot_be_done(loaded, [error.finding]) from None
     except MissingLibraries as error:
@@ -139,6 +153,39 @@ class Show:
             click.echo(_shown(f"micro-batch running for {running:.0f} s"), err=True, nl=not sys.stderr.isatty())
         if not query.isActive and sys.stderr.isatty() and not self._as_json:
             click.echo(err=True)
+
+
+def reported(
+    show: Callable[[Any], None], pipeline: Pipeline, urls: str, token_file: str | None, ca_file: str | None
+) -> Callable[[Any], None]:
+    """Return ``show`` with reports to a hub behind it.
+
+    Raises:
+        Refused: a URL or a file is not usable.
+    """
+    from spark_sinks.errors import ReadError
+    from spark_sinks.pipelines.report import Reporter
+    from spark_sinks.source.hub.access import hub_access
+
+    given = {"hub": urls, "token_file": token_file, "ca_file": ca_file}
+    try:
+        access = hub_access({name: value for name, value in given.items() if value is not None})
+    except ReadError as error:
+        raise Refused(f"--report: {error}") from None
+    assert access is not None, "it has a hub"
+    source = pipeline.source
+    is_one = source.stream is not None and "*" not in source.stream
+    reporter = Reporter(
+        access, pipeline.name, source.one if is_one else "*",
+        tenant=None if "*" in source.tenant else source.tenant,
+        told=lambda why: click.echo(f"warning: {why}", err=True),
+    )  # fmt: skip
+
+    def look(query: Any) -> None:
+        show(query)
+        reporter(query)
+
+    return look
 
 
 def _line(progress: Progress | WindowProgress) -> str:

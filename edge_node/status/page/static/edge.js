@@ -2,7 +2,7 @@
 
 import { get, isSignedIn, signInForm, signOut } from "./ask.js";
 import { aligned, Chart } from "./charts.js";
-import { ago, badge, count, duration, el, notice, rate } from "./dom.js";
+import { ago, badge, count, duration, el, notice, rate, size } from "./dom.js";
 import { live, topics } from "./messages.js";
 import { Rounds } from "./rounds.js";
 import { Table } from "./table.js";
@@ -13,13 +13,6 @@ const page = new AbortController();
 const { signal } = page;
 const FAR_S = 365 * 86400;
 
-export const size = (bytes) => {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  let left = bytes;
-  for (; left >= 1024 && at < units.length - 1; at += 1) left /= 1024;
-  return `${left.toLocaleString("en", { maximumFractionDigits: left < 10 && at ? 1 : 0 })} ${units[at]}`;
-};
 const seconds = (value) => (value === null || value === undefined ? "unknown" : duration(value * 1000));
 
 function figure(title, value, { kind, meter } = {}) {

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.status.page.test_messages import GUARDED, OPEN, guard, publisher, url
+from tests.support.axe import axe_finds
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.live_node import running
 from tests.support.mqtt_client import PahoClient
@@ -77,9 +78,8 @@ async def test_numbers_of_a_topic_are_drawn(page: BrowserPage, tmp_path: Path, m
 async def test_topics_are_seen_over_a_line_that_is_slow(page: BrowserPage, tmp_path: Path) -> None:
     async with running(tmp_path, OPEN) as node:
         slow = {"offline": False, "latency": 700, "downloadThroughput": -1, "uploadThroughput": -1}
-        await page.open(url(node, ""))
         await page.call("Network.emulateNetworkConditions", **slow)
-        await page.js("location.reload()")
+        await page.open(url(node, ""))
         await page.until('document.querySelector("#topics .tree")')
         client = await publisher(node)
         await client.publish("plant/a/open", "2")
@@ -110,4 +110,20 @@ async def test_a_user_signs_in_and_sees_own_topics_only(page: BrowserPage, tmp_p
         await page.until('document.querySelector("#topics form")')
         assert "plant/a/open" not in await page.js("document.body.innerText")
         await asyncio.sleep(0)
+        await client.close()
+
+
+async def test_axe_finds_nothing_in_the_dark_and_in_the_light(page: BrowserPage, tmp_path: Path) -> None:
+    async with running(tmp_path, LINKED) as node:
+        client = await publisher(node)
+        for _ in range(3):
+            node.status.sample()
+            time.sleep(0.01)
+        await page.open(url(node, ""))
+        await page.until('document.querySelector("#topics").innerText.includes("No message has come")')
+        await client.publish("plant/a/temperature", json.dumps({"celsius": 20}))
+        for is_dark in (False, True):
+            await page.dark(is_dark)
+            await page.until('document.querySelector("#topics .tree") && document.querySelector(".charts canvas")')
+            assert await axe_finds(page) == []
         await client.close()

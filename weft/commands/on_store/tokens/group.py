@@ -26,7 +26,7 @@ from weft.text.fleet import ENDS_SOON_S
 if TYPE_CHECKING:
     from weft.cloud_hub.declared.changes import Decision
     from weft.storage.cluster_log.log import Change
-    from weft.storage.cluster_log.state import ClusterState, Fact
+    from weft.storage.cluster_log.state import ClusterState
 
 NEVER = "never"
 PAIRING_MAX_NS = 24 * 3_600_000_000_000
@@ -315,13 +315,14 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
 
     A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
     """
+    from weft.cloud_hub.declared.credentials import token_view
     from weft.cloud_hub.declared.documents import TOKEN
     from weft.cloud_hub.declared.token_use import last_uses
 
     facts = read_facts(config_file).facts(TOKEN)
     uses = on_store(config_file, last_uses)
     now = time.time_ns()
-    found = [_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
+    found = [token_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
     if as_json:
         print_json(found)
         return
@@ -358,33 +359,3 @@ def _print_secret(name: str, token: str, until: int | None, to: str | None, *, a
         print_json({"name": name, **more, "until": moment(until), **secret})
     else:
         click.echo(token if to is None else f"wrote the token to {to}")
-
-
-def _view(fact: Fact, now: int, used: int | None) -> dict[str, Any]:
-    from weft.cloud_hub.api.tokens import TokensUnusable
-    from weft.cloud_hub.api.views import moment
-    from weft.cloud_hub.declared.credentials import identities_of
-    from weft.cloud_hub.declared.documents import TokenDocument, UnreadableDocument, decode
-
-    about = {"version": fact.version, "changed": moment(fact.at), "by": fact.by, "reason": fact.reason}
-    try:
-        document, secrets = decode(fact.document, TokenDocument), list(identities_of(fact))
-    except (UnreadableDocument, TokensUnusable) as error:
-        nothing = dict.fromkeys(("scope", "tenant", "edge", "until", "older_until", "last_used"))
-        return {"name": fact.name, **nothing, "grants": [], "secrets": 0, **about, "unusable": str(error)}
-    in_force = [until for _, until in secrets if until is None or until > now]
-    ends = None if None in in_force else max((until for until in in_force if until is not None), default=now)
-    older = in_force[0] if len(in_force) > 1 else None
-    return {
-        "name": fact.name,
-        "scope": str(document.scope),
-        "tenant": document.tenant,
-        "edge": document.edge,
-        "grants": list(document.grants),
-        "until": moment(ends) if in_force else "ended" if secrets else "not paired yet",
-        "older_until": moment(older),
-        "last_used": moment(used),
-        "secrets": len(in_force),
-        **about,
-        "unusable": None,
-    }

@@ -1,0 +1,248 @@
+"""``/v1/pipelines``: queries of Spark tell the hub of themselves, and people see them beside their streams.
+
+A report is what the query says, and nothing depends on it. The last one of each pipeline is an object of the store, so
+that any process answers, also after a restart and long after a query died; it is written about each half minute. In
+between, the process that got a report knows a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.identity.rights import Right
+from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.declared.requested import RequestedChanges, json_answer
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
+from weft.storage import hub_keys
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
+
+WAY = "/v1/pipelines"
+ONE = f"{WAY}/{{pipeline}}"
+PIPELINES_MAX = 200
+"""Maximum number of pipelines of a tenant that have a report."""
+WRITE_NS = 30 * 1_000_000_000
+"""Shortest time between two writes of a report whose state and error are as before."""
+READ_AGE_S = 5.0
+"""Maximum age of what other processes wrote."""
+KNOWN_MAX = 4096
+"""Maximum number of reports that a process remembers."""
+TRIES_MAX = 4
+READS_AT_ONCE = 16
+OBJECT_BYTES_MAX = 8 << 10
+_Text = Annotated[str, Meta(max_length=500)]
+_Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The state of a query, as it says itself."""
+
+    stream: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)]
+    """The stream that it reads; `*` for several."""
+    state: Literal["running", "ended", "failed"]
+    error: _Text | None = None
+    """Error with which it ended."""
+    batch: _Number | None = None
+    """Number of the last micro-batch."""
+    records: _Number | None = None
+    """Records of it."""
+    seconds: _Seconds | None = None
+    """Time that it took."""
+    rate: _Seconds | None = None
+    """Records a second, since the report before."""
+    lag: _Number | None = None
+    """Records of the log that are not read yet; null where the source does not say it."""
+    complete_until: _Text | None = None
+    """Moment up to which windows are complete, for a pipeline of windows."""
+    idle_seconds: _Seconds | None = None
+    """Time since the last micro-batch with records ended; null before the first."""
+    every_seconds: _Seconds = 10.0
+    """Longest time between two reports. One that is silent for longer is gone, or cut off."""
+
+
+class _Known(NamedTuple):
+    report: Report
+    seen: int
+    """Moment of it, nanoseconds since 1970 by the clock of the process that got it."""
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The object of a report."""
+
+    seen: int
+    report: Report
+
+
+class PipelineRequests:
+    """Handlers of the requests.
+
+    Args:
+        now: nanoseconds since 1970.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self, store: ObjectStore, changes: RequestedChanges, now: Callable[[], int], monotonic: Callable[[], float]
+    ) -> None:
+        self._store, self._changes, self._now, self._monotonic = store, changes, now, monotonic
+        self._known: dict[str, _Known] = {}
+        """Key -> newest report of this process."""
+        self._written: dict[str, tuple[str, int, Report]] = {}
+        """Key -> tag, moment and content of its last write of this process."""
+        self._listed: dict[str, tuple[float, dict[str, _Known]]] = {}
+        """Tenant -> when its reports were read, and what they were."""
+        self._locks = [asyncio.Lock() for _ in range(16)]
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes([
+            web.get(WAY, self._list), web.put(ONE, self._put), web.delete(ONE, self._forget),
+        ])  # fmt: skip
+
+    async def _list(self, request: web.Request) -> web.Response:
+        """Return the last report of each pipeline of the tenant whose stream the token may read."""
+        tenant, is_readable = self._changes.access.streams(request)
+        found, now = await self._of_tenant(tenant), self._now()
+        views = [
+            _view(name, known, now) for name, known in sorted(found.items())
+            if known.report.stream == "*" or is_readable(known.report.stream)
+        ]  # fmt: skip
+        return json_answer({"pipelines": views})
+
+    async def _put(self, request: web.Request) -> web.Response:
+        """Take a report."""
+        tenant, name = self._named(request)
+        report = await self._changes.body(request, Right.REPORT, Report, "a report of a pipeline")
+        if report.stream != "*" and not valid_name(report.stream):
+            raise ApiError(400, f"stream: {report.stream[:80]!r} is no name", f"expected {NAME_RULE}, or `*`")
+        key, seen = hub_keys.pipeline_key(tenant, name), self._now()
+        self._known.pop(key, None)
+        self._known[key] = _Known(report, seen)
+        while len(self._known) > KNOWN_MAX:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._written.pop(oldest, None)
+        before = self._written.get(key)
+        if before is not None and seen - before[1] < WRITE_NS and _same(before[2], report):
+            return json_answer({"pipeline": name})
+        async with self._lock(key):
+            try:
+                await self._write(tenant, key, _Stored(seen, report))
+            except StoreError as error:
+                raise ApiError(503, f"the report cannot be stored: {error}", "report again later") from error
+        return json_answer({"pipeline": name})
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        """Forget a pipeline, until it reports again."""
+        tenant, name = self._named(request)
+        key = hub_keys.pipeline_key(tenant, name)
+        async with self._lock(key):
+            for each in (self._known, self._written):
+                each.pop(key, None)
+            self._listed.pop(tenant, None)
+            try:
+                await self._store.delete(key)
+            except StoreError as error:
+                raise ApiError(503, f"the report cannot be removed: {error}", "try again") from error
+        return json_answer({"pipeline": name})
+
+    def _named(self, request: web.Request) -> tuple[str, str]:
+        tenant, identity = self._changes.access.reporter(request)
+        name = request.match_info["pipeline"]
+        if not valid_name(name):
+            raise ApiError(400, f"{name[:80]!r} is no name of a pipeline", f"expected {NAME_RULE}")
+        self._changes.access.check(identity, Right.REPORT, name)
+        return tenant, name
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        return self._locks[hash(key) % len(self._locks)]
+
+    async def _write(self, tenant: str, key: str, stored: _Stored) -> None:
+        data = msgspec.json.encode(stored)
+        known = self._written.get(key)
+        etag = None if known is None else known[0]
+        for _ in range(TRIES_MAX):
+            try:
+                if etag is None:
+                    await self._check_room(tenant, key)
+                    etag = await self._store.create(key, data)
+                else:
+                    etag = await self._store.swap(key, data, etag)
+            except (AlreadyExists, PreconditionFailed):  # another process wrote it, or it was forgotten
+                etag = await self._tag(key)
+                continue
+            self._written[key] = (etag, stored.seen, stored.report)
+            return
+        raise StoreError("other processes write it at the same time")
+
+    async def _check_room(self, tenant: str, key: str) -> None:
+        there = await self._store.list(hub_keys.pipelines_of(tenant), limit=PIPELINES_MAX)
+        if len(there) >= PIPELINES_MAX and all(each.key != key for each in there):
+            self._known.pop(key, None)
+            raise ApiError(
+                409, f"tenant {tenant} has reports of {PIPELINES_MAX} pipelines",
+                f"forget those that are gone: DELETE {ONE}",
+            )  # fmt: skip
+
+    async def _tag(self, key: str) -> str | None:
+        try:
+            return (await self._store.get(key)).etag
+        except NotFound:
+            return None
+
+    async def _of_tenant(self, tenant: str) -> dict[str, _Known]:
+        """Return the reports of a tenant by the name of the pipeline, those of other processes some seconds old."""
+        async with self._lock(tenant):
+            now = self._monotonic()
+            read_at, found = self._listed.get(tenant, (None, {}))
+            if read_at is None or now - read_at >= READ_AGE_S:
+                try:
+                    found = await self._read(tenant)
+                except StoreError as error:
+                    raise ApiError(503, f"the reports cannot be read: {error}", "try again") from error
+                if len(self._listed) >= KNOWN_MAX:
+                    self._listed.clear()
+                self._listed[tenant] = now, found
+        prefix = f"{hub_keys.pipelines_of(tenant)}/"
+        own = {key.removeprefix(prefix): known for key, known in self._known.items() if key.startswith(prefix)}
+        return {name: max((each[name] for each in (found, own) if name in each), key=lambda known: known.seen)
+                  for name in found.keys() | own.keys()}  # fmt: skip
+
+    async def _read(self, tenant: str) -> dict[str, _Known]:
+        listed = await self._store.list(hub_keys.pipelines_of(tenant), limit=PIPELINES_MAX)
+        keys, found = [each.key for each in listed], dict[str, _Known]()
+        for at in range(0, len(keys), READS_AT_ONCE):
+            part = keys[at : at + READS_AT_ONCE]
+            for key, known in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
+                if known is not None:
+                    found[key.rpartition("/")[2]] = known
+        return found
+
+    async def _read_one(self, key: str) -> _Known | None:
+        """Return a report; None if it was removed meanwhile, or is of a later release."""
+        try:
+            data = (await self._store.get(key)).data
+            stored = msgspec.json.decode(data, type=_Stored) if len(data) <= OBJECT_BYTES_MAX else None
+        except (NotFound, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return None if stored is None else _Known(stored.report, stored.seen)
+
+
+def _same(before: Report, now: Report) -> bool:
+    return (before.state, before.error, before.stream) == (now.state, now.error, now.stream)
+
+
+def _view(name: str, known: _Known, now: int) -> View:
+    report, age = known.report, max(0, now - known.seen) / 1e9
+    is_silent = report.state == "running" and age > 3 * max(report.every_seconds, WRITE_NS / 1e9)
+    return {
+        "pipeline": name, **msgspec.structs.asdict(report), "state": "silent" if is_silent else report.state,
+        "seen": moment(known.seen), "seen_seconds_ago": age,
+    }  # fmt: skip

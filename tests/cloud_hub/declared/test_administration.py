@@ -1,0 +1,136 @@
+"""Administrators act by requests: tokens are made, rotated and withdrawn, processes drained, and shards split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+from tests.cloud_hub.api.test_application import EDGE, records
+from tests.cloud_hub.api.test_rights import call
+from tests.cloud_hub.declared.test_hub import SOON, declare, token
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.waiting import until
+from weft.cloud_hub.api.identity.rights import role_grants
+from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.declared.nodes import DRAINS, SPLITS
+from weft.cloud_hub.declared.tokens import TOKENS
+from weft.cloud_hub.hub import Hub
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store import ObjectStore
+from weft.storage.object_store.memory import MemoryStore
+
+ADMIN = "root"
+"""Secret of a token with the role of an administrator."""
+
+
+async def open_to_an_administrator(hub: Hub, store: ObjectStore) -> None:
+    await declare(hub, store, token("ada", ADMIN, Scope.GRANTED, grants=role_grants(["administrator"])))
+
+
+async def act(hub: Hub, method: str, path: str, body: Any = None, bearer: str = ADMIN) -> Any:
+    """Return the answer to a request that succeeds."""
+    status, answer = await call(hub, method, path, bearer, body)
+    assert status == 200, answer
+    return answer
+
+
+async def lines(hub: Hub) -> list[tuple[str, str, str]]:
+    """(author, request, reason) of the acts so far."""
+    acts = (await act(hub, "GET", "/v1/acts"))["acts"]
+    return [(each["by"], each["command"], each["reason"]) for each in acts]
+
+
+async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_once() -> None:
+    store = MemoryStore()
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        wanted = {"name": "wall/7", "scope": "reader", "expires": "90d", "reason": "hall 2"}
+        first = await act(hub, "POST", TOKENS, wanted)
+        await until(lambda: hub._declared.credentials.identify(first["token"]) is not None)
+        assert (await get(hub, "/v1/streams", first["token"]))[0] == 200
+        second = await act(hub, "POST", f"{TOKENS}/wall%2F7/rotate", {"overlap": "1h"})
+        assert second["until"] == first["until"], "a rotation keeps the end"
+        await until(lambda: hub._declared.credentials.identify(second["token"]) is not None)
+        assert (await get(hub, "/v1/streams", first["token"]))[0] == 200, "the one before stays for an hour"
+        listed = (await act(hub, "GET", TOKENS))["tokens"]
+        assert [(each["name"], each["scope"], each["secrets"]) for each in listed] == [
+            ("ada", "granted", 1), ("wall/7", "reader", 2),
+        ]  # fmt: skip
+        assert first["token"] not in str(listed)
+        assert await act(hub, "DELETE", f"{TOKENS}/wall%2F7?reason=taken+down") == {"name": "wall/7", "left": 1}
+        await until(lambda: hub._declared.credentials.identify(second["token"]) is None)
+        assert (await get(hub, "/v1/streams", second["token"]))[0] == 401
+        assert (await lines(hub))[1:] == [
+            ("token ada", "POST /v1/tokens", "hall 2"),
+            ("token ada", "POST /v1/tokens/{name}/rotate", ""),
+            ("token ada", "DELETE /v1/tokens/{name}", "taken down"),
+        ]
+
+
+async def test_what_cannot_be_a_token_is_refused_and_so_is_the_first_one_of_a_hub() -> None:
+    store = MemoryStore()
+    async with running_hub(store, **SOON) as hub:
+        async with aiohttp.ClientSession(hub.url) as session:
+            answer = await session.post(TOKENS, json={"name": "a", "scope": "admin"})
+            assert (answer.status, "weft hub token add" in await answer.text()) == (403, True)
+            answer = await session.delete(f"{DRAINS}?node=a", headers={"Origin": "https://evil.example"})
+            assert answer.status == 403
+        await open_to_an_administrator(hub, store)
+        for body, status in (
+            ({"name": "a"}, 400), ({"name": "a", "scope": "reader", "grants": ["read"]}, 400),
+            ({"name": "a", "scope": "edge"}, 400), ({"name": "a", "grants": ["reed"]}, 400),
+            ({"name": "a", "scope": "reader", "expires": "soon"}, 400), ({"name": "ada", "scope": "reader"}, 409),
+            ({"name": "a", "scope": "reader", "tenant": "acme"}, 409),
+        ):  # fmt: skip
+            got, told = await call(hub, "POST", TOKENS, ADMIN, body)
+            assert (got, bool(told["advice"])) == (status, True), body
+        assert [each["name"] for each in (await act(hub, "GET", TOKENS))["tokens"]] == ["ada"]
+
+
+async def test_a_process_is_drained_and_takes_its_shards_again() -> None:
+    store = MemoryStore()
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        (own,) = (await act(hub, "GET", "/v1/nodes"))["nodes"]
+        status, told = await call(hub, "POST", DRAINS, ADMIN, {"node": own["name"]})
+        assert (status, "no other process" in told["error"]) == (409, True)
+        assert (await call(hub, "POST", DRAINS, ADMIN, {"node": "nobody"}))[0] == 404
+        async with running_hub(store, tokens_required=True, **SOON):
+            drained = await act(hub, "POST", DRAINS, {"node": own["name"], "reason": "new disks"})
+            assert drained == {"node": own["name"], "drained": True, "links": 0}
+            await until(lambda: hub._declared.drained.covers("", own["name"]))
+            (found,) = (await act(hub, "GET", DRAINS))["drains"]
+            assert (found["node"], found["by"], found["reason"]) == (own["name"], "token ada", "new disks")
+            await call(hub, "DELETE", f"{DRAINS}?node={own['name']}", ADMIN)
+            await until(lambda: not hub._declared.drained.covers("", own["name"]))
+            assert (await act(hub, "GET", DRAINS))["drains"] == []
+            assert (await call(hub, "DELETE", f"{DRAINS}?node={own['name']}", ADMIN))[0] == 409
+
+
+async def test_a_shard_is_split_after_a_look_and_its_edges_send_on() -> None:
+    store = MemoryStore()
+    async with running_hub(store, tokens_required=True, shards=1, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        await declare(hub, store, token("writer", "edge", Scope.GRANTED, edge="press-1", grants=("write",)))
+        log = EdgeLog()
+        log.append(*records(0, [b"a"]))
+        async with running_link(hub, log, EDGE, "edge"):
+            await log.until_released(1)
+            look = await act(hub, "GET", f"{SPLITS}?shard=0")
+            assert (look["moving"] + look["staying"], look["shard"]) == (2, 0), (
+                "the hub's own stream of acts is there, too"
+            )
+            assert (await call(hub, "POST", SPLITS, ADMIN, {"shard": 7}))[0] == 409
+            done = await act(hub, "POST", SPLITS, {"shard": 0, "force": True, "reason": "a busy line"})
+            assert (done["new_shard"], done["moved"], done["stayed"]) == (1, look["moving"], look["staying"])
+            await until(lambda: hub.cluster.tree.count == 2)
+            log.append(*records(1, [b"b"]))
+            await log.until_released(2)
+        assert [each for each in await lines(hub) if each[1] == "POST /v1/splits"] == [
+            ("token ada", "POST /v1/splits", "a busy line"), ("token ada", "POST /v1/splits", "done"),
+        ]  # fmt: skip
+        second = EdgeLog()
+        second.append(*records(0, [b"c"]))
+        async with running_link(hub, second, LinkIdentity("default", "press-1", 9, "test"), "edge"):
+            await second.until_released(1)

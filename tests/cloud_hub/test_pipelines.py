@@ -1,0 +1,85 @@
+"""Reports of queries of Spark: kept over restarts, seen through every process, bounded, and apart by tenants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cloud_hub.api.test_rights import call
+from tests.cloud_hub.live import get, running_hub
+from weft.cloud_hub import pipelines
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.pipelines import WAY
+from weft.storage.object_store.memory import MemoryStore
+
+RUNNING = {"stream": "telemetry", "state": "running", "batch": 7, "records": 90, "rate": 12.5, "lag": 3}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> dict[str, str]:
+    path = str(tmp_path / "tokens")
+    return {
+        "file": path,
+        "job": create_token(path, "job", Scope.GRANTED, "default", grants=("report:machine-*",)),
+        "reader": create_token(path, "reader", Scope.READER, "default"),
+        "some": create_token(path, "some", Scope.GRANTED, "default", grants=("read:other",)),
+        "foreign": create_token(path, "foreign", Scope.READER, "acme"),
+    }
+
+
+async def seen(hub: Hub, token: str) -> list[tuple[str, str, Any]]:
+    status, answer = await get(hub, WAY, token)
+    assert status == 200, answer
+    return [(each["pipeline"], each["state"], each["batch"]) for each in answer["pipelines"]]
+
+
+async def test_a_report_is_seen_by_readers_of_its_stream_at_every_process_and_after_a_restart(
+    tokens: dict[str, str],
+) -> None:
+    store = MemoryStore()
+    async with (
+        running_hub(store, tokens_file=tokens["file"]) as hub,
+        running_hub(store, tokens_file=tokens["file"]) as other,
+    ):
+        assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], RUNNING))[0] == 200
+        for each in (hub, other):
+            assert await seen(each, tokens["reader"]) == [("machine-hours", "running", 7)]
+        assert await seen(hub, tokens["some"]) == await seen(hub, tokens["foreign"]) == []
+        assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], RUNNING | {"batch": 8}))[0] == 200
+        assert await seen(hub, tokens["reader"]) == [("machine-hours", "running", 8)]
+        failed = RUNNING | {"state": "failed", "error": "no such column", "batch": 9}
+        assert (await call(other, "PUT", f"{WAY}/machine-hours", tokens["job"], failed))[0] == 200
+    async with running_hub(store, tokens_file=tokens["file"]) as hub:
+        assert await seen(hub, tokens["reader"]) == [("machine-hours", "failed", 9)]
+        assert (await call(hub, "DELETE", f"{WAY}/machine-hours", tokens["job"]))[0] == 200
+        assert await seen(hub, tokens["reader"]) == []
+
+
+async def test_a_query_that_says_nothing_any_more_is_silent(
+    tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "WRITE_NS", 0)
+    async with running_hub(MemoryStore(), tokens_file=tokens["file"]) as hub:
+        for every, state in ((10.0, "running"), (0.0, "silent")):
+            report = RUNNING | {"every_seconds": every}
+            assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], report))[0] == 200
+            assert await seen(hub, tokens["reader"]) == [("machine-hours", state, 7)]
+
+
+async def test_what_is_no_report_is_refused_and_a_tenant_has_room_for_some(
+    tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "PIPELINES_MAX", 2)
+    async with running_hub(MemoryStore(), tokens_file=tokens["file"]) as hub:
+        for name, body, status in (
+            ("other", RUNNING, 403), ("machine-a", {"state": "running"}, 400), ("Machine", RUNNING, 400),
+            ("machine-a", RUNNING | {"error": "x" * 501}, 400), ("machine-a", RUNNING | {"stream": "../x"}, 400),
+            ("machine-a", RUNNING, 200), ("machine-b", RUNNING, 200), ("machine-c", RUNNING, 409),
+            ("machine-a", RUNNING | {"state": "ended"}, 200),
+        ):  # fmt: skip
+            got, told = await call(hub, "PUT", f"{WAY}/{name}", tokens["job"], body)
+            assert got == status, (name, told)
+        assert await seen(hub, tokens["reader"]) == [("machine-a", "ended", 7), ("machine-b", "running", 7)]

@@ -1,0 +1,106 @@
+"""A query tells a hub of itself, and goes on whatever the hub does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_sinks.pipelines.report import EVERY_S, Reporter
+from spark_sinks.source.hub.access import HubAccess
+from tests.cloud_hub.live import get, running_hub
+from tests.spark_sinks.conftest import EDGES, Hub
+from tests.spark_sinks.pipelines.test_run import CONF, weft
+from tests.support.waiting import until
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.storage.object_store.memory import MemoryStore
+
+pytest.importorskip("pyspark")
+
+
+class Query:
+    """A query as Spark shows it, without Spark."""
+
+    def __init__(self) -> None:
+        self.isActive = True
+        self.error: BaseException | None = None
+        self.recentProgress: list[Any] = []
+
+    @property
+    def lastProgress(self) -> Any:
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+    def batch(self, number: int, start: int, end: int, latest: int) -> None:
+        offsets = {"startOffset": {"0": start}, "endOffset": {"0": end}, "latestOffset": {"0": latest}}
+        facts = {"batchId": number, "durationMs": {"triggerExecution": 500}, "sources": [offsets]}
+        self.recentProgress.append(SimpleNamespace(json=json.dumps(facts)))
+
+
+async def test_rate_lag_batch_and_end_of_a_query_are_at_the_hub(tmp_path: Path) -> None:
+    tokens, now = str(tmp_path / "tokens"), 100.0
+    job = create_token(tokens, "job", Scope.GRANTED, "default", grants=("report:hours", "read"))
+    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+
+        async def seen() -> dict[str, Any]:
+            found = (await get(hub, "/v1/pipelines", job))[1]["pipelines"]
+            return found[0] if found else {}
+
+        reporter = Reporter(HubAccess((hub.url,), job), "hours", "telemetry", clock=lambda: now)
+        query = Query()
+        reporter(query)
+        await until(lambda: seen_state(seen, "state", "running"))
+        query.batch(4, 0, 90, 100)
+        reporter(query)  # it is not due
+        now += EVERY_S
+        reporter(query)
+        await until(lambda: seen_state(seen, "batch", 4))
+        told = await seen()
+        assert (told["rate"], told["lag"], told["records"], told["seconds"]) == (90 / EVERY_S, 10, 90, 0.5)
+        query.isActive, query.error = False, RuntimeError("no such column")
+        await asyncio.to_thread(reporter, query)
+        told = await seen()
+        assert (told["state"], "no such column" in told["error"]) == ("failed", True)
+
+
+async def seen_state(seen: Any, field: str, value: Any) -> bool:
+    return bool((await seen()).get(field) == value)
+
+
+def test_a_hub_that_is_away_or_refuses_costs_a_warning_and_nothing_else() -> None:
+    told: list[str] = []
+    now = 0.0
+    reporter = Reporter(HubAccess(("http://127.0.0.1:1",)), "hours", "telemetry", told=told.append, clock=lambda: now)
+    query = Query()
+    for _ in range(5):
+        reporter(query)
+        now += EVERY_S
+    query.isActive = False
+    reporter(query)  # waits for the last one
+    assert len(told) == 1
+    assert "http://127.0.0.1:1 does not take reports of this pipeline" in told[0]
+
+
+@pytest.mark.spark
+@pytest.mark.processes
+async def test_a_pipeline_that_a_command_runs_is_seen_with_its_batch_and_its_end(plant: Hub, tmp_path: Path) -> None:
+    tokens = str(tmp_path / "tokens")
+    (tmp_path / "job.token").write_text(
+        create_token(tokens, "job", Scope.GRANTED, "default", grants=("report:clean", "read"))
+    )
+    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+        words = ("run", "clean", "--set", f"source.store={plant.root}", "--once", *CONF)
+        report = ("--report", hub.url, "--report-token-file", str(tmp_path / "job.token"))
+        done = await asyncio.to_thread(partial(weft, *words, *report, cwd=tmp_path))
+        assert done.returncode == 0, done.stderr
+        _, answer = await get(hub, "/v1/pipelines", (tmp_path / "job.token").read_text())
+        (told,) = answer["pipelines"]
+        assert (told["pipeline"], told["state"], told["batch"], told["lag"]) == ("clean", "ended", 0, 0)
+        assert told["records"] == 30 * len(EDGES)
