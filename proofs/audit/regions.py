@@ -22,7 +22,7 @@ RANGES_LISTED_MAX = 20
 
 
 class RegionLane(msgspec.Struct, frozen=True, kw_only=True):
-    """What two regions hold of one lane. Numbers are those that the edge gave to its records."""
+    """Records of one lane in two regions. Numbers are those that the edge gave to its records."""
 
     edge: str
     log_id: str
@@ -37,7 +37,7 @@ class RegionLane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What two regions hold of one stream."""
+    """Records of one stream in two regions."""
 
     tenant: str
     stream: str
