@@ -418,18 +418,30 @@ class Client:
         """Return the last report of each pipeline of Spark."""
         return self._get("/v1/pipelines", PipelinesAnswer, tenant=tenant)
 
-    def report_pipeline(self, name: str, report: Mapping[str, Any], *, tenant: str | None = None) -> ReportedAnswer:
+    def report_pipeline(
+        self, pipeline: str, *, stream: str, state: str, error: str | None = None, batch: int | None = None,
+        records: int | None = None, seconds: float | None = None, rate: float | None = None, lag: int | None = None,
+        complete_until: str | None = None, idle_seconds: float | None = None, every_seconds: float = 10.0,
+        tenant: str | None = None,
+    ) -> ReportedAnswer:  # fmt: skip
         """Report the state of a pipeline.
 
         Args:
-            report: as the API's document has it: ``{"stream": "telemetry", "state": "running", "batch": 7}``.
+            stream: the stream that it reads; ``*`` for several.
+            state: ``running``, ``ended`` or ``failed``.
+            every_seconds: longest time until the next report.
         """
-        path = _with(f"/v1/pipelines/{quote(name, safe='')}", {"tenant": tenant})
-        return self._decoded(self.fetch(path, _json(report), method="PUT"), ReportedAnswer)
+        path = _with(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
+        data = _json({
+            "stream": stream, "state": state, "error": error, "batch": batch, "records": records, "seconds": seconds,
+            "rate": rate, "lag": lag, "complete_until": complete_until, "idle_seconds": idle_seconds,
+            "every_seconds": every_seconds,
+        })  # fmt: skip
+        return self._decoded(self.fetch(path, data, method="PUT"), ReportedAnswer)
 
-    def forget_pipeline(self, name: str, *, tenant: str | None = None) -> ReportedAnswer:
+    def forget_pipeline(self, pipeline: str, *, tenant: str | None = None) -> ReportedAnswer:
         """Forget a pipeline, until it reports again."""
-        path = _with(f"/v1/pipelines/{quote(name, safe='')}", {"tenant": tenant})
+        path = _with(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
         return self._decoded(self.fetch(path, method="DELETE"), ReportedAnswer)
 
     def drains(self) -> DrainsAnswer:

@@ -121,7 +121,7 @@ ACCESS = [
         "a right that is none",
         "token add shop --file tokens --grant reed:press-*",
         "weft: --grant: expected one of write[:STREAM], read[:STREAM], edges, publish[:EDGE], pull[:STREAM], status, "
-        "metrics, acts, relay[:STREAM], tenants, got 'reed:press-*'",
+        "metrics, acts, relay[:STREAM], report[:PIPELINE], tenants, nodes, tokens, got 'reed:press-*'",
         in_process=True,
     ),
     Mistake(

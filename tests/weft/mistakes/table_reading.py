@@ -295,7 +295,7 @@ READING = [
     Mistake(
         "an audit without a store",
         "audit telemetry",
-        "Usage: weft audit [OPTIONS] STREAM\nTry 'weft audit --help' for help.\n\nError: Missing option '--store'.",
+        "weft: give --store URI, or --regions URI URI",
         in_process=True,
     ),
     Mistake(
