@@ -24,8 +24,8 @@ class Disk(Section, frozen=True, kw_only=True):
         Size,
         Meta(
             ge=16 * MiB,
-            description="Maximum disk space of the log, to the byte. When the budget is used up, the node deletes "
-            "records that a hub has acknowledged. It then deletes the oldest records of streams with "
+            description="Maximum disk space of the log, to the byte, as it is compressed. When the budget is used up, "
+            "the node deletes records that a hub has acknowledged. It then deletes the oldest records of streams with "
             "`when_full: drop_oldest` and records each loss. After that the log refuses records: "
             "devices get no acknowledgement and send again.",
         ),

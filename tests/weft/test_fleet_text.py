@@ -1,16 +1,32 @@
-"""The lines of ``weft hub status`` about the issuer of tokens."""
+"""The lines of ``weft hub status`` and ``weft streams``."""
 
 from __future__ import annotations
 
 import pytest
 
-from weft.text.fleet import show_issuer
+from weft.text.fleet import show_issuer, show_streams
 
 FACTS = {
     "issuer": "https://login.test", "key_set": "https://login.test/keys", "keys": 2, "passed_over": 0,
     "read_seconds_ago": 7300.0, "kept_until": "2027-01-15T08:10:00.000000000Z", "failing_seconds": 7200.0,
     "trouble": "no answer within 10 s",
 }  # fmt: skip
+
+
+STREAM = {
+    "stream": "telemetry", "records": 3, "edges": 1, "complete_up_to": None, "fields": ["line"], "payload": "bytes",
+    "table": None,
+}  # fmt: skip
+
+
+def test_columns_of_many_streams_do_not_hide_the_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    few, many = [STREAM] * 8, [{**STREAM, "stream": f"s{n}"} for n in range(9)]
+    show_streams(few, 0.0)
+    assert "topic levels: line" in capsys.readouterr().out
+    show_streams(many, 0.0)
+    assert capsys.readouterr().out.splitlines()[10:] == ["", "9 streams: --columns shows the columns of their tables"]
+    show_streams(many, 0.0, with_columns=True)
+    assert capsys.readouterr().out.count("topic levels: line") == 9
 
 
 def test_keys_that_cannot_be_read_are_named_with_their_end(capsys: pytest.CaptureFixture[str]) -> None:

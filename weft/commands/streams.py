@@ -17,8 +17,9 @@ from weft.text.fleet import show_streams
 @any_hub_argument
 @click.option("--tenant", help="Tenant of the streams. Unset: the token's; without tokens, `default`.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
+@click.option("--columns", is_flag=True, help="Show the columns of all tables, also of more than eight streams.")
 @json_option
-def command(hub: str | None, tenant: str | None, token_file: str | None, as_json: bool) -> None:
+def command(hub: str | None, *, tenant: str | None, token_file: str | None, columns: bool, as_json: bool) -> None:
     """List the streams of the running hub HUB: records, rate, completeness, table and its columns.
 
     The rate is that of the last one to two minutes. It is unknown for the first ten seconds after a hub's start, and
@@ -35,6 +36,6 @@ def command(hub: str | None, tenant: str | None, token_file: str | None, as_json
     for missing in facts.get("missing_shards", []):
         click.echo(f"warning: shard {missing['shard']} cannot be read: {missing['trouble']}", err=True)
     if facts["streams"]:
-        show_streams(facts["streams"], time.time())
+        show_streams(facts["streams"], time.time(), with_columns=columns)
     else:
         click.echo(f"the hub has no streams of tenant {tenant or of_token} yet; --tenant names another")

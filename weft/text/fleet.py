@@ -14,6 +14,8 @@ from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
 _UNKNOWN = "unknown"
+COLUMNS_STREAMS_MAX = 8
+"""Number of streams up to which their columns are printed: each is a line of some hundred characters."""
 ENDS_SOON_S = 14 * 86_400.0
 """Time before the end of a token from which on the status says so."""
 
@@ -71,12 +73,20 @@ def _edge_row(edge: dict[str, Any], now: float, here: Collection[str], *, all_kn
     )
 
 
-def show_streams(streams: list[dict[str, Any]], now: float) -> None:
-    """Print a hub's streams, and of each its columns. ``now`` is seconds since 1970."""
+def show_streams(streams: list[dict[str, Any]], now: float, *, with_columns: bool = False) -> None:
+    """Print a hub's streams, and of a few of them their columns.
+
+    Args:
+        now: seconds since 1970.
+        with_columns: print the columns, however many streams there are.
+    """
     columns = ("stream", "records", "records/s", "edges", "complete up to", "held back by", "table", "behind")
     print_table(columns, [_stream_row(each, now) for each in streams])
     click.echo()
-    print_facts({each["stream"]: _columns(each) for each in streams})
+    if with_columns or len(streams) <= COLUMNS_STREAMS_MAX:
+        print_facts({each["stream"]: _columns(each) for each in streams})
+    else:
+        click.echo(f"{len(streams)} streams: --columns shows the columns of their tables")
 
 
 def _stream_row(stream: dict[str, Any], now: float) -> tuple[object, ...]:
