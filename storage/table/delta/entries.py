@@ -47,7 +47,7 @@ class TableSize(NamedTuple):
 
     files: int
     bytes: int
-    """Of Parquet, as they lie in the store, without files that earlier versions alone need."""
+    """Bytes of Parquet in the store, without files that earlier versions alone need."""
 
 
 class TableProtocol(msgspec.Struct, frozen=True):
