@@ -16,13 +16,13 @@ def weft(*words: str) -> None:
 
 @asset(retry_policy=RetryPolicy(max_retries=3, delay=60, backoff=Backoff.EXPONENTIAL))
 def clean_telemetry() -> None:
-    """Each reading once, as the shipped pipeline `clean` writes it."""
+    """Write each reading once, by the shipped pipeline `clean`."""
     weft("spark", "run", "clean", "--once", "--master", "local[2]", "--set", f"source.store={STORE}")
 
 
 @asset(deps=[clean_telemetry])
 def audited_telemetry() -> None:
-    """The proof that log and table have the same records."""
+    """Prove that log and table have the same records."""
     weft("audit", "telemetry", "--store", STORE)
 
 
