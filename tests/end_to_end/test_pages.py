@@ -168,6 +168,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         ("ask-a-hub-from-anywhere.md", "sh"),
         ("declare-tokens-and-tenants.md", "sh"),
         *[("transform-with-dbt.md", "sh")] * 2,
+        *[("run-by-a-scheduler.md", "sh")] * 2,
         *[("find-out-what-is-wrong.md", "sh")] * 2,
         ("operator.md", "sh"),
         ("check-a-release.md", "sh"),

