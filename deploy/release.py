@@ -9,9 +9,12 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -36,6 +39,8 @@ def main() -> None:
         sys.exit(f"{options.folder}: there is nothing to release. Run `./run build`")
     if options.key and not Path(options.key).is_file():
         sys.exit(f"{options.key}: there is no such key. `ssh-keygen -t ed25519 -f FILE` makes one")
+    for path in options.folder.glob("*.tar.gz"):
+        settle(path, int(os.environ.get("SOURCE_DATE_EPOCH") or source_date(path)))
     version = tomllib.loads(PROJECT.read_text())["project"]["version"]
     for each in SETS:
         list_components(
@@ -54,6 +59,24 @@ def list_components(target: Path, *source: str) -> None:
     # Its warning says that Weft's own dependencies are not set apart from theirs.
     command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", *source, "--pyproject", str(PROJECT)]
     run([*command, "--output-reproducible", "--spec-version", "1.6", "--of", "JSON", "-o", str(target)])
+
+
+def settle(path: Path, date_s: int) -> None:
+    """Write a source distribution again, so that it does not say when and by whom it was made."""
+    with tarfile.open(path) as archive:
+        members = [(each, archive.extractfile(each)) for each in archive.getmembers()]
+        contents = [(each, b"" if file is None else file.read()) for each, file in members]
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=date_s) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for each, content in sorted(contents, key=lambda pair: pair[0].name):
+            plain = tarfile.TarInfo(each.name)
+            plain.type, plain.size, plain.linkname, plain.mtime = each.type, each.size, each.linkname, date_s
+            plain.mode = 0o755 if each.isdir() or each.mode & 0o100 else 0o644
+            archive.addfile(plain, io.BytesIO(content))
+    path.write_bytes(packed.getvalue())
 
 
 def add_sums(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
 
 ROOT = Path(__file__).parents[2]
+RELEASED = r"(?:weft[-_](?:edge|hub|fabric)[-_:]|^(?:version|appVersion): \"?)(\d+\.\d+\.\d+)"
+"""A release in the name of a file or an image, and in a chart."""
 
 
 @pytest.mark.parametrize("name", ["settings.md", "metrics.md", "alerts.md", "cli.md", "openapi.json"])
@@ -66,6 +69,21 @@ def test_every_share_on_the_page_of_security_is_a_setting_with_that_default(
         assert said in ("", defaults[name]), name
     shares = {path for path in defaults if re.match(r"limits\..*per_(user|address|edge|token|tenant)", path)}
     assert shares <= {name for name, _ in named}
+
+
+def test_what_names_a_release_names_that_of_pyproject() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml")]
+    named = {
+        (str(path.relative_to(ROOT)), found)
+        for path in files
+        if "decisions" not in path.parts
+        for found in re.findall(RELEASED, path.read_text(), re.MULTILINE)
+    }
+    assert {"deploy/helm/weft-hub/Chart.yaml", "docs/how-to/install-by-package.md"} <= {path for path, _ in named}
+    assert sorted(each for each in named if each[1] != version) == []
+    (first, *_) = re.findall(r"^## (\d\S*?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first == version
 
 
 def test_metric_names_follow_the_conventions() -> None:

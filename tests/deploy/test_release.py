@@ -5,18 +5,22 @@ The commands with which a reader checks a release are those of the page.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from deploy.release import settle
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 ROOT = Path(__file__).parents[2]
@@ -95,6 +99,25 @@ def test_the_components_are_those_that_are_installed_with_their_hashes(made: Pat
 
 def sums(component: Mapping[str, Any]) -> list[str]:
     return [each["content"] for place in component["externalReferences"] for each in place.get("hashes", ())]
+
+
+def test_a_source_distribution_does_not_say_when_and_by_whom_it_was_made(tmp_path: Path) -> None:
+    made = []
+    for time_s, names in ((1_700_000_000, ("a.py", "b.py")), (1_800_000_000, ("b.py", "a.py"))):
+        path = tmp_path / "weft_fabric-1.0.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for name in names:
+                member = tarfile.TarInfo(f"weft_fabric-1.0/{name}")
+                member.size, member.mtime, member.uid, member.uname = len(name), time_s, time_s % 1000, f"u{time_s}"
+                archive.addfile(member, io.BytesIO(name.encode()))
+        settle(path, 1_750_000_000)
+        made.append(path.read_bytes())
+        with tarfile.open(path) as archive:
+            assert {each.name: each.mtime for each in archive}["weft_fabric-1.0/a.py"] == 1_750_000_000
+            (tmp_path / "out").mkdir(exist_ok=True)
+            archive.extractall(tmp_path / "out", filter="data")
+        assert (tmp_path / "out/weft_fabric-1.0/b.py").read_text() == "b.py"
+    assert made[0] == made[1]
 
 
 def test_without_a_key_it_says_that_nothing_is_signed(tmp_path: Path) -> None:

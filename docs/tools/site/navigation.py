@@ -52,7 +52,7 @@ SECTIONS = (
         "Understand and change it",
         ["docs/architecture", "docs/decisions/README", "CONTRIBUTING", "weft/demo/data/README"],
     ),
-    Section("Project", ["CHANGELOG", "SECURITY"]),
+    Section("Project", ["CHANGELOG", "SECURITY", "docs/release"]),
 )
 CHILDREN = {
     "docs/how-to/README": "docs/how-to",
