@@ -77,6 +77,9 @@ class Deleted(NamedTuple):
     lanes: int
     shards: int
     """Shards whose log says so now, by this call."""
+    ends: dict[int, int]
+    """Shard -> offset at which records of a later stream of that name begin; rows of the table below are the deleted
+    one's."""
 
 
 async def delete(
@@ -115,7 +118,7 @@ async def delete(
     logs, states = [log for log, _ in found], [state for _, state in found]
     if not any(_has(state, key) for state in states):
         if any(key in state.forgotten for state in states):
-            return Deleted(0, 0, 0)
+            return Deleted(0, 0, 0, {state.shard: state.next_offset.get(key, 0) for state in states})
         raise CannotDelete(f"the hub has no stream {key[1]} of tenant {key[0]}: `weft streams` lists the streams")
     if not wanted.is_forced:
         _check_quiet(
@@ -126,12 +129,14 @@ async def delete(
     for log in logs:
         await tables.until_told(partial(_check_now, store, log, wanted, wall_clock))
     records = lanes = shards = 0
+    ends: dict[int, int] = {}
     for log in logs:
         done = await tables.until_told(partial(_delete_in, store, log, wanted, lambda log, plan: write_ending(
             log, plan, wall_clock=wall_clock, random_bits=random_bits, level=FORGET_LEVEL
         ), wall_clock))  # fmt: skip
         records, lanes, shards = records + done.records, lanes + done.lanes, shards + done.shards
-    return Deleted(records, lanes, shards)
+        ends |= done.ends
+    return Deleted(records, lanes, shards, ends)
 
 
 class _TableWait:
@@ -181,25 +186,26 @@ Write = Callable[[ShardLog, Callable[[ShardState], Awaitable[Ending]]], Awaitabl
 async def _delete_in(
     store: ObjectStore, log: ShardLog, wanted: Deletion, write: Write, wall_clock: Callable[[], int]
 ) -> Deleted:
-    records = lanes = 0
+    records = lanes = end = 0
     known = await log.load(frozenset([wanted.stream]))
     rounds = ROUNDS_MORE + len(known.stream_lane_names(*wanted.stream)) // DROPS_MAX
 
     async def plan(state: ShardState) -> Ending:
-        nonlocal records
+        nonlocal records, end
+        end = state.next_offset.get(wanted.stream, 0)
         if not _has(state, wanted.stream):
             return Ending([], [])
         is_tabled = await _check(store, log, state, wanted, wall_clock())
-        records = state.next_offset.get(wanted.stream, 0)
+        records = end
         return _planned(state, wanted, is_tabled=is_tabled)
 
     for _ in range(rounds):  # a stream's lanes leave some at a time
         ending = await write(log, plan)
         lanes += sum(control.kind == ControlKind.DROP for control in ending.controls)
         if not ending.controls:
-            return Deleted(records, lanes, 0)
+            return Deleted(records, lanes, 0, {log.shard: end})
         if ending.controls[-1].kind == ControlKind.FORGET:
-            return Deleted(records, lanes, 1)
+            return Deleted(records, lanes, 1, {log.shard: end})
     raise CannotDelete("edges come back faster than their lanes leave: take the stream out of their configurations")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -130,14 +131,20 @@ def _end(query: Running, waiter: threading.Thread, look: Callable[[Running], Non
 
 @contextmanager
 def quiet_py4j() -> Iterator[None]:
-    """Keep the logs of the bridge to Java from the terminal: when Java is gone, it gives Python's root log a handler,
-    and then writes a traceback for each call."""
+    """Keep the logs of the bridge to Java from the terminal: when Java is gone, it writes a traceback for each call, to
+    a log of its own and to Python's root log, which prints them."""
     log = logging.getLogger("py4j")
     before, log.propagate = log.propagate, False
+    logging.root.addFilter(_is_not_of_py4j)
     try:
         yield
     finally:
         log.propagate = before
+        logging.root.removeFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname.split(os.sep)
 
 
 def _wait(query: Query, over: threading.Event) -> None:

@@ -69,15 +69,20 @@ async def test_rows_are_exactly_once_on_both_sides_of_a_deletion(store: ObjectSt
     with pytest.raises(CannotDelete, match="no rows of offsets 0 to 2 of shard 0 yet: wait for the next round"):
         await delete(store, log.cluster)
     await tables.run_once()
-    assert await delete(store, log.cluster) == Deleted(5, 2, 2)
-    assert await delete(store, log.cluster) == Deleted(0, 0, 0)
+    ends = {0: 3, 1: 2}
+    assert await delete(store, log.cluster) == Deleted(5, 2, 2, ends)
+    assert await delete(store, log.cluster) == Deleted(0, 0, 0, ends)
     assert await tables.run_once() == 0
     assert [each.stream for each in tables.status()] == ["alarms"]
     assert await TableService(store, log.cluster).run_once() == 0, "nor does a node that starts now"
     await follow(log)
     await log.append(0, again)
     fresh = TableService(store, log.cluster)
-    assert (await tables.run_once(), await fresh.run_once()) == (4, 0)
+    assert sum(await asyncio.gather(tables.run_once(), fresh.run_once())) == 4, "whoever of several makes the rows"
+    later = [row for row in rows(store, columns=["_shard", "_offset", "_log"]).to_pylist()
+             if row["_offset"] >= ends[row["_shard"]]]  # fmt: skip
+    assert len(later) == 4
+    assert {row["_log"] for row in later} == {f"{again.lane.log_id:016x}"}, "no row of the deleted stream is among them"
     assert contents(store) == expected({0: [before, again], 1: [others]})
     assert set(rows(store, columns=["_shard", "_offset", "line"]).column("line").to_pylist()) == {"a"}
 
@@ -96,7 +101,7 @@ async def test_a_forced_deletion_waits_for_the_next_round_of_the_tables(store: O
     assert "waiting for the next round of the tables" in told
     assert "no rows of offsets 0 to 2 of shard 0 yet" in told
     await TableService(store, log.cluster).run_once()
-    assert await asyncio.wait_for(deletion, PATIENCE_S) == Deleted(5, 2, 2)
+    assert await asyncio.wait_for(deletion, PATIENCE_S) == Deleted(5, 2, 2, {0: 3, 1: 2})
     assert said.empty(), "it is said once"
 
 
@@ -138,7 +143,8 @@ async def test_a_stream_in_use_and_one_that_is_not_there_are_refused(store: Obje
         await delete(store, log.cluster, wanted._replace(stream=("default", "telemetri")))
     with pytest.raises(CannotDelete, match="is at level 1, and deleted streams need level 2: run `weft hub finalize`"):
         await delete(store, log.cluster._replace(level=1), wanted)
-    assert await delete(store, log.cluster, wanted._replace(is_forced=True), START + 60 * 10**9) == Deleted(4, 2, 1)
+    forced = wanted._replace(is_forced=True)
+    assert await delete(store, log.cluster, forced, START + 60 * 10**9) == Deleted(4, 2, 1, {0: 4})
     state = await ShardLog(store, log.cluster, 0).load()
     assert state.forgotten[KEY].tabled is False, "there never was a table"
     assert await TableService(store, log.cluster).run_once() == 4, "one that comes later has them"
@@ -149,7 +155,7 @@ async def test_lanes_leave_some_at_a_time(store: ObjectStore, monkeypatch: pytes
     log = await LogWriter.open(store, 1)
     for at in range(5):
         await log.append(0, Run(Lane("default", f"press-{at}", at, "telemetry"), 0, 2))
-    assert await delete(store, log.cluster, WANTED._replace(keeps_tables=False)) == Deleted(10, 5, 1)
+    assert await delete(store, log.cluster, WANTED._replace(keeps_tables=False)) == Deleted(10, 5, 1, {0: 10})
     state = await ShardLog(store, log.cluster, 0).load()
     assert (state.n, state.lanes, state.open_gaps) == (7, {}, {})
 
@@ -168,7 +174,7 @@ def test_an_edge_that_sends_again_while_its_stream_is_deleted_goes_on_once() -> 
         await session.until_acked(0, 10)
         wanted = WANTED._replace(keeps_tables=False, is_forced=True)
         now = TRUE_START + now_ns()
-        assert await delete(store, TWO, wanted, now) == Deleted(10, 1, 1)
+        assert await delete(store, TWO, wanted, now) == Deleted(10, 1, 1, {0: 10})
         await session.send(5, 15)
         await session.until_acked(0, 15)
         back = Session(node.sequencer, lane, 2, ["plant/{line}/t"])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sinks import read, table
@@ -53,6 +53,20 @@ def test_a_table_of_the_catalog_is_refused_with_what_serves_instead(spark: Spark
         assert records(spark.table("readings")) == hub.expected()
     finally:
         spark.catalog.dropTempView("readings")
+
+
+def test_a_small_stream_is_broadcast_by_a_hint_and_a_table_by_its_size(spark: SparkSession, hub: Hub) -> None:
+    """Spark knows no size of a source in Python; the page names these two ways."""
+    hub.write(1)
+    hub.tier()
+    large = spark.range(10_000_000).selectExpr("id AS _seq", "id * 2 AS other")
+
+    def plan(small: DataFrame) -> str:
+        return str(large.join(small, "_seq")._jdf.queryExecution().executedPlan().toString())
+
+    assert "BroadcastHashJoin" not in plan(hub.load(spark))
+    assert "BroadcastHashJoin" in plan(F.broadcast(hub.load(spark)))
+    assert "BroadcastHashJoin" in plan(read(spark, STREAM, store=hub.root))
 
 
 def test_a_row_is_the_same_from_the_log_and_from_the_table(spark: SparkSession, hub: Hub) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sinks import await_termination
-from spark_sinks.runtime.waiting import JobInterrupted, interrupted_shortly, stop_asked
+from spark_sinks.runtime.waiting import JobInterrupted, interrupted_shortly, quiet_py4j, stop_asked
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.support.waiting import wait_until
@@ -89,6 +90,22 @@ def test_a_stop_within_a_batch_is_told_to_spark_in_few_words() -> None:
     assert len(text[text.index("py4j.protocol.Py4JJavaError: An error occurred while calling") :]) < 200
     with pytest.raises(Py4JError, match="the sink is full"), interrupted_shortly():
         raise Py4JError("the sink is full")
+
+
+def test_the_bridge_to_java_writes_nothing_while_it_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        for name in (None, "py4j.clientserver"):
+            log = logging.getLogger(name)
+            place = (logging.ERROR, "/lib/py4j/clientserver.py", 1)
+            log.handle(log.makeRecord(log.name, *place, "Exception while sending command.", (), None))
+        logging.error("of the script")
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    with quiet_py4j():
+        assert told() == ["of the script"]
+    assert len(told()) == 3
 
 
 @pytest.mark.slow

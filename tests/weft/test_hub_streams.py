@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def test_a_stream_is_deleted_and_begins_again_where_it_ended(start: Start, tmp_p
     def tables() -> list[dict[str, Any]]:
         return [each for each in hub.json("v1/status")["tables"] if each["tenant"] == "default"]
 
+    def deleted_rows() -> list[dict[str, Any]]:
+        table = DeltaTable(str(tmp_path / "store" / "tables" / "default" / "telemetry"))
+        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return found
+
     wait_until(lambda: table_rows() == 10, what="the rows")
     arguments = ("hub", "stream", "delete", hub_yaml, "default/telemetry", "--reason", "trial is over", "--by", "mara")
     refused = weft(*arguments, "--yes")
@@ -56,14 +62,17 @@ def test_a_stream_is_deleted_and_begins_again_where_it_ended(start: Start, tmp_p
     assert "edges still send to default/telemetry: press-shop-7, the last" in str(refused.exception)
     assert edge.stop() == 0
     done = weft(*arguments, "--yes", "--force")
+    (shard,) = {row["_shard"] for row in deleted_rows()}
+    later = f"Rows of a later stream begin at {json.dumps({str(at): 10 * (at == shard) for at in range(2)})}"
     assert done.output.splitlines() == [
         "deleted stream telemetry of tenant default, with 1 lane and 10 records; its table stays, and a later "
         "stream of this name goes on in it: trial is over",
-        "Take another name for a stream of another meaning. The log keeps the records until its retention",
+        f"Take another name for a stream of another meaning. {later}, as `starting` of a read",
+        "The log keeps the records until its retention",
     ]
     wait_until(lambda: not hub.json("v1/streams")["streams"], what="the stream to leave the list")
     wait_until(lambda: not tables(), what="the stream to leave the status")
-    assert weft(*arguments, "--yes").output == "stream telemetry of tenant default is deleted already\n"
+    assert weft(*arguments, "--yes").output == f"stream telemetry of tenant default is deleted already. {later}\n"
     edge = start("edge", edge_yaml)
     publish(edge.mqtt_port, TOPIC, [f"second {i}" for i in range(5)])
     wait_until(lambda: table_rows() == 15, what="the rows of the stream that is back")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,10 +44,12 @@ def command() -> None:
 def delete(config_file: str, stream: str, *, reason: str, by: str | None, force: bool, yes: bool) -> None:
     """Delete STREAM at the hub of CONFIG; its table stays, and a later stream of the same name goes on in it.
 
-    So take another name for a stream of another meaning. The stream leaves lists, status, metrics and completeness,
-    with its topic levels, lanes and open gaps. Its Delta table stays, with all its rows, and so does the log until its
-    retention. The next offset remains: when an edge sends to the stream again, the stream is back and goes on there, in
-    the same table. No record is stored twice.
+    So take another name for a stream of another meaning. The command prints the offsets at which rows of a later stream
+    begin, as `starting` of a read takes them. Rows below are those of the deleted one.
+
+    The stream leaves lists, status, metrics and completeness, with its topic levels, lanes and open gaps. Its Delta
+    table stays, with all its rows, and so does the log until its retention. The next offset remains: when an edge sends
+    to the stream again, the stream is back and goes on there, in the same table. No record is stored twice.
 
     Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
     than 10 minutes ago, or whose table lacks records. With --force it takes a stream that edges send to, and waits for
@@ -81,14 +84,16 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
         done = acting(config_file, f"stream {'/'.join(key)}", work, by, reason)
     except (stream_deletion.CannotDelete, CodecError) as error:
         raise Failed(str(error)) from None
+    later = f"Rows of a later stream begin at {json.dumps({str(at): end for at, end in sorted(done.ends.items())})}"
     if not done.shards:
-        click.echo(f"stream {key[1]} of tenant {key[0]} is deleted already")
+        click.echo(f"stream {key[1]} of tenant {key[0]} is deleted already. {later}")
         return
     click.echo(
         f"deleted stream {key[1]} of tenant {key[0]}, with {counted(done.lanes, 'lane')} and "
         f"{counted(done.records, 'record')}; its table stays, and a later stream of this name goes on in it: {reason}"
     )
-    click.echo("Take another name for a stream of another meaning. The log keeps the records until its retention")
+    click.echo(f"Take another name for a stream of another meaning. {later}, as `starting` of a read")
+    click.echo("The log keeps the records until its retention")
 
 
 async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
