@@ -320,7 +320,7 @@ class Hub:
         )
         self._requests_for_changes(summaries, store, application)
         self._changes.add_to(application)
-        self._tails = StreamTails(api.stream, api.payload_kind, self._access, self._refusals)
+        self._tails = StreamTails(api.shards_of, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
         ConsolePages(self._access).add_to(application)
         SelfDescription(self._access).add_to(application)

@@ -381,6 +381,15 @@ class Api:
             ApiError: 400, 401, 403, 404, 421, 503.
         """
         tenant, stream = self._access.stream(request)
+        return await self.shards_of((tenant, stream)), tenant, stream
+
+    async def shards_of(self, key: StreamKey) -> ShardsView:
+        """Return the shards of a stream, for those who may read it.
+
+        Raises:
+            ApiError: 404, 503.
+        """
+        tenant, stream = key
         shards = await self._views.of_stream(tenant, stream)
         if not any(state.has_stream(tenant, stream) for state in shards.states):
             if shards.missing:
@@ -393,7 +402,7 @@ class Api:
                     "read its table, which stays; the next record of an edge begins the stream again",
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
-        return shards, tenant, stream
+        return shards
 
 
 def _unavailable(error: str) -> ApiError:

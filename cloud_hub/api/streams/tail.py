@@ -6,7 +6,6 @@ Every event has the position behind it. A reader that begins again with it gets 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -15,14 +14,13 @@ from aiohttp import web
 from weft.bounds import Refusals
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.places import ReaderPlaces
-from weft.cloud_hub.api.records import SOON, ShardsView
+from weft.cloud_hub.api.records import SOON
 from weft.cloud_hub.api.records_answer import NUMBER_MAX
-from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.streams.tail_reads import KindOf, ShardsOf, TailReads
 from weft.cloud_hub.api.streams.tail_writers import SentEvents, SocketMessages, TailWriter
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.shard.retry import told_to_others
 from weft.protocols.errors import CodecError
-from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.protocols.topics import InvalidTopic, check_filter, matches
 from weft.storage.chunk_log import CollectedPast
@@ -35,16 +33,7 @@ LOOK_SHARE = 0.002
 """Most of the process's time that looks for one reader take: a hub with many shards is looked at less often."""
 BEAT_S = 15.0
 """Longest time without a word to the reader: the position, if it has moved."""
-TAILS_MAX = 64
-RECORDS_AT_ONCE = 200
-BYTES_AT_ONCE = 1 << 20
-"""Records and bytes of payload of one event; one record more may go beyond."""
-
-
-ViewsOf = Callable[[web.Request], Awaitable[tuple[ShardsView, str, str]]]
-"""Function that returns the shards, the tenant and the name of a request's stream, or raises ``ApiError``."""
-KindOf = Callable[[ShardsView, str, str], Awaitable[PayloadKind]]
-"""Function that returns the payload kind of a stream."""
+TAILS_MAX = 2048
 
 
 class TailWanted(NamedTuple):
@@ -83,14 +72,19 @@ class StreamTails:
         refusals: counter of refused readers.
     """
 
-    def __init__(self, views_of: ViewsOf, kind_of: KindOf, access: Access, refusals: Refusals) -> None:
-        self._views_of, self._kind_of, self._access = views_of, kind_of, access
+    def __init__(self, shards_of: ShardsOf, kind_of: KindOf, access: Access, refusals: Refusals) -> None:
+        self._access = access
         self._places = ReaderPlaces(refusals, TAILS_MAX, "follow streams")
+        now = asyncio.get_running_loop().time
+        self._reads = TailReads(shards_of, kind_of, self._count, now)
         self._ending = asyncio.Event()
 
     def add_to(self, application: web.Application) -> None:
         """Add the request to the application of the API."""
         application.add_routes([web.get(WAY, self.get)])
+
+    def _count(self) -> int:
+        return self._places.owners.total()
 
     def close(self) -> None:
         """End all tails: readers go on at another process."""
@@ -98,12 +92,12 @@ class StreamTails:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Send events until the reader leaves, its token ends, or the process stops."""
-        self._access.stream(request)
+        tenant, stream = key = self._access.stream(request)
         wanted = TailWanted.of(request)
         is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
         if is_socket:
             _check_origin(request)
-        shards, tenant, stream = await self._views_of(request)
+        shards = await self._reads.look(key)
         position = wanted.position
         if position is None:
             if shards.missing:
@@ -113,7 +107,8 @@ class StreamTails:
             writer: TailWriter = SocketMessages() if is_socket else SentEvents()
             try:
                 response = await writer.begin(request)
-                why = await Tail(self._views_of, self._kind_of, request, wanted, position).follow(writer, self._ending)
+                tail = Tail(self._reads, self._access, request, wanted, position)
+                why = await tail.follow(writer, self._ending)
             except TimeoutError:
                 if request.transport is not None:
                     request.transport.abort()
@@ -130,9 +125,9 @@ class Tail:
     """
 
     def __init__(
-        self, views_of: ViewsOf, kind_of: KindOf, request: web.Request, wanted: TailWanted, position: dict[int, int]
+        self, reads: TailReads, access: Access, request: web.Request, wanted: TailWanted, position: dict[int, int]
     ) -> None:
-        self._views_of, self._kind_of, self._request, self._wanted = views_of, kind_of, request, wanted
+        self._reads, self._access, self._request, self._wanted = reads, access, request, wanted
         self._position = position
         self._chunks: dict[int, int] = {}
         """Shard -> chunk to search from, where a read met its bound."""
@@ -172,17 +167,13 @@ class Tail:
     async def _new(self) -> list[View] | None:
         """Return new records of one shard, which may be none that is wanted; None at the end of all. The request's
         rights are looked at each time."""
-        shards, tenant, stream = await self._views_of(self._request)
+        key = self._access.stream(self._request)
+        shards = await self._reads.look(key)
         for state in sorted(shards.states, key=lambda state: (state.shard <= self._last, state.shard)):
-            end = state.next_offset.get((tenant, stream), 0)
             at = self._position.setdefault(state.shard, 0)  # a shard that a split made begins there
-            if at >= end:
+            if at >= state.next_offset.get(key, 0):
                 continue
-            payload = await self._kind_of(shards, tenant, stream)
-            helping = await shards.readers[state.shard].read(
-                (tenant, stream), at, end, RECORDS_AT_ONCE, payload=payload, chunk=self._chunks.pop(state.shard, 0),
-                search=Search(records_bytes=BYTES_AT_ONCE),
-            )  # fmt: skip
+            helping, end = await self._reads.read(shards, state, key, at, self._chunks.pop(state.shard, 0))
             self._last = state.shard
             if helping.next_chunk is not None:
                 self._chunks[state.shard] = helping.next_chunk

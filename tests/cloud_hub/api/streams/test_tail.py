@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
 from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.places import ReaderPlaces
-from weft.cloud_hub.api.streams import tail
+from weft.cloud_hub.api.records import Helping, RecordReader
+from weft.cloud_hub.api.streams import tail, tail_reads
 from weft.cloud_hub.api.streams.tail import parse_position, position_text
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.cloud_hub.hub import Hub
@@ -194,7 +196,41 @@ async def test_one_owner_and_one_tenant_leave_places_to_others() -> None:
         pass
 
 
-async def test_a_reader_that_leaves_gives_its_place_back() -> None:
+async def test_many_readers_of_a_stream_cost_the_hub_the_stream_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they came at different times, have filters of their own, and some leave meanwhile."""
+    read = RecordReader.read
+    asked = Counter[int]()
+
+    async def counted(reader: RecordReader, stream: Any, offset: int, *rest: Any, **options: Any) -> Helping:
+        asked[offset] += 1
+        return await read(reader, stream, offset, *rest, **options)
+
+    monkeypatch.setattr(RecordReader, "read", counted)
+    monkeypatch.setattr(tail_reads, "READ_AGE_S", 3600.0)  # a busy machine may take longer to tell a hundred readers
+    log = EdgeLog()
+    numbered(log, 0, 5)
+    async with running_hub(MemoryStore(), shards=1) as hub, running_link(hub, log, EDGE), AsyncExitStack() as stack:
+        await log.until_released(5)
+        queries = ["", f"edge={EDGE.edge}", "key=plant/%23", "edge=none"]
+        readers = [
+            await stack.enter_async_context(tailed(hub, ("events", "socket")[at % 2], queries[at % 4]))
+            for at in range(100)
+        ]
+        for each in readers:
+            assert (await anext(each))["records"] == []
+        for leaving in readers[::10]:
+            await leaving.aclose()  # type: ignore[attr-defined]
+        for first in range(5, 65, 15):
+            numbered(log, first, 15)
+            await log.until_released(first + 15)
+        stay = [each for at, each in enumerate(readers) if at % 10 and queries[at % 4] != "edge=none"]
+        found = await asyncio.gather(*(taken(each, 60) for each in stay))
+        assert all(numbers == list(range(5, 65)) for numbers, _ in found)
+        assert set(asked.values()) == {1}, "no place is read twice"
+
+
+async def test_a_reader_that_leaves_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "TAILS_MAX", 64)
     log = EdgeLog()
     numbered(log, 0, 1)
     async with running_hub(MemoryStore()) as hub, running_link(hub, log, EDGE):
