@@ -25,8 +25,8 @@ PASSING = (
     hub_keys.PIPELINES, PROBES,
 )  # fmt: skip
 """Folders of which a backup keeps nothing: those of running nodes and pipelines, positions of other regions in the log,
-which are of its history alone, tables that a hub makes again from others, and options of acts that wait for approval: they may name
-a person, and an approval that was used must not come back."""
+which are of its history alone, tables that a hub makes again from others, and options of acts that wait for approval:
+they may name a person, and an approval that was used must not come back."""
 _SHARD = re.compile(r"shard-\d+")
 _OF_LOG = ("chunk", "snapshot", "ended")
 LOG_FOLDER = "_delta_log"
