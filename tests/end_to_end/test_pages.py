@@ -176,6 +176,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *(("chart-a-stream-in-grafana.md", language) for language in ("sh", "sql")),
         ("see-who-did-what.md", "sh"),
     ]
+    steps += [("run-a-pipeline.md", "sh"), ("run-a-pipeline.md", "python")]
     steps += [("test-a-pipeline.md", "json"), *[("test-a-pipeline.md", "sh")] * 2]
     steps += [("check-data-quality.md", "sh"), *[("check-data-quality.md", "python")] * 2]
     tags = [("feed-from-a-plc-with-sparkplug.md", "python")]

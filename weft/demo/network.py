@@ -7,12 +7,16 @@ import contextlib
 import threading
 
 _READ_BYTES = 256 << 10
+_SLOW_BYTES = 2 << 10
+SLOW_BYTES_PER_S = 8 << 10
+"""Rate of a line that came back, so that a person sees the backlog drain: that of a modem of GPRS."""
 
 
 class Relay:
     """A relay to ``target_port`` on loopback, until ``cut`` and again after ``restore``."""
 
     def __init__(self, target_port: int) -> None:
+        self._is_slow = False
         self._target_port = target_port
         self._loop = asyncio.new_event_loop()
         self._connections: set[asyncio.Task[None]] = set()
@@ -39,8 +43,8 @@ class Relay:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_copy(reader, far_writer))
-                group.create_task(_copy(far_reader, writer))
+                group.create_task(self._copy(reader, far_writer))
+                group.create_task(self._copy(far_reader, writer))
         except* OSError:
             pass
         finally:
@@ -56,7 +60,8 @@ class Relay:
             task.cancel()
 
     def restore(self) -> None:
-        """Let connections through again."""
+        """Let connections through again, at the rate of a slow line."""
+        self._is_slow = True
         self._up = True
 
     def close(self) -> None:
@@ -67,10 +72,11 @@ class Relay:
         self._thread.join(timeout=5)
         self._loop.close()
 
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(_READ_BYTES):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(_SLOW_BYTES if self._is_slow else _READ_BYTES):
+                writer.write(data)
+                await writer.drain()
+                if self._is_slow:
+                    await asyncio.sleep(len(data) / SLOW_BYTES_PER_S)
+        writer.close()

@@ -59,7 +59,7 @@ KILL_AT = 0.45
 """Fraction of the second edge's messages after which it is killed."""
 DEVICE_RATE = 1500.0
 """Maximum messages per second and device: fast enough for a short demo, slow enough to see the faults bite."""
-DRAIN_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.2
 SPARK_START_S_MAX = 30.0
 """Longest time that a failed demo waits for Spark's start, which cannot be interrupted."""
@@ -193,7 +193,7 @@ class Demo:
             if seconds < CUT_SECONDS or self.hours.early is None:
                 return False
             self._relay.restore()
-            self.console.print(f"[green]back[/]  {self.shop.name}: the network is back after {seconds:.0f} s")
+            self.console.print(f"[green]back[/]  {self.shop.name}: the network is back after {seconds:.0f} s, and slow")
             return True
 
         return step

@@ -246,8 +246,8 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
     given = {scope: create_token(tokens, scope.value, scope, "default") for scope in (Scope.ADMIN, Scope.READER)}
     pages = {
-        Scope.ADMIN: "Fleet Streams Topics Tables Nodes Tokens Audit log",
-        Scope.READER: "Fleet Streams Topics Tables",
+        Scope.ADMIN: "Fleet Streams Topics Tables Pipelines Nodes Tokens Audit log",
+        Scope.READER: "Fleet Streams Topics Tables Pipelines",
     }
     store = open_store(str(tmp_path / "store"))
     async with hub_with_fleet(token=link, store=store, tokens_file=tokens, table_interval_s=0.05) as (hub, log):
