@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol, TypeVar
@@ -18,6 +20,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 LOOK_S = 0.5
 """Time between two checks of a running query."""
+SIGNAL_S = 1.0
+"""Time for which an error of the bridge to Java waits for the signal that may be its cause. The handler of a signal
+runs in the main thread, and the bridge's own thread may be before it."""
+_STEP_S = 0.01
 
 
 class Query(Protocol):
@@ -111,8 +117,7 @@ def await_termination(query: Running, look: Callable[[Running], None] | None = N
             while not over.wait(None if look is None else LOOK_S):
                 if look is not None:
                     look(query)
-            with quiet_py4j() if over.asked else nullcontext():
-                _end(query, waiter, look)
+            _end(query, waiter, look)
         except Exception as error:
             if not (over.asked and _is_of_stop(error)):
                 raise
@@ -129,18 +134,31 @@ def _end(query: Running, waiter: threading.Thread, look: Callable[[Running], Non
         raise error
 
 
-@contextmanager
-def quiet_py4j() -> Iterator[None]:
-    """Keep the logs of the bridge to Java from the terminal: when Java is gone, it writes a traceback for each call, to
-    a log of its own and to Python's root log, which prints them."""
-    log = logging.getLogger("py4j")
-    before, log.propagate = log.propagate, False
+def silence_py4j() -> None:
+    """Keep the logs of the bridge to Java from the terminal until this process ends.
+
+    When Java is gone, it writes a traceback for each call, to logs of its own and to Python's root log, which prints
+    them. Threads that Java calls do so even when all that waited for them has ended.
+    """
+    logging.getLogger("py4j").propagate = False
     logging.root.addFilter(_is_not_of_py4j)
-    try:
-        yield
-    finally:
-        log.propagate = before
-        logging.root.removeFilter(_is_not_of_py4j)
+
+
+class _Unasked(logging.Filter):
+    """Keeps errors of the bridge to Java from the terminal that come with a signal."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or _is_not_of_py4j(record):
+            return True
+        for _ in range(math.ceil(SIGNAL_S / _STEP_S)):
+            if self._stop.asked:
+                break
+            time.sleep(_STEP_S)
+        return not self._stop.asked
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
@@ -160,7 +178,8 @@ def _wait(query: Query, over: threading.Event) -> None:
 def stop_asked() -> Iterator[Stop]:
     """Return an event that Ctrl-C (SIGINT) or SIGTERM sets, instead of the signals' usual effect.
 
-    Around the start of a query, it keeps a signal from interrupting a call to the JVM.
+    Around the start of a query, it keeps a signal from interrupting a call to the JVM. From the signal on, the bridge
+    to Java logs nothing within.
 
     Raises:
         ValueError: not called from the main thread.
@@ -172,8 +191,15 @@ def stop_asked() -> Iterator[Stop]:
         event.set()
 
     before = {number: signal.signal(number, ask) for number in SIGNALS}
+    # Filters count for the log alone to which a record is given.
+    quiet, names = _Unasked(event), (None, "py4j.clientserver", "py4j.java_gateway")
+    logs = [logging.getLogger(name) for name in names]
+    for log in logs:
+        log.addFilter(quiet)
     try:
         yield event
     finally:
+        for log in logs:
+            log.removeFilter(quiet)
         for number, handler in before.items():
             signal.signal(number, handler)

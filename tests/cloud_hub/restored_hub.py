@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
@@ -16,6 +17,7 @@ from weft.edge_node.links.links import Links
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log.errors import LogFull
 
 STREAM = "telemetry"
 SEGMENT_BYTES = 4096
@@ -72,9 +74,10 @@ class Edge:
         assert await durable is None
 
     async def load(self, ended: asyncio.Event) -> None:
-        """Take records in until an event."""
+        """Take records in until an event, as long as the log has room: a hub may be slow to acknowledge."""
         while not ended.is_set():
-            await self.bring(5)
+            with contextlib.suppress(LogFull):
+                await self.bring(5)
             await asyncio.sleep(0.01)
 
     @property

@@ -148,8 +148,9 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     tests/weft/test_hub_schemas.py declares schemas, test_pull_kills.py pulls from an edge,
     tests/cloud_hub/tables/test_erasing.py waits for the end of an erasure, tests/cloud_hub/tables/test_declared_work.py
     declares a term of the log, tests/weft/test_client.py asks a hub with tokens, tests/weft/test_doctor.py calls the
-    doctor of an edge, tests/deploy/test_release.py checks a signed release, tests/cloud_hub/console opens a hub in
-    a browser, tests/weft/test_second_person.py has a second person approve acts, and
+    doctor of an edge, tests/deploy/test_release.py checks a signed release, tests/deploy/test_debian_package.py
+    installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_second_person.py has a second
+    person approve acts, and
     tests/cloud_hub/api/streams/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -172,6 +173,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         *[("find-out-what-is-wrong.md", "sh")] * 2,
         ("operator.md", "sh"),
         ("check-a-release.md", "sh"),
+        ("install-by-package.md", "sh"),
         ("see-a-hub-in-a-browser.md", "sh"),
         *(("chart-a-stream-in-grafana.md", language) for language in ("sh", "sql")),
         ("see-who-did-what.md", "sh"),

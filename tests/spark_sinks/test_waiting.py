@@ -18,10 +18,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sinks import await_termination
-from spark_sinks.runtime.waiting import JobInterrupted, interrupted_shortly, quiet_py4j, stop_asked
+from spark_sinks.runtime import waiting
+from spark_sinks.runtime.waiting import JobInterrupted, interrupted_shortly, silence_py4j, stop_asked
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,9 @@ def test_a_stop_within_a_batch_is_told_to_spark_in_few_words() -> None:
         raise Py4JError("the sink is full")
 
 
-def test_the_bridge_to_java_writes_nothing_while_it_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_bridge_to_java_writes_nothing_while_it_is_quiet(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def told() -> list[str]:
         for name in (None, "py4j.clientserver"):
             log = logging.getLogger(name)
@@ -103,9 +106,25 @@ def test_the_bridge_to_java_writes_nothing_while_it_is_quiet(caplog: pytest.LogC
         caplog.clear()
         return found
 
-    with quiet_py4j():
-        assert told() == ["of the script"]
+    def hear() -> None:  # whatever a command silenced in this process
+        monkeypatch.setattr(logging.getLogger("py4j"), "propagate", True)
+        monkeypatch.setattr(logging.root, "filters", [])
+
+    hear()
     assert len(told()) == 3
+    silence_py4j()
+    assert told() == ["of the script"]
+    hear()
+    monkeypatch.setattr(waiting, "SIGNAL_S", 0.01)
+    with stop_asked() as stop:
+        assert len(told()) == 3, "an error without a signal is told"
+        monkeypatch.setattr(waiting, "SIGNAL_S", PATIENCE_S)
+        found: list[str] = []
+        early = threading.Thread(target=lambda: found.extend(told()))  # Java had the signal before this process
+        early.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        early.join()
+        assert (found, stop.asked) == (["of the script"], True)
 
 
 @pytest.mark.slow

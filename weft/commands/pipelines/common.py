@@ -78,7 +78,7 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         confs[name] = value
     from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, keep_lost_java_quiet, stderr_to, without_context_logs
     from spark_sinks.runtime.session import is_connect, session
-    from spark_sinks.runtime.waiting import quiet_py4j
+    from spark_sinks.runtime.waiting import silence_py4j
 
     for name, options in NO_PERFORMANCE_DATA.items():
         os.environ.setdefault(name, options)
@@ -97,12 +97,12 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         keep_lost_java_quiet(spark)
     # Spark's own handler calls the JVM first, which answers with a trace when the session is stopping already.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with quiet_py4j():
-        try:
-            with without_context_logs():
-                yield spark
-        finally:
-            _stop(spark)
+    silence_py4j()
+    try:
+        with without_context_logs():
+            yield spark
+    finally:
+        _stop(spark)
 
 
 @contextmanager
