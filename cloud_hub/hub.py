@@ -60,6 +60,7 @@ from weft.cloud_hub.openapi.served import SelfDescription
 from weft.cloud_hub.pipelines import PipelineRequests
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.regions.regions import Regions
+from weft.cloud_hub.regions.requests import RegionRequests
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -313,6 +314,10 @@ class Hub:
         FleetRequests(
             store, lambda: self.cluster, self._clock, self._access, summaries=summaries, own=self._own,
             elsewhere=elsewhere, monotonic=time.monotonic,
+        ).add_to(application)  # fmt: skip
+        RegionRequests(
+            store, lambda: self.cluster, self._clock, self._access, regions=self._settings.regions,
+            monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
         self._acts.add_to(application, self._access)
         PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(

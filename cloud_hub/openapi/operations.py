@@ -34,6 +34,7 @@ from weft.cloud_hub.openapi.status import (
     DrainAnswer,
     DrainsAnswer,
     NodesAnswer,
+    RegionsAnswer,
     SplitAnswer,
     SplitLook,
     StatusAnswer,
@@ -62,6 +63,7 @@ from weft.cloud_hub.pipelines import ONE as PIPELINE
 from weft.cloud_hub.pipelines import WAY as PIPELINES
 from weft.cloud_hub.pipelines import Report
 from weft.cloud_hub.pulls.requests import WAY, PullWindow
+from weft.cloud_hub.regions.requests import REGIONS
 from weft.protocols.shard.placement import SHARDS_MAX
 
 UNDESCRIBED = {
@@ -130,6 +132,10 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "nodes", "get", NODES, "Return the processes of the hub on all machines.", NodesAnswer, (Scope.ADMIN,),
+        errors=frozenset({401, 403, 421, 503}),
+    ),
+    Operation(
+        "regions", "get", REGIONS, "Return the links of all shards to other regions.", RegionsAnswer, (Scope.ADMIN,),
         errors=frozenset({401, 403, 421, 503}),
     ),
     Operation(

@@ -387,6 +387,44 @@ class NodesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeOfStore]
 
 
+class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
+    """The link of a shard to another region, as its process last wrote it to the store."""
+
+    region: str
+    shard: Count
+    state: str
+    """State of the link, such as `connected`; `paused` by an operator, `not begun`, or `no news` for 15 minutes."""
+    error: str
+    lag_records: Count | None
+    """Records that the region is not known to have; null until the link has caught up once."""
+    lag_bytes: Count | None
+    """Approximate bytes of these records, as they are stored."""
+    lag_seconds: float | None
+    """Age of the oldest chunk with such records."""
+    next: Count | None
+    """First chunk that the region is not known to have."""
+    lost_chunks: list[RunOfChunks]
+    """Chunks that were collected before the region had their records."""
+    peer: str | None
+    """Cluster id of the region's hub; null before the first acknowledgement."""
+    process: str | None
+    """Name of the process that runs the link."""
+    seen_seconds_ago: float | None
+
+
+class RunOfChunks(msgspec.Struct, frozen=True, kw_only=True):
+    """Chunks from the first up to before the end."""
+
+    first: Count
+    end: Count
+
+
+class RegionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The links of all shards to the regions of the configuration, by region and shard."""
+
+    regions: list[RegionLinkOfStore]
+
+
 class DrainOfNode(msgspec.Struct, frozen=True, kw_only=True):
     """A process or a machine that is drained."""
 

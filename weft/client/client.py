@@ -34,6 +34,7 @@ from weft.cloud_hub.openapi.status import (
     DrainAnswer,
     DrainsAnswer,
     NodesAnswer,
+    RegionsAnswer,
     SplitAnswer,
     SplitLook,
     StatusAnswer,
@@ -199,6 +200,10 @@ class Client:
     def nodes(self) -> NodesAnswer:
         """Return the processes of the hub on all machines."""
         return self._get("/v1/nodes", NodesAnswer)
+
+    def regions(self) -> RegionsAnswer:
+        """Return the links of all shards to other regions."""
+        return self._get("/v1/regions", RegionsAnswer)
 
     def troubles(self) -> TroublesAnswer:
         """Return conflicts, open gaps and lost records of the shards of all processes."""

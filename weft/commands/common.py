@@ -321,6 +321,7 @@ _SCOPES = {
     "/v1/status": "admin",
     "/v1/nodes": "admin",
     "/v1/troubles": "admin",
+    "/v1/regions": "admin",
     "/v1/acts": "admin",
     "/metrics": "admin",
 }

@@ -26,6 +26,7 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "whoami": (None, "GET", "/v1/whoami"),
     "status": (Right.STATUS, "GET", "/v1/status"),
     "nodes": (Right.STATUS, "GET", "/v1/nodes"),
+    "regions": (Right.STATUS, "GET", "/v1/regions"),
     "troubles": (Right.STATUS, "GET", "/v1/troubles"),
     "edges": (Right.EDGES, "GET", "/v1/edges"),
     "changes": (Right.READ, "GET", "/v1/changes"),

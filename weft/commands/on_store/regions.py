@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from weft.commands.common import config_argument, json_option
+from weft.commands.common import ExistingPath, config_argument, json_option
 from weft.commands.on_store.declaring import declare
 from weft.commands.on_store.opening import by_option, on_store, reason_option
+from weft.commands.running import any_hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
-from weft.output import Failed, print_json, print_table
+from weft.output import Failed, harmless, print_json, print_table
 from weft.storage.object_store import ObjectStore
-
-if TYPE_CHECKING:
-    from weft.config.models import HubConfig
-    from weft.storage.region_positions import RegionPosition
-
-OLD_S = 900.0
-"""Age of a report after which no process seems to run the link: one is written every five minutes."""
-Found = list[tuple[str, int, "RegionPosition | None"]]
 
 
 @click.group("region")
@@ -29,37 +22,21 @@ def command() -> None:
 
 
 @command.command()
-@config_argument
+@any_hub_argument
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
 @json_option
-def status(config_file: str, *, as_json: bool) -> None:
-    """Show the link of each shard to each region of CONFIG, as its process last wrote it to the store.
+def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """Show the link of each shard of HUB to each region, as its process last wrote it to the store.
 
     `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on,
     for as long as `pin` allows. The figures are up to five minutes old, and `seen` says how old. A region that has
     everything has a lag of nothing. A lag of records is unknown until the link has caught up once.
     """
-    from weft.commands.common import load_hub
-    from weft.storage.cluster import read_cluster
-    from weft.storage.region_positions import RegionPositions
-
-    config: HubConfig = load_hub(config_file)
-
-    async def work(store: ObjectStore) -> Found:
-        cluster = await read_cluster(store)
-        if cluster is None:
-            return []
-        positions = RegionPositions(store, cluster)
-        return [
-            (name, shard, (await positions.read(name, shard))[0])
-            for name in sorted(config.regions)
-            for shard in range(cluster.tree.count)
-        ]
-
-    found, now = on_store(config_file, work), time.time_ns()
+    found = _of_store(hub) if names_a_config(hub) else running_hub(hub, token_file).get("/v1/regions")["regions"]
     if as_json:
-        print_json({"regions": [_view(*each, now) for each in found]})
+        print_json({"regions": found})
         return
-    if not config.regions:
+    if not found:
         click.echo("no regions: `regions` of the configuration names hubs that get what this one's log receives")
         return
     print_table(
@@ -67,8 +44,23 @@ def status(config_file: str, *, as_json: bool) -> None:
             "region", "shard", "state", "records behind", "bytes behind", "behind by", "next", "seen", "lost chunks",
             "error",
         ),
-        [_row(*each, now) for each in found],
+        [[harmless(cell) if isinstance(cell, str) else cell for cell in _row(each)] for each in found],
     )  # fmt: skip
+
+
+def _of_store(config_file: str | None) -> list[dict[str, Any]]:
+    from weft.cloud_hub.regions.requests import region_views
+    from weft.commands.common import load_hub
+    from weft.storage.cluster import read_cluster
+
+    name = named(config_file)
+    regions = load_hub(name).regions
+
+    async def work(store: ObjectStore) -> list[dict[str, Any]]:
+        cluster = await read_cluster(store)
+        return [] if cluster is None else await region_views(store, cluster, regions, time.time_ns())
+
+    return on_store(name, work)
 
 
 @command.command()
@@ -128,41 +120,14 @@ def _known(config_file: str, region: str) -> None:
         raise Failed(f"`regions` of {config_file} has no {region}; there are: {', '.join(sorted(known)) or 'none'}")
 
 
-def _row(name: str, shard: int, position: RegionPosition | None, now: int) -> tuple[object, ...]:
-    report = None if position is None else position.report
-    if position is None or report is None:
-        return name, shard, "not begun", "", "", "", "", "", "", ""
-    age = max(0, now - report.at) / 1e9
+def _row(link: dict[str, Any]) -> tuple[object, ...]:
+    if link["seen_seconds_ago"] is None:
+        return link["region"], link["shard"], link["state"], "", "", "", "", "", "", ""
     return (
-        name, shard, _state(report.state, age),
-        "unknown" if report.lag_records is None else report.lag_records,
-        "unknown" if report.lag_bytes is None else f"about {format_size(report.lag_bytes)}",
-        approximate_duration(report.lag_seconds) if report.lag_seconds else "",
-        position.next, f"{approximate_duration(age)} ago",
-        ", ".join(f"{first} to {end - 1}" for first, end in position.lost), report.error,
+        link["region"], link["shard"], link["state"],
+        "unknown" if link["lag_records"] is None else link["lag_records"],
+        "unknown" if link["lag_bytes"] is None else f"about {format_size(link['lag_bytes'])}",
+        approximate_duration(link["lag_seconds"]) if link["lag_seconds"] else "",
+        link["next"], f"{approximate_duration(link['seen_seconds_ago'])} ago",
+        ", ".join(f"{each['first']} to {each['end'] - 1}" for each in link["lost_chunks"]), link["error"],
     )  # fmt: skip
-
-
-def _state(state: str, age_s: float) -> str:
-    return "no news" if age_s > OLD_S else state
-
-
-def _view(name: str, shard: int, position: RegionPosition | None, now: int) -> dict[str, object]:
-    report = None if position is None else position.report
-    if position is None or report is None:
-        return {"region": name, "shard": shard, "state": "not begun"}
-    age = max(0, now - report.at) / 1e9
-    return {
-        "region": name,
-        "shard": shard,
-        "state": _state(report.state, age),
-        "process": report.host,
-        "peer": position.peer or None,
-        "next": position.next,
-        "lag_records": report.lag_records,
-        "lag_bytes": report.lag_bytes,
-        "lag_seconds": report.lag_seconds,
-        "lost_chunks": [{"first": first, "end": end} for first, end in position.lost],
-        "error": report.error,
-        "seen_seconds_ago": age,
-    }
