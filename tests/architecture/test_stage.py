@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stage import SHARED, UNSTEADY_MAX
+from tests.stage import LEFT, SHARED, UNSTEADY_MAX
 from tests.support.outcomes import WrongOutcome, is_wrong_outcome, outcome
+from tests.temporary_folder import LEFT_BEHIND
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """\
@@ -21,6 +22,14 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(Failures(config))
+
+def pytest_sessionfinish(session):
+    from pathlib import Path
+
+    from tests.temporary_folder import LEFT_BEHIND
+
+    if Path("left").exists():  # what `TemporaryFolder` does where files are left
+        session.exitstatus = LEFT_BEHIND
 """
 INI = "[pytest]\naddopts = -p no:cacheprovider -p no:schemathesis -p no:anyio -p no:hypothesispytest\n"
 TESTS = """\
@@ -106,6 +115,16 @@ def test_a_lost_record_is_red_at_once(processes: tuple[str, ...], tmp_path: Path
     assert done.returncode == 1
     assert "test_some.py::test_lost" in done.stdout.partition("wrong outcomes")[2]
     assert (tmp_path / "lost").read_text() == "x"
+
+
+def test_files_left_behind_count_as_an_unsteady_test(tmp_path: Path) -> None:
+    (tmp_path / "left").touch()
+    shared = tmp_path / "unsteady"
+    shared.write_text("a\n" * (UNSTEADY_MAX - 1))
+    done = run(tmp_path, "good", **{SHARED: str(shared)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared.read_text().splitlines()[-1] == LEFT
+    assert run(tmp_path, "good", **{SHARED: str(shared)}).returncode == LEFT_BEHIND, "no more than so many"
 
 
 def test_a_wait_is_no_outcome() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.temporary_folder import LEFT_BEHIND
+
 ROOT = Path(__file__).parents[2]
 CONFTEST = """\
 import pytest
@@ -53,7 +55,7 @@ def run(folder: Path, test: str) -> tuple[int, str]:
 
 def test_what_is_left_fails_the_run(folder: Path) -> None:
     status, said = run(folder, LEAVES)
-    assert status == 1
+    assert status == LEFT_BEHIND
     assert "1 passed" in said
     assert "left in the temporary folder" in said
     assert "forgotten." in said

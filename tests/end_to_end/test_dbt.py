@@ -98,7 +98,9 @@ async def test_the_example_project_has_each_record_once_in_spark(tmp_path: Path)
     plant = await Plant.make(tmp_path)
     home = find_java_home(os.environ, cache_directory())
     java = java_options() | ({} if home is None else {"JAVA_HOME": home})
-    java["PYSPARK_SUBMIT_ARGS"] = f"--conf spark.jars.ivy={delta}/ivy pyspark-shell"
+    # Hive makes a folder of each session in Java's temporary folder, and leaves it.
+    hive = f"--conf spark.hadoop.hive.downloaded.resources.dir={tmp_path}/hive"
+    java["PYSPARK_SUBMIT_ARGS"] = f"--conf spark.jars.ivy={delta}/ivy {hive} pyspark-shell"
     for first in (0, 20):
         await plant.write(first)
         plant.build(SPARK, os.pathsep.join([str(ROOT), libraries]), **java)
