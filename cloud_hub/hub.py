@@ -17,6 +17,7 @@ from weft.bounds import Refusals
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
 from weft.cloud_hub.api.edge_figures import EdgeFigures
+from weft.cloud_hub.api.edge_reports import newest
 from weft.cloud_hub.api.edges import EdgeViews
 from weft.cloud_hub.api.fleet import FleetRequests
 from weft.cloud_hub.api.metrics import Metrics
@@ -200,13 +201,17 @@ class Hub:
             store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
             links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
         )  # fmt: skip
+        linked = LinkedEdges(
+            store, node_id, self._links.by_edge, self._lost, owners.others, reports=self._links.reports,
+            monotonic=time.monotonic,
+        )  # fmt: skip
         self._for_people = (
-            LinkedEdges(store, node_id, self._links.by_edge, self._lost, owners.others, monotonic=time.monotonic),
+            linked,
             TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic),
         )
         self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
         self._changes = ChangeStreams(
-            lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.by_edge,
+            lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.since,
             lambda: self._declared.position, self._access, self._refusals,
         )  # fmt: skip
         self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
@@ -303,8 +308,8 @@ class Hub:
             moments=moments, rates=self._rates,
             summaries=summaries,
             edges=lambda elsewhere: EdgeViews(
-                {**elsewhere.edges, **links.by_edge(owners.own)}, links.last_release,
-                groups=self._declared.groups.of_edge,
+                {**elsewhere.edges, **links.by_edge(owners.own)}, newest(links.reports(), elsewhere.reports),
+                links.last_release, groups=self._declared.groups.of_edge,
             ),
             elsewhere=elsewhere, refusals=self._refusals, monotonic=time.monotonic,
         )  # fmt: skip

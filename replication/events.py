@@ -12,6 +12,7 @@ from weft.protocols.link.canary import Canary
 from weft.protocols.link.configuration import ConfigState
 from weft.protocols.link.down import DownOpen, Outcomes
 from weft.protocols.link.pull import PullState
+from weft.protocols.link.report import NodeReport
 from weft.protocols.ranges import RangeSet
 
 
@@ -154,6 +155,7 @@ SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked |
 ReceiverEvent = (
     HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarksReceived
     | OriginsReceived | ClockReceived | ConnectionLost | ConfigState | DownOpen | Outcomes | PullState | Canary
+    | NodeReport
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from weft.protocols.link.configuration import ConfigState
 from weft.protocols.link.data import split_batches
 from weft.protocols.link.down import DownOpen, Outcomes
 from weft.protocols.link.pull import PullState
+from weft.protocols.link.report import NodeReport
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication import settings as bounds
@@ -312,7 +313,9 @@ class Receiver:
                     self._events.append(OriginsReceived(frame))
             case Clock():
                 self._events.append(ClockReceived(frame))
-            case ConfigState() | DownOpen() | Outcomes() | PullState() | Canary() if self._state is _State.OPEN:
+            case ConfigState() | DownOpen() | Outcomes() | PullState() | Canary() | NodeReport() if (
+                self._state is _State.OPEN
+            ):
                 self._events.append(frame)
             case _:
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")

@@ -53,6 +53,7 @@ from weft.replication.outbox import BatchTooLong, Outbox
 from weft.replication.policy.send_policy import SendPolicy
 from weft.replication.proof import AckPatience, CanaryWatch
 from weft.replication.refusals import of_another_cluster, rolled_back
+from weft.replication.report_ride import LatestReport, ReportRide
 from weft.replication.sender_lane import LinkLaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes
 from weft.replication.settings import SenderSettings
@@ -79,6 +80,7 @@ class Sender:
         now: monotonic ns, as everywhere in this class.
         high_watermark: (cluster id, lane) -> result of ``LogSource.high_watermark`` when the lane is accepted.
         policy: of the link, kept across connections; None sends everything at once, the oldest records first.
+        report: what the sender tells the receiver of itself; None for nothing.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Sender:
         *,
         high_watermark: Callable[[str, int], int],
         policy: SendPolicy | None = None,
+        report: LatestReport | None = None,
     ) -> None:
         self._settings, self._high_watermark = settings, high_watermark
         self._identity = hello.tenant, hello.edge, hello.log_id
@@ -105,6 +108,7 @@ class Sender:
         self.patience = AckPatience(settings.ack_timeout)
         """Patience of this connection. The owner may restart it before ``handle_timeout`` ends it."""
         self.canary = CanaryWatch(settings.canary_interval, settings.canary_patience, now)
+        self._reports = ReportRide(report or LatestReport(), now)
         self._outbox = Outbox(settings.compression_level, policy)
         self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None
@@ -292,6 +296,7 @@ class Sender:
         self._state, self.welcome = _State.OPEN, welcome
         self.cluster_id, self.peer_features = welcome.cluster_id, frozenset(welcome.features)
         self.canary.welcome(welcome)
+        self._reports.welcome(welcome)
         self.liveness.sample(self._hello_sent, welcome.clock, self._now)
         window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
         self._outbox.window.allow(window_bytes, self._settings.window_start_bytes)
@@ -364,6 +369,7 @@ class Sender:
             frames += self._marks.take_frames(self._lanes, self._outbox.first_waiting)
             self.patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
         frames += self.canary.rides(frames, self._now)
+        frames += self._reports.rides(frames, self._now)
         return self._encoder.encode(frames) if frames else b""
 
     def deadline(self) -> int | None:

@@ -24,7 +24,7 @@ from weft.cloud_hub.api.identity.certificates import (
 from weft.cloud_hub.api.identity.jwt.claims import JwtRefused
 from weft.cloud_hub.api.identity.rights import CONCERNS, Right
 from weft.cloud_hub.api.tokens import NO_TOKEN, Scope, TokenIdentity, Tokens, is_jwt
-from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
 from weft.protocols.shard.shard_state import StreamKey
 from weft.replication.attempts.outcome import REASON_HEADER
 
@@ -207,6 +207,15 @@ class Access:
         tenant, identity = self._permitted(request, Right.EDGES)
         of_all = identity is None or identity.scope is Scope.ADMIN
         return None if of_all and "tenant" not in request.query else tenant
+
+    def edge(self, request: web.Request) -> NodeName:
+        """Return the edge that a request of a reader is for.
+
+        Raises:
+            ApiError: 400, 401, 403, 421.
+        """
+        tenant, _ = self._permitted(request, Right.EDGES)
+        return NodeName(tenant, request.match_info["edge"])
 
     def publisher(self, request: web.Request) -> tuple[str, TokenIdentity | None]:
         """Return the tenant to whose edges a request may publish, and the token; None without tokens.

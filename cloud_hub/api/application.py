@@ -19,7 +19,7 @@ from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, integer
-from weft.cloud_hub.api.edges import EdgeViews, LinksElsewhere, edges_after
+from weft.cloud_hub.api.edges import EdgeViews, LinksElsewhere, edge_of, edges_after
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
@@ -175,6 +175,7 @@ class Api:
                 web.get("/readyz", self._get_readyz),
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/edges", self._bounded(self._get_edges)),
+                web.get("/v1/edges/{edge}", self._bounded(self._get_edge)),
                 web.get("/v1/streams", self._bounded(self._get_streams)),
                 web.get(stream, self._bounded(self._get_stream)),
                 web.get(f"{stream}/lanes", self._bounded(self._get_lanes)),
@@ -224,6 +225,20 @@ class Api:
         next_after = None if last is None else str(last)
         unknown = {"links_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
         return _json({"edges": page.views, "next_after": next_after, **unknown, **shards.view()})
+
+    async def _get_edge(self, request: web.Request) -> web.Response:
+        name = self._access.edge(request)
+        shards = await self._summaries.every()
+        row = edge_of([each.edges for each in shards.summaries], name)
+        if row is None and shards.missing:
+            raise _unavailable(f"edge {name} is not known yet, and some shards cannot be read")
+        if row is None:
+            raise ApiError(
+                404, f"the hub knows no edge {name}", "GET /v1/edges lists the edges; ?tenant= names a tenant"
+            )
+        elsewhere = await self._elsewhere()
+        unknown = {"links_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
+        return _json({**self._edges(elsewhere).whole_view(row), **unknown})
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant, is_readable = self._access.streams(request)

@@ -8,13 +8,14 @@ started.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
+from weft.cloud_hub.api.edge_reports import EdgeReport, disk_view, functions_view
 from weft.cloud_hub.api.streams.summary import LaneFacts
 from weft.cloud_hub.api.views import View, moment
 from weft.protocols.lane import Lane, NodeName, format_log_id
@@ -69,6 +70,19 @@ def edges_after(
     return found[:limit], len(found) > limit
 
 
+def edge_of(rows: Iterable[Sequence[EdgeRow]], name: NodeName) -> EdgeRow | None:
+    """Return an edge; None if there is none of that name.
+
+    Args:
+        rows: of each shard, in the order of tenant and name.
+    """
+    for part in rows:
+        at = bisect_left(part, (name.tenant, name.edge), key=_key)
+        if at < len(part) and part[at].name == name:
+            return part[at]
+    return None
+
+
 def _from(rows: Sequence[EdgeRow], floor: tuple[str, str], tenant: str | None) -> Iterator[EdgeRow]:
     for at in range(bisect_right(rows, floor, key=_key), len(rows)):
         if tenant is not None and rows[at].tenant != tenant:
@@ -104,6 +118,8 @@ class LinksElsewhere(NamedTuple):
     edges: Mapping[NodeName, Linked]
     unknown_at: Sequence[str]
     """Processes whose links are not known."""
+    reports: Mapping[NodeName, EdgeReport] = {}
+    """What edges have said to them of themselves."""
     lost: Sequence[View] = ()
     """Lanes of other processes' shards with acknowledged records that the hub lacks (``lost_views``)."""
 
@@ -113,6 +129,7 @@ class EdgeViews:
 
     Args:
         linked: the edges with a link.
+        reports: what edges have said of themselves.
         last_release: release of an edge whose link has ended; None if unknown.
         groups: declared groups of an edge of a tenant.
     """
@@ -120,11 +137,12 @@ class EdgeViews:
     def __init__(
         self,
         linked: Mapping[NodeName, Linked],
+        reports: Mapping[NodeName, EdgeReport],
         last_release: Callable[[NodeName], str | None],
         *,
         groups: Callable[[str, str], Sequence[str]] = lambda *_: (),
     ) -> None:
-        self._linked = linked
+        self._linked, self._reports = linked, reports
         self._last_release = last_release
         self._groups = groups
 
@@ -148,6 +166,7 @@ class EdgeViews:
             "missing_records": row.missing,
             "complete_up_to": moment(row.complete_up_to),
             "retired": row.is_retired,
+            "disk": disk_view(self._reports.get(name)),
             "alarms": [
                 {
                     "reason": worst.reason.value,
@@ -161,6 +180,10 @@ class EdgeViews:
                 for worst, count, stream in row.alarms
             ],
         }
+
+    def whole_view(self, row: EdgeRow) -> View:
+        """Return the view of one edge, with what is too much for a list."""
+        return {**self.view(row), **functions_view(self._reports.get(row.name))}
 
 
 class EdgeTally:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from weft.bounds import Owner, OwnerKind, Refusals
+from weft.cloud_hub.api.edge_reports import EdgeReport
 from weft.cloud_hub.api.tokens import TokenIdentity
 from weft.cloud_hub.cluster.owners import redirect
 from weft.cloud_hub.declared.tenants.link_quota import LinkQuota, unbound
@@ -28,6 +29,7 @@ from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, 
 from weft.protocols.link.canary import Canary
 from weft.protocols.link.configuration import ConfigDesired, ConfigState
 from weft.protocols.link.down import DownOpen, Outcomes
+from weft.protocols.link.report import NodeReport
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import offered_end
 from weft.replication.runner import LinkRefused, LinkSession
@@ -100,6 +102,8 @@ class EdgeLink:
         self._clocks = LinkClocks()
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
+        self.told: EdgeReport | None = None
+        """The edge's last report on this connection, for status pages."""
         self.clock_off: int | None = None
         """Nanoseconds by which the edge's clock was ahead of the hub's in HELLO, if a time source keeps it right."""
 
@@ -131,6 +135,11 @@ class EdgeLink:
         self._link = link
         if self._configs is not None:
             self._configs.greeted(self, NodeName(hello.tenant, hello.edge), hello.features)
+
+    def report(self, report: NodeReport) -> None:
+        """Keep what the edge says of its disk and its functions, in place of what it said before."""
+        if not self.is_region:
+            self.told = EdgeReport(self._wall_clock(), report)
 
     def configure(self, desired: ConfigDesired) -> None:
         """Tell the edge which configuration it is to have."""

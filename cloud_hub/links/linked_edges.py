@@ -1,8 +1,8 @@
 """Edges that are linked to the hub processes of a store, for one that is asked about all of them.
 
-Each process keeps an object of its own with the edges that are linked to it, and with the lost records that edges have
-told it of. It writes the object again when they changed, at most each ten seconds, and not at all while no other
-process is there. Only a process that is asked reads the others'
+Each process keeps an object of its own with the edges that are linked to it, with the lost records that edges have told
+it of, and with their last reports. It writes the object again when they changed, at most each ten seconds, for reports
+alone each minute, and not at all while no other process is there. Only a process that is asked reads the others'
 objects. What they say is a hint for people: no log, no claim and no right depends on it.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from weft.bounds.background import BackgroundTask
+from weft.cloud_hub.api.edge_reports import EdgeReport, is_later
 from weft.cloud_hub.api.edges import Linked, LinksElsewhere
 from weft.cloud_hub.api.views import LOST_LISTED_MAX, View
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -31,12 +32,16 @@ WRITE_S = 10.0
 """Shortest time between two writes."""
 REWRITE_LOOKS = 30
 """Number of looks after which it is written though nothing changed: an object that was removed comes again."""
+REPORT_LOOKS = 6
+"""Number of looks between two writes for reports alone: those of a large fleet change all the time."""
 CLEAN_LOOKS = 360
 """Number of looks between two removals of objects that processes which were killed have left."""
 READ_AGE_S = 5.0
 """Maximum age of what a request gets."""
 EDGES_MAX = 65_536
 """Maximum number of edges in an object; further ones are left out."""
+FUNCTIONS_BYTES_MAX = 4 << 20
+"""Encoded bytes of all functions in an object. Each edge that has some gets an equal share."""
 OBJECT_BYTES_MAX = 8 << 20
 DECODED_BYTES_MAX = 32 << 20
 SOFTWARE_CHARACTERS_MAX = 64
@@ -57,7 +62,7 @@ class LostLane(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
-    """An edge that is linked to a process, or was when it told of lost records."""
+    """An edge that is linked to a process, or was when it told of lost records or of itself."""
 
     tenant: str
     edge: str
@@ -65,6 +70,7 @@ class LinkedEdge(msgspec.Struct, frozen=True, array_like=True):
     """Moment of the connection by the clock of the process; 0 without a link."""
     software: str
     lost: tuple[LostLane, ...] = ()
+    report: EdgeReport | None = None
 
 
 _DECODER = msgspec.msgpack.Decoder(list[LinkedEdge])
@@ -80,6 +86,7 @@ class LinkedEdges:
         own: its linked edges at present.
         lost: the lost records that it knows of, as ``lost_views`` has them.
         others: entries of the other processes that are there.
+        reports: what edges have said to it of themselves.
         monotonic: seconds.
     """
 
@@ -91,9 +98,12 @@ class LinkedEdges:
         lost: Callable[[], Sequence[View]],
         others: Callable[[], Sequence[NodeEntry]],
         *,
+        reports: Callable[[], Mapping[NodeName, EdgeReport]],
         monotonic: Callable[[], float],
     ) -> None:
         self._store, self._own, self._lost, self._others = store, own, lost, others
+        self._reports = reports
+        self._written_reports: Mapping[NodeName, EdgeReport] = {}
         self._monotonic = monotonic
         self._node_id, self._key = node_id, hub_keys.linked_key(node_id)
         self._etag: str | None = None
@@ -127,6 +137,7 @@ class LinkedEdges:
 
     async def _read(self) -> LinksElsewhere:
         found, unknown, lost = dict[NodeName, Linked](), list[str](), list[View]()
+        reports = dict[NodeName, EdgeReport]()
         others = list(self._others())
         for at in range(0, len(others), READS_AT_ONCE):
             part = others[at : at + READS_AT_ONCE]
@@ -138,9 +149,11 @@ class LinkedEdges:
                     name = NodeName(each.tenant, each.edge)
                     lost += [{"tenant": each.tenant, "edge": each.edge, **msgspec.structs.asdict(lane)}
                              for lane in each.lost]  # fmt: skip
+                    if each.report is not None and is_later(each.report, reports.get(name)):
+                        reports[name] = each.report
                     if each.since and (name not in found or found[name].since < each.since):  # it may just have moved
                         found[name] = Linked(each.since, each.software, None, entry.name)
-        return LinksElsewhere(found, unknown, lost[:LOST_LISTED_MAX])
+        return LinksElsewhere(found, unknown, reports, lost[:LOST_LISTED_MAX])
 
     async def _read_one(self, entry: NodeEntry) -> list[LinkedEdge] | None:
         try:
@@ -169,10 +182,11 @@ class LinkedEdges:
         """
         if not self._others():
             return
-        told = _told(self._own(), self._lost())
-        if told != self._written or self._looks % REWRITE_LOOKS == 0:
-            await self._write(await asyncio.to_thread(_encode, told))
-            self._written = told
+        told, reports = _told(self._own(), self._lost()), self._reports()
+        is_due = self._looks % REPORT_LOOKS == 0 and reports != self._written_reports
+        if told != self._written or is_due or self._looks % REWRITE_LOOKS == 0:
+            await self._write(await asyncio.to_thread(_encode, told, reports))
+            self._written, self._written_reports = told, reports
         if self._looks % CLEAN_LOOKS == 0:
             await self._clean()
         self._looks += 1
@@ -210,7 +224,13 @@ def _told(linked: Mapping[NodeName, Linked], lost: Sequence[View]) -> Told:
     return told
 
 
-def _encode(told: Told) -> bytes:
+def _encode(told: Told, reports: Mapping[NodeName, EdgeReport]) -> bytes:
+    share = FUNCTIONS_BYTES_MAX // max(1, sum(bool(each.report.functions) for each in reports.values()))
+    told = dict(told)
+    for name, report in reports.items():
+        if name in told or len(told) < EDGES_MAX:
+            known = told.get(name) or LinkedEdge(*name, 0, "")
+            told[name] = msgspec.structs.replace(known, report=report.within(share))
     return zlib.compress(msgspec.msgpack.encode(list(told.values())), 1)
 
 

@@ -7,10 +7,11 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.edge_reports import EdgeReport
 from weft.cloud_hub.api.edges import Linked
 from weft.cloud_hub.api.identity.certificates import CertificateIdentity
 from weft.cloud_hub.api.tokens import TokenIdentity
@@ -37,8 +38,16 @@ REGION_LINKS_MAX = 256
 ENDING_MAX = 16
 """Links of one tenant that may be ending for others' sake: the hub has as many beyond its limit, for seconds."""
 RELEASE_CHARACTERS_MAX = 64
-RELEASES_KEPT_MAX = 20_000
-"""Maximum number of disconnected edges with a known release; the longest disconnected one is dropped first."""
+LEFT_KEPT_MAX = 20_000
+"""Maximum number of disconnected edges that a process remembers; the longest disconnected one is dropped first."""
+
+
+class _Left(NamedTuple):
+    """What a process remembers of an edge whose link has ended."""
+
+    release: str
+    report: EdgeReport | None
+    """The last report, without its functions."""
 
 
 class OpenLinks:
@@ -66,8 +75,8 @@ class OpenLinks:
         self._by_holder: dict[object, dict[EdgeLink, None]] = {}
         """Links of each who has tokens: those of an issuer are new each time."""
         self._by_tenant: dict[str, dict[EdgeLink, None]] = {}
-        self._releases: OrderedDict[NodeName, str] = OrderedDict()
-        """Releases of edges whose links have ended."""
+        self._left: OrderedDict[NodeName, _Left] = OrderedDict()
+        """Edges whose links have ended."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
@@ -94,7 +103,20 @@ class OpenLinks:
 
     def last_release(self, edge: NodeName) -> str | None:
         """Return the release of an edge whose link has ended since this process started; None if unknown."""
-        return self._releases.get(edge)
+        left = self._left.get(edge)
+        return None if left is None else left.release
+
+    def since(self) -> dict[NodeName, int]:
+        """Return the linked edges of this process, each with the time of its connection."""
+        return {name: link.since for name, link in self.by_edge().items()}
+
+    def reports(self) -> dict[NodeName, EdgeReport]:
+        """Return what edges have said of themselves: those that are linked to this process, and those that were."""
+        found = {name: left.report for name, left in self._left.items() if left.report is not None}
+        for link in self._since:
+            if link.told is not None and (hello := link.hello) is not None:
+                found[NodeName(hello.tenant, hello.edge)] = link.told
+        return found
 
     def check_room(self, identity: TokenIdentity | None) -> None:
         """Make room for a link, or refuse it.
@@ -152,19 +174,23 @@ class OpenLinks:
             yield
         finally:
             del self._since[link]
-            self._keep_release(link)
+            self._keep(link)
             _forget(self._by_token, identity, link)
             _forget(self._by_holder, holder, link)
             _forget(self._by_tenant, tenant, link)
 
-    def _keep_release(self, link: EdgeLink) -> None:
+    def _keep(self, link: EdgeLink) -> None:
         hello = link.hello
         if hello is not None and valid_name(hello.tenant) and valid_name(hello.edge):
             edge = NodeName(hello.tenant, hello.edge)
-            self._releases[edge] = hello.software[:RELEASE_CHARACTERS_MAX]
-            self._releases.move_to_end(edge)
-            if len(self._releases) > RELEASES_KEPT_MAX:
-                self._releases.popitem(last=False)
+            before = self._left.get(edge)
+            told = link.told or (before.report if before is not None else None)
+            self._left[edge] = _Left(
+                hello.software[:RELEASE_CHARACTERS_MAX], None if told is None else told.without_functions()
+            )
+            self._left.move_to_end(edge)
+            if len(self._left) > LEFT_KEPT_MAX:
+                self._left.popitem(last=False)
 
     def start(self, tokens: Credentials) -> None:
         """Begin to send edges on, and to check whether tokens are still in force."""

@@ -21,6 +21,36 @@ class EdgeAlarm(msgspec.Struct, frozen=True, kw_only=True):
     what_to_do: str
 
 
+class DiskOfEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk of an edge, as it last said: its log and the budget, not the file system."""
+
+    told: Moment
+    """Time at which it said so. Reports come with changes, at most each 30 s."""
+    used_bytes: Count
+    budget_bytes: Count
+    free_bytes: Count
+    """Bytes left for records that no hub has yet."""
+    bytes_per_second: Count | None
+    """Growth of the log in the hour before; null if that was not known yet."""
+    outage_seconds_left: Count | None
+    """Time for which the free bytes last at that rate, from `told` on: 0 when the log is full or has stopped, null when
+    nothing came in or the rate was not known yet."""
+
+
+class FunctionOfEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """The functions of a derived stream at an edge, with figures since the edge started."""
+
+    stream: str
+    kinds: str
+    """Names of the functions, in their order; cut where they are many."""
+    rows_in: Count
+    rows_out: Count
+    errors: Count
+    """Rows that were rejected, and restarts of the functions after an error."""
+    last_error: str | None
+    """What is wrong with them; null if nothing is."""
+
+
 class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     """An edge that the hub knows."""
 
@@ -46,7 +76,21 @@ class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):
     missing_records: Count
     complete_up_to: Moment | None
     retired: bool
+    disk: DiskOfEdge | UnsetType | None = UNSET
+    """Null for an edge that says nothing of its disk: its release does not, or it has not been linked since the process
+    started. Absent in releases without."""
     alarms: list[EdgeAlarm]
+
+
+class EdgeAnswer(EdgeOfHub, frozen=True, kw_only=True):
+    """One edge, with its functions."""
+
+    functions: list[FunctionOfEdge] | None
+    """At most 32; null where they are not known: the edge is not linked, or its release does not tell."""
+    functions_more: Count
+    """Number of derived streams that are left out."""
+    links_unknown_at: list[str] | UnsetType = UNSET
+    """Processes whose links are not known here; absent when all are."""
 
 
 class EdgesAnswer(Listing, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from weft.cloud_hub.declared.tokens import ROTATION, TOKEN_WAY, TOKENS, NewToken
 from weft.cloud_hub.down.requests import KEY_CHARACTERS_MAX, MessageRequest
 from weft.cloud_hub.openapi.acts import ActsAnswer, ChangeEvent
 from weft.cloud_hub.openapi.common import LogId
-from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
+from weft.cloud_hub.openapi.edges import EdgeAnswer, EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
 from weft.cloud_hub.openapi.operation import READING, Operation, Parameter
 from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
@@ -93,6 +93,7 @@ TIME = Annotated[
 TENANT = Parameter("tenant", _Name, "Tenant, where the token allows another than its own.")
 _TENANT_OF_PATH = Parameter("tenant", _Name, "Name of the tenant.", "path", required=True)
 STREAM = Parameter("stream", _Name, "Name of the stream.", "path", required=True)
+EDGE = Parameter("edge", _Name, "Name of the edge.", "path", required=True)
 
 
 def _limit(of: str, most: int = PAGE_MAX, default: int = PAGE_DEFAULT, least: int = 1) -> Parameter:
@@ -162,6 +163,10 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             _after(), _limit("edges"),
         ),
+    ),
+    Operation(
+        "edge", "get", "/v1/edges/{edge}", "Return one edge, with its functions.", EdgeAnswer,
+        parameters=(EDGE, TENANT), errors=_OF_STREAM,
     ),
     Operation(
         "streams", "get", "/v1/streams", "Return the tenant's streams, by name.", StreamsAnswer,

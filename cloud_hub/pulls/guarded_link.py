@@ -66,6 +66,7 @@ class GuardedLink:
         self.clock = link.clock
         self.canary = link.canary
         self.config_state = link.config_state
+        self.report = link.report
         self.room = link.room
         self.down = link.down
 

@@ -32,6 +32,7 @@ from weft.protocols.ranges import RangeSet
 from weft.replication.attempts.epochs import Epochs
 from weft.replication.liveness import SECOND
 from weft.replication.release import Party, ReleaseLedger
+from weft.replication.report_ride import LatestReport
 from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, no_token, run_link
 from weft.replication.runner.messages import MessageTaker
 from weft.replication.runner.proxy import LinkProxy
@@ -106,6 +107,8 @@ class Links:
         path = os.path.join(config.data_dir, "links", orders.FILE)
         self.orders = Orders(self._filesystem, path, lambda: wall_clock() + self.clocks.correction())
         """Policies of the links, and the orders of operators to them."""
+        self.report = LatestReport()
+        """What the hubs are told of the node's disk and functions."""
         self.taker: Callable[[str], MessageTaker | None] = lambda _: None
         """Taker of the hub's messages, by link; None for a link that takes none."""
         self.conflicts = self._known_conflicts()
@@ -326,7 +329,7 @@ class Links:
                     acknowledged=self._acknowledged.acknowledged, stopping=self._stopping,
                     config=self._config_door if link.config_from_hub != "never" else None,
                     control=self.orders.control(status.name, link),
-                    taker=self.taker(status.name), puller=self._puller(status),
+                    taker=self.taker(status.name), puller=self._puller(status), report=self.report,
                 )  # fmt: skip
             except Exception as error:
                 # run_link handles failures of networks, hubs and disks; this is a fault in the code, and must not stop

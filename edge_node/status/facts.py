@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.bounds import Owner
 from weft.bounds.refusals import RefusalCount
 from weft.config.models import EdgeConfig
+from weft.config.streams import Stream
 from weft.config.units import approximate_size
+from weft.edge_node.functions.runtime.counters import FunctionFacts
 from weft.edge_node.part import Part
 from weft.edge_node.status.history import History
 from weft.edge_node.status.outage import SAMPLE_INTERVAL_S, OutageEstimate
@@ -18,6 +20,13 @@ from weft.edge_node.streams import STATE_STREAMS
 from weft.edge_node.timing.clock import seconds
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.lane import format_log_id
+from weft.protocols.link.report import (
+    ERROR_CHARACTERS_MAX,
+    FUNCTIONS_MAX,
+    NAME_CHARACTERS_MAX,
+    FunctionReport,
+    NodeReport,
+)
 from weft.storage.segment_log import LogStats, SegmentLog
 from weft.storage.segment_log.state.gaps import lost_by_reason
 
@@ -119,6 +128,24 @@ class NodeStatus:
             ],
         }
 
+    def report(self, streams: Mapping[str, Stream], functions: Mapping[str, FunctionFacts]) -> NodeReport:
+        """Return what hubs are told of the node.
+
+        Args:
+            streams: the configured ones.
+            functions: facts about derived streams, by name.
+        """
+        stats = self.log.stats()
+        disk = self._disk(stats)
+        is_full = stats.failed is not None or self.log.shortage() is not None
+        left, rate = 0 if is_full else disk["outage_seconds_left"], disk["bytes_per_second"]
+        told = [_function(name, streams.get(name), facts) for name, facts in sorted(functions.items())]
+        return NodeReport(
+            stats.bytes_on_disk, stats.budget_bytes, max(0, stats.usable_bytes - stats.unsafe_bytes),
+            None if rate is None else int(rate), None if left is None else int(left),
+            told[:FUNCTIONS_MAX], len(told[FUNCTIONS_MAX:]),
+        )  # fmt: skip
+
     def _recovery(self) -> dict[str, Any]:
         """Return the findings of the node's start on the disk."""
         report = self.log.recovery
@@ -170,6 +197,15 @@ class NodeStatus:
         ``disk.card_endurance``."""
         endurance, seconds = self.config.disk.card_endurance_bytes, self._monotonic() - self._started
         return endurance * seconds / stats.device_bytes if endurance and stats.device_bytes else None
+
+
+def _function(name: str, stream: Stream | None, facts: FunctionFacts) -> FunctionReport:
+    kinds = [] if stream is None else [step.chosen[0] for step in stream.functions]
+    wrong = facts["trouble"] or facts["refused"] or facts["warning"]
+    return FunctionReport(
+        name[:NAME_CHARACTERS_MAX], ", ".join(kinds)[:NAME_CHARACTERS_MAX], facts["rows_in"], facts["rows_out"],
+        facts["rows_rejected"] + facts["failures"], wrong[:ERROR_CHARACTERS_MAX],
+    )  # fmt: skip
 
 
 def owner_name(owner: Owner | None) -> str:

@@ -22,6 +22,7 @@ from weft.protocols.link.canary import CANARY, Canary, CanaryBack
 from weft.protocols.link.configuration import ConfigDesired, ConfigState
 from weft.protocols.link.down import DOWN, DownOpen, Messages, Outcomes
 from weft.protocols.link.pull import PULL, Pulls, PullState
+from weft.protocols.link.report import REPORT, NodeReport
 from weft.protocols.link.throttle import THROTTLE, Throttled
 from weft.protocols.origin import Origin
 
@@ -53,7 +54,7 @@ CONFIG = "config"
 PEERS = "peers"
 """Feature of a hub alone: other clusters relay to it what they get from the sender, so it may hold records that this
 sender never sent to it. It has no frames."""
-FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE)
+FEATURES: tuple[str, ...] = (LAST_WORDS, CONFIG, DOWN, PULL, CANARY, THROTTLE, REPORT)
 """Features that this release announces. A frame of a feature is sent only to a peer that announced it too."""
 
 
@@ -90,6 +91,7 @@ class FrameType(IntEnum):
     CANARY = 140
     CANARY_BACK = 141
     THROTTLED = 142
+    NODE_REPORT = 143
 
 
 class RefuseCode(IntEnum):
@@ -283,7 +285,7 @@ class LaneOrigins(msgspec.Struct, frozen=True, array_like=True):
 _Control = (
     Hello | Welcome | Refuse | Gap | Marks | Ack | Ping | Pong
     | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords | ConfigDesired | ConfigState
-    | DownOpen | Messages | Outcomes | Pulls | PullState | Canary | CanaryBack | Throttled
+    | DownOpen | Messages | Outcomes | Pulls | PullState | Canary | CanaryBack | Throttled | NodeReport
 )  # fmt: skip
 Frame = Data | _Control
 
@@ -312,6 +314,7 @@ _CONTROL: dict[FrameType, type[_Control]] = {
     FrameType.CANARY: Canary,
     FrameType.CANARY_BACK: CanaryBack,
     FrameType.THROTTLED: Throttled,
+    FrameType.NODE_REPORT: NodeReport,
 }
 _TYPE_OF = {kind: number for number, kind in _CONTROL.items()}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {

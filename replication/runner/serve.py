@@ -22,6 +22,7 @@ from weft.protocols.link.configuration import ConfigState
 from weft.protocols.link.data import check_batch
 from weft.protocols.link.down import DownOpen, Outcomes
 from weft.protocols.link.pull import PullState
+from weft.protocols.link.report import NodeReport
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -119,6 +120,9 @@ class LinkHandler(Protocol):
 
     def pull_state(self, state: PullState) -> None:
         """Take a word about records that the edge was asked for."""
+
+    def report(self, report: NodeReport) -> None:
+        """Take what the edge says of its disk and its functions."""
 
     async def canary(self, canary: Canary) -> None:
         """Take a question of the edge; ``LinkSession.prove`` answers once something written from now on is durable."""
@@ -339,6 +343,8 @@ class LinkSession:
                 self._handler.pull_state(event)
             case Canary():
                 await self._handler.canary(event)
+            case NodeReport():
+                self._handler.report(event)
             case ConnectionLost():
                 self._ended(event.reason)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.protocols import batch, chunk, link, origin, segment
 from weft.protocols.batch import ClockReading, ClockState, Columns
-from weft.protocols.link import canary, configuration, down, pull, throttle
+from weft.protocols.link import canary, configuration, down, pull, report, throttle
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import SEQ_END
 
@@ -217,6 +217,18 @@ CONTROL_FRAMES = st.one_of(
     st.builds(canary.Canary, U32),
     st.builds(canary.CanaryBack, U32, U64),
     st.builds(throttle.Throttled, st.integers(0, throttle.WAIT_NS_MAX), U64, st.text(max_size=9)),
+    st.builds(
+        report.NodeReport,
+        U64,
+        U64,
+        U64,
+        st.none() | U64,
+        st.none() | U64,
+        st.lists(
+            st.builds(report.FunctionReport, NAMES, st.text(max_size=9), U64, U64, U64, st.text(max_size=9)), max_size=2
+        ),
+        U32,
+    ),
     st.builds(link.LastWords, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
     st.builds(
         configuration.ConfigDesired,

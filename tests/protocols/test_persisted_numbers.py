@@ -21,7 +21,7 @@ from weft.protocols import (
     segment,
 )
 from weft.protocols.chunk_index import blocks, codec, footer
-from weft.protocols.link import canary, configuration, down, pull, throttle
+from weft.protocols.link import canary, configuration, down, pull, report, throttle
 from weft.protocols.segment import header as segment_header
 from weft.protocols.shard import (
     apart,
@@ -111,6 +111,7 @@ ENUMS = {
         "CANARY": 140,
         "CANARY_BACK": 141,
         "THROTTLED": 142,
+        "NODE_REPORT": 143,
     },
     configuration.ConfigOutcome: {"NONE": 0, "TRIAL": 1, "CONFIRMED": 2, "REFUSED": 3, "ROLLED_BACK": 4},
     pull.PullStage: {"SENDING": 1, "DONE": 2, "REFUSED": 3, "WAITING": 4},
@@ -234,6 +235,8 @@ ARRAYS = {
     canary.Canary: "number",
     canary.CanaryBack: "number waited",
     throttle.Throttled: "wait bytes_per_second reason",
+    report.FunctionReport: "stream kinds rows_in rows_out errors last_error",
+    report.NodeReport: "used_bytes budget_bytes free_bytes bytes_per_second outage_seconds functions functions_more",
     pull.PullRequest: "id stream first end bytes_max",
     pull.Pulls: "pulls",
     pull.PullState: "id stage log_id ranges records bytes kept_from reason",
@@ -296,8 +299,8 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 
 MODULES = (
-    batch, segment, chunk, footer, codec, blocks, link, configuration, down, pull, lane_state, origin, shard_state,
-    snapshot, snapshot_blocks, forgotten, lowered_times, splits, apart, cluster_entry, cluster_state,
+    batch, segment, chunk, footer, codec, blocks, link, configuration, down, pull, report, lane_state, origin,
+    shard_state, snapshot, snapshot_blocks, forgotten, lowered_times, splits, apart, cluster_entry, cluster_state,
 )  # fmt: skip
 
 

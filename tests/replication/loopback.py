@@ -16,6 +16,7 @@ from weft.protocols.link.canary import Canary
 from weft.protocols.link.configuration import ConfigState
 from weft.protocols.link.down import DownOpen, Outcomes
 from weft.protocols.link.pull import PullState
+from weft.protocols.link.report import NodeReport
 from weft.protocols.ranges import RangeSet
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
@@ -38,6 +39,7 @@ class Hub:
         self.openings: list[LaneOpen] = []
         self.clocks: list[Clock] = []
         self.config_states: list[ConfigState] = []
+        self.reports: list[NodeReport] = []
         self.lanes: dict[str, int] = {}
         """Stream -> the number under which this hub knows it."""
         self.sessions: list[LinkSession] = []
@@ -115,6 +117,9 @@ class _Handler:
 
     def config_state(self, state: ConfigState) -> None:
         self.hub.config_states.append(state)
+
+    def report(self, report: NodeReport) -> None:
+        self.hub.reports.append(report)
 
     def pull_state(self, state: PullState) -> None:
         raise AssertionError("the edge was not asked for records")

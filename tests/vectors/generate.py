@@ -45,7 +45,7 @@ from tests.vectors.goldens import (
 )
 from tests.vectors.goldens_cluster import ACTED, EMPTY, SEVERAL, SNAPSHOT, WITHDRAWN
 from tests.vectors.goldens_cluster import DECLARED as DECLARED_FACT
-from tests.vectors.goldens_link import CANARY, CONFIG, CONTROL, DATA, DOWN, LAST_WORDS, PULL, THROTTLED
+from tests.vectors.goldens_link import CANARY, CONFIG, CONTROL, DATA, DOWN, LAST_WORDS, NODE_REPORT, PULL, THROTTLED
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.link.stream import FrameEncoder
@@ -115,6 +115,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "pull": PULL,
         "canary": CANARY,
         "throttled": THROTTLED,
+        "report": NODE_REPORT,
     },
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }

@@ -21,7 +21,7 @@ from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, BlockedFooter, Strea
 from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
-from weft.protocols.link import canary, configuration, down, pull, throttle
+from weft.protocols.link import canary, configuration, down, pull, report, throttle
 from weft.protocols.link.data import split_batches
 from weft.protocols.origin import Origin
 from weft.protocols.shard import snapshot, snapshot_blocks
@@ -237,6 +237,7 @@ _FRAMES: dict[str, Any] = {
     "CANARY": canary.Canary,
     "CANARY_BACK": canary.CanaryBack,
     "THROTTLED": throttle.Throttled,
+    "NODE_REPORT": report.NodeReport,
 }
 
 

@@ -26,7 +26,7 @@ from weft.client.asking import with_query as _with
 from weft.client.errors import HubUnreachable, refusal
 from weft.client.following import WAIT_S, follow
 from weft.cloud_hub.openapi.acts import ActsAnswer
-from weft.cloud_hub.openapi.edges import EdgesAnswer, WhoAmI
+from weft.cloud_hub.openapi.edges import EdgeAnswer, EdgesAnswer, WhoAmI
 from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
 from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
 from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
@@ -219,6 +219,10 @@ class Client:
     ) -> EdgesAnswer:  # fmt: skip
         """Return a page of the edges that the hub knows."""
         return self._get("/v1/edges", EdgesAnswer, tenant=tenant, shards=shards, after=after, limit=limit)
+
+    def edge(self, edge: str, *, tenant: str | None = None) -> EdgeAnswer:
+        """Return one edge, with its functions."""
+        return self._get(f"/v1/edges/{quote(edge, safe='')}", EdgeAnswer, tenant=tenant)
 
     def streams(
         self, *, tenant: str | None = None, after: str | None = None, limit: int | None = None

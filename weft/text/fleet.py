@@ -9,11 +9,14 @@ from typing import Any
 
 import click
 
-from weft.config.units import approximate_duration, format_size
+from weft.config.units import YEAR_S, approximate_duration, format_size
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
 _UNKNOWN = "unknown"
+_EDGE_COLUMNS = (
+    "edge", "log", "last seen", "link", "version", "outage left", "records missing", "complete up to", "alarms",
+)  # fmt: skip
 COLUMNS_STREAMS_MAX = 8
 """Number of streams up to which their columns are printed: each is a line of some hundred characters."""
 ENDS_SOON_S = 14 * 86_400.0
@@ -44,8 +47,7 @@ def show_edges(
     ordered = sorted(edges, key=order)
     shown_edges = ordered if most is None else ordered[:most]
     if edges:
-        columns = ("edge", "log", "last seen", "link", "version", "records missing", "complete up to", "alarms")
-        print_table(columns, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
+        print_table(_EDGE_COLUMNS, [_edge_row(each, now, here, all_known=all_known) for each in shown_edges])
     in_trouble, linked = (sum(bool(each[key]) for each in edges) for key in ("alarms", "connected_since"))
     not_connected = f"{len(away)} not connected" + ("" if all_known else " or unknown")
     click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {in_trouble} with an alarm")
@@ -67,10 +69,22 @@ def _edge_row(edge: dict[str, Any], now: float, here: Collection[str], *, all_kn
         "never" if edge["last_seen"] is None else f"{_ago(edge['last_seen'], now)} ago",
         link,
         shown((edge["software"] or _UNKNOWN).removeprefix("weft ")),
+        _outage_left(edge.get("disk"), now, is_linked=since is not None),
         edge["missing_records"],
         _UNKNOWN if edge["complete_up_to"] is None else f"{_ago(edge['complete_up_to'], now)} ago",
         shown("; ".join(alarms)),
     )
+
+
+def _outage_left(disk: Mapping[str, Any] | None, now: float, *, is_linked: bool) -> str:
+    """Return the time for which an edge can take records without a hub, as it said; from then on without a link."""
+    if disk is None:
+        return _UNKNOWN
+    left = disk["outage_seconds_left"]
+    if left is None:
+        return _UNKNOWN if disk["bytes_per_second"] is None else "no end"
+    lasts = "none" if left == 0 else "over a year" if left > YEAR_S else approximate_duration(left)
+    return lasts if is_linked else f"{lasts} {_ago(disk['told'], now)} ago"
 
 
 def show_streams(streams: list[dict[str, Any]], now: float, *, with_columns: bool = False) -> None:

@@ -132,7 +132,7 @@ async def test_an_edge_has_an_alarm_for_each_reason_that_holds_its_lanes_back(
     for stream in ("a", "b"):
         made.set_lane(Lane("default", "press-1", 1, stream), held)
     ((row,),) = await rows([made], NOW + later)
-    view = EdgeViews({}, lambda _: None).view(row)
+    view = EdgeViews({}, {}, lambda _: None).view(row)
     assert (view["missing_records"], [each["reason"] for each in view["alarms"]], view["retired"]) == (
         2 * missing, alarms, retired,
     )  # fmt: skip

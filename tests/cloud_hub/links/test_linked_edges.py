@@ -3,12 +3,23 @@ nor, while nothing changes, with the edges."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from weft.cloud_hub.api.edge_reports import EdgeReport
 from weft.cloud_hub.api.edges import Linked
 from weft.cloud_hub.api.views import View
-from weft.cloud_hub.links.linked_edges import CLEAN_LOOKS, READ_AGE_S, REWRITE_LOOKS, LinkedEdges
+from weft.cloud_hub.links.linked_edges import (
+    CLEAN_LOOKS,
+    OBJECT_BYTES_MAX,
+    READ_AGE_S,
+    REPORT_LOOKS,
+    REWRITE_LOOKS,
+    LinkedEdges,
+)
 from weft.protocols.lane import NodeName
+from weft.protocols.link.report import FunctionReport, NodeReport
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
 from weft.storage.object_store.memory import MemoryStore
@@ -41,12 +52,15 @@ class Process:
         self.others = [NodeEntry(f"id-{each}", "", "weft", 1, 0, name=each) for each in others]
         self.now = 0.0
         self.lost: list[View] = []
+        self.reports: dict[NodeName, EdgeReport] = {}
+        self.node_id = f"id-{name}"
         self.directory = LinkedEdges(
             store,
-            f"id-{name}",
+            self.node_id,
             lambda: self.linked,
             lambda: self.lost,
             lambda: self.others,
+            reports=lambda: self.reports,
             monotonic=lambda: self.now,
         )
 
@@ -88,6 +102,58 @@ async def test_a_process_knows_the_lost_records_of_shards_of_others_whether_thei
     await two.directory.look()
     assert await one.sees() == {"press-1": "two"}
     assert (await one.directory.elsewhere()).lost == []
+
+
+def report(told: int, functions: int = 0, text: str = "") -> EdgeReport:
+    each = FunctionReport("hot", "where", 1, 1, 1, text)
+    return EdgeReport(told, NodeReport(told, 1 << 30, 0, 1, 3600, [each] * functions, 0))
+
+
+async def test_what_edges_say_of_themselves_is_known_everywhere_also_of_those_that_are_gone() -> None:
+    store = CountingStore()
+    one, two, three = (Process(store, name, ["one", "two", "three"]) for name in ("one", "two", "three"))
+    press, saw = NodeName("default", "press-1"), NodeName("default", "saw-2")
+    two.link("press-1")
+    two.reports = {press: report(5, 3), saw: report(9)}
+    three.reports = {press: report(4), saw: report(10)}  # the press was linked there before
+    for each in (two, three):
+        await store.create(hub_keys.node_key(each.node_id), b"x")
+        await each.directory.look()
+    assert await one.sees() == {"press-1": "two"}
+    found = (await one.directory.elsewhere()).reports
+    assert found == {press: report(5, 3), saw: report(10)}
+
+
+async def test_reports_alone_are_written_once_a_minute() -> None:
+    store = CountingStore()
+    one = Process(store, "one", ["two"])
+    one.link("press-1")
+    for now in range(5 * REPORT_LOOKS):
+        one.reports = {NodeName("default", "press-1"): report(now)}
+        await one.directory.look()
+    assert store.writes == 5
+    one.link("press-2")
+    await one.directory.look()
+    assert store.writes == 6, "who comes is told at once"
+
+
+async def test_the_functions_of_a_fleet_have_a_bound_and_no_edge_takes_the_room_of_another() -> None:
+    store = CountingStore()
+    one, two = Process(store, "one", ["two"]), Process(store, "two", ["one"])
+    rng = random.Random(1)
+    for n in range(2000):
+        text = "".join(map(chr, rng.choices(range(0x10000, 0x10FFFF), k=160)))
+        two.reports[NodeName("default", f"long-{n}")] = report(1, 32, text)
+    modest = NodeName("default", "modest")
+    two.reports[modest] = report(1, 2)
+    await two.directory.look()
+    (written,) = await store.list(hub_keys.LINKED)
+    assert written.size <= OBJECT_BYTES_MAX
+    found = (await one.directory.elsewhere()).reports
+    assert len(found) == 2001
+    assert found[modest] == report(1, 2)
+    long = found[NodeName("default", "long-0")].report
+    assert (len(long.functions) + long.functions_more, long.functions_more > 0) == (32, True)
 
 
 async def test_an_edge_that_moved_is_where_it_came_to_last() -> None:

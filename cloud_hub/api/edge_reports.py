@@ -1,0 +1,85 @@
+"""What edges say of themselves: their disks, the outage that they can bear, and their functions.
+
+It is for people. A report is kept in the memory of the process that the edge is linked to, and told to the others
+(``cloud_hub.links.linked_edges``); no log, no claim and no right depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from weft.cloud_hub.api.views import View, moment
+from weft.protocols.fields import Nanoseconds
+from weft.protocols.lane import NodeName
+from weft.protocols.link.report import FunctionReport, NodeReport
+
+U32_MAX = (1 << 32) - 1
+
+
+class EdgeReport(msgspec.Struct, frozen=True, array_like=True):
+    """The last report of an edge."""
+
+    told: Nanoseconds
+    """Time at which it came, by the hub's clock."""
+    report: NodeReport
+    has_functions: bool = True
+    """False when the functions were left out since: they are not known."""
+
+    def without_functions(self) -> EdgeReport:
+        """Return the part about the disk, which is small however much the edge has said."""
+        return EdgeReport(self.told, msgspec.structs.replace(self.report, functions=[]), has_functions=False)
+
+    def within(self, bytes_max: int) -> EdgeReport:
+        """Return it with so many encoded bytes of functions at most, and the number of the others."""
+        functions, report, kept = self.report.functions, self.report, 0
+        for each in functions:
+            bytes_max -= len(msgspec.msgpack.encode(each))
+            if bytes_max < 0:
+                break
+            kept += 1
+        if kept == len(functions):
+            return self
+        more = min(report.functions_more + len(functions) - kept, U32_MAX)
+        return EdgeReport(self.told, msgspec.structs.replace(report, functions=functions[:kept], functions_more=more))
+
+
+def is_later(told: EdgeReport, known: EdgeReport | None) -> bool:
+    """Return whether a report came after one that is known."""
+    return known is None or known.told < told.told
+
+
+def newest(own: Mapping[NodeName, EdgeReport], others: Mapping[NodeName, EdgeReport]) -> dict[NodeName, EdgeReport]:
+    """Return the last report of each edge, from what a process and the others know."""
+    return {**others, **{name: each for name, each in own.items() if is_later(each, others.get(name))}}
+
+
+def disk_view(told: EdgeReport | None) -> View | None:
+    """Return the disk of an edge; None if it is not known."""
+    if told is None:
+        return None
+    report = told.report
+    return {
+        "told": moment(told.told),
+        "used_bytes": report.used_bytes,
+        "budget_bytes": report.budget_bytes,
+        "free_bytes": report.free_bytes,
+        "bytes_per_second": report.bytes_per_second,
+        "outage_seconds_left": report.outage_seconds,
+    }
+
+
+def functions_view(told: EdgeReport | None) -> View:
+    """Return the functions of an edge; null if they are not known."""
+    if told is None or not told.has_functions:
+        return {"functions": None, "functions_more": 0}
+    return {
+        "functions": [_function_view(each) for each in told.report.functions],
+        "functions_more": told.report.functions_more,
+    }
+
+
+def _function_view(function: FunctionReport) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(function), "last_error": function.last_error or None}
