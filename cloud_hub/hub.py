@@ -205,10 +205,7 @@ class Hub:
             store, node_id, self._links.by_edge, self._lost, owners.others, reports=self._links.reports,
             monotonic=time.monotonic,
         )  # fmt: skip
-        self._for_people = (
-            linked,
-            TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic),
-        )
+        self._for_people = linked, TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic)
         self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
         self._changes = ChangeStreams(
             lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.since,

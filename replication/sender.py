@@ -80,7 +80,6 @@ class Sender:
         now: monotonic ns, as everywhere in this class.
         high_watermark: (cluster id, lane) -> result of ``LogSource.high_watermark`` when the lane is accepted.
         policy: of the link, kept across connections; None sends everything at once, the oldest records first.
-        report: what the sender tells the receiver of itself; None for nothing.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class Sender:
         *,
         high_watermark: Callable[[str, int], int],
         policy: SendPolicy | None = None,
-        report: LatestReport | None = None,
     ) -> None:
         self._settings, self._high_watermark = settings, high_watermark
         self._identity = hello.tenant, hello.edge, hello.log_id
@@ -108,7 +106,7 @@ class Sender:
         self.patience = AckPatience(settings.ack_timeout)
         """Patience of this connection. The owner may restart it before ``handle_timeout`` ends it."""
         self.canary = CanaryWatch(settings.canary_interval, settings.canary_patience, now)
-        self._reports = ReportRide(report or LatestReport(), now)
+        self._reports = ReportRide(settings.report or LatestReport(), now)
         self._outbox = Outbox(settings.compression_level, policy)
         self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.protocols.link import Data, Frame, LaneOrigins
 from weft.replication.liveness import SECOND
+from weft.replication.report_ride import LatestReport
 from weft.replication.send_window import START_BYTES
 
 LINK_PATH = "/v1/link"
@@ -68,6 +69,8 @@ class SenderSettings:
     """Cluster to which the sender gives its records; empty: any."""
     compression_level: int = 3
     """Compression level of the connection's zstd stream."""
+    report: LatestReport | None = None
+    """What the sender tells the receiver of itself; None for nothing."""
 
 
 @dataclass(frozen=True)

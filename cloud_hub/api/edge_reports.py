@@ -1,4 +1,4 @@
-"""What edges say of themselves: their disks, the outage that they can bear, and their functions.
+"""Statements of edges about themselves: their disks, the outage that they can bear, and their functions.
 
 It is for people. A report is kept in the memory of the process that the edge is linked to, and told to the others
 (``cloud_hub.links.linked_edges``); no log, no claim and no right depends on it.

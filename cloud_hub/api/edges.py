@@ -119,7 +119,7 @@ class LinksElsewhere(NamedTuple):
     unknown_at: Sequence[str]
     """Processes whose links are not known."""
     reports: Mapping[NodeName, EdgeReport] = {}
-    """What edges have said to them of themselves."""
+    """Last statements of edges to them about themselves."""
     lost: Sequence[View] = ()
     """Lanes of other processes' shards with acknowledged records that the hub lacks (``lost_views``)."""
 

@@ -43,7 +43,7 @@ LEFT_KEPT_MAX = 20_000
 
 
 class _Left(NamedTuple):
-    """What a process remembers of an edge whose link has ended."""
+    """Facts about an edge whose link to this process has ended."""
 
     release: str
     report: EdgeReport | None

@@ -48,7 +48,7 @@ class FunctionOfEdge(msgspec.Struct, frozen=True, kw_only=True):
     errors: Count
     """Rows that were rejected, and restarts of the functions after an error."""
     last_error: str | None
-    """What is wrong with them; null if nothing is."""
+    """Sentence about what is wrong with them; null if nothing is."""
 
 
 class EdgeOfHub(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ class Links:
         self.orders = Orders(self._filesystem, path, lambda: wall_clock() + self.clocks.correction())
         """Policies of the links, and the orders of operators to them."""
         self.report = LatestReport()
-        """What the hubs are told of the node's disk and functions."""
+        """Report of the node's disk and functions, for the hubs."""
         self.taker: Callable[[str], MessageTaker | None] = lambda _: None
         """Taker of the hub's messages, by link; None for a link that takes none."""
         self.conflicts = self._known_conflicts()
@@ -316,7 +316,7 @@ class Links:
         return HubHighWatermarks(self._filesystem, path, self._log.log_id, opened, name=name)
 
     async def _run(self, status: LinkStatus, link: Link, source: SegmentLogSource) -> None:
-        settings = link_settings(link)
+        settings = link_settings(link, self.report)
         # A link that is still ending would bring the same streams to the hub, and both would take the lanes from each
         # other.
         if self._ended:
@@ -329,7 +329,7 @@ class Links:
                     acknowledged=self._acknowledged.acknowledged, stopping=self._stopping,
                     config=self._config_door if link.config_from_hub != "never" else None,
                     control=self.orders.control(status.name, link),
-                    taker=self.taker(status.name), puller=self._puller(status), report=self.report,
+                    taker=self.taker(status.name), puller=self._puller(status),
                 )  # fmt: skip
             except Exception as error:
                 # run_link handles failures of networks, hubs and disks; this is a fault in the code, and must not stop
@@ -367,7 +367,7 @@ def epoch_file(filesystem: FileSystem, path: str) -> Epochs:
     return Epochs(path, functools.partial(filesystem.read, path), write)
 
 
-def link_settings(link: Link) -> LinkSettings:
+def link_settings(link: Link, report: LatestReport | None = None) -> LinkSettings:
     """Return a link's settings from the node's configuration."""
     return LinkSettings(
         urls=link.to,
@@ -386,6 +386,7 @@ def link_settings(link: Link) -> LinkSettings:
             silence=int(link.silence_s * SECOND),
             ack_timeout=int(link.ack_timeout_s * SECOND),
             cluster_id=link.cluster or "",
+            report=report,
         ),
     )
 

@@ -129,7 +129,7 @@ class NodeStatus:
         }
 
     def report(self, streams: Mapping[str, Stream], functions: Mapping[str, FunctionFacts]) -> NodeReport:
-        """Return what hubs are told of the node.
+        """Return the report of the node for its hubs.
 
         Args:
             streams: the configured ones.

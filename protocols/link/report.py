@@ -29,7 +29,7 @@ class FunctionReport(msgspec.Struct, frozen=True, array_like=True):
     errors: U64
     """Rows that were rejected, and restarts of the functions after an error."""
     last_error: Annotated[str, Meta(max_length=ERROR_CHARACTERS_MAX)]
-    """What is wrong with them at present; empty if nothing is."""
+    """Sentence about what is wrong with them at present; empty if nothing is."""
 
 
 class NodeReport(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,6 @@ from weft.replication.attempts.redirect_hosts import RedirectHosts
 from weft.replication.attempts.redirects import Redirects, Target
 from weft.replication.liveness import SECOND
 from weft.replication.policy.rules import PolicyRules
-from weft.replication.report_ride import LatestReport
 from weft.replication.runner import connect_errors
 from weft.replication.runner.acknowledged import Acknowledged
 from weft.replication.runner.connection import SenderConnection
@@ -63,7 +62,6 @@ async def run_link(
     control: LinkControl | None = None,
     taker: MessageTaker | None = None,
     puller: Puller | None = None,
-    report: LatestReport | None = None,
 ) -> None:
     """Replicate ``source`` to a hub until cancelled. Never raises for errors of the network, the hub or the log.
 
@@ -78,7 +76,6 @@ async def run_link(
         stopping: set when the log accepts no more records: an open link then sends its last words and ends.
         taker: takes the hub's messages; None if the link takes none.
         puller: sends records that the hub asks for; None if the link sends none.
-        report: what the sender tells the hub of itself; None for nothing.
     """
     rng = rng or random.Random()
     control = control or LinkControl(PolicyRules(), wall_clock=wall_clock, counts_bytes=False)
@@ -92,7 +89,6 @@ async def run_link(
     connect = partial(
         SenderConnection, source, identity, settings.sender, epochs, progress, clock=clock, wall_clock=wall_clock,
         clocks=clocks, link_log=link_log, stopping=stopping, config=config, control=control, taker=taker, puller=puller,
-        report=report,
     )  # fmt: skip
     try:
         async with _session(settings, control) as session:

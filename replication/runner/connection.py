@@ -29,7 +29,6 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND
 from weft.replication.policy.rules import Order
-from weft.replication.report_ride import LatestReport
 from weft.replication.runner.control import LinkControl
 from weft.replication.runner.hub_time import HubTime
 from weft.replication.runner.link_log import LinkLog
@@ -68,9 +67,7 @@ class SenderConnection:
         control: LinkControl,
         taker: MessageTaker | None = None,
         puller: Puller | None = None,
-        report: LatestReport | None = None,
     ) -> None:
-        self._report = report
         self._puller, self._config = puller, config
         self._control = control
         self._stopping = stopping or asyncio.Event()
@@ -134,7 +131,6 @@ class SenderConnection:
             self._clock(),
             high_watermark=self._source.high_watermark,
             policy=self._control.policy,
-            report=self._report,
         )
         if self._puller is not None:
             sender.expected |= {Pulls}  # the hub may send it with its WELCOME

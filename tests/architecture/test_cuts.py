@@ -11,6 +11,7 @@ from tests.architecture.test_contracts import Class, classes
 
 HALVES = {
     "cloud_hub.openapi.common.OpenGapView": "the type of members of another answer; types are decoded, and never made",
+    "cloud_hub.openapi.edges.EdgeOfHub": "likewise",
     "cloud_hub.openapi.streams.StreamOf": "likewise",
     "config.links.Times": "the schedule of a region, which is decoded, and never made",
     "config.payload_schema.model.PayloadSchema": "the schemas of pipelines and hubs, which are decoded, and never made",

@@ -22,7 +22,6 @@ from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
-from weft.replication.report_ride import LatestReport
 from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, run_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.settings import SenderSettings
@@ -117,7 +116,6 @@ async def running_link(
     config: ConfigDoor | None = None,
     sender: SenderSettings | None = None,
     control: LinkControl | None = None,
-    report: LatestReport | None = None,
 ) -> AsyncIterator[LinkStatus]:
     status = LinkStatus("hub")
     read = (lambda: token) if token_file is None else partial(read_token, token_file)
@@ -126,9 +124,7 @@ async def running_link(
         sender=sender or SenderSettings(),
     )  # fmt: skip
     task = asyncio.create_task(
-        run_link(
-            log, identity, settings, epochs or MemoryEpochs(), status, config=config, control=control, report=report
-        )
+        run_link(log, identity, settings, epochs or MemoryEpochs(), status, config=config, control=control)
     )
     try:
         yield status

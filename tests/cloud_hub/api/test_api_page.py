@@ -17,6 +17,7 @@ from weft.protocols.chunk import GapRange
 from weft.protocols.link.report import FunctionReport, NodeReport
 from weft.replication.report_ride import LatestReport
 from weft.replication.runner import LinkIdentity
+from weft.replication.settings import SenderSettings
 from weft.storage.object_store import open_store
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/api.md").read_text("utf-8")
@@ -73,7 +74,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
         told = LatestReport()
         told.report = NodeReport(1, 2, 1, 3, 4, [FunctionReport("hot", "where, set", 3, 2, 1, "no field t")], 0)
         press = LinkIdentity("default", "press-shop-7", 0xABC, "weft 0.1.0")
-        async with running_link(hub, log, press, report=told):
+        async with running_link(hub, log, press, sender=SenderSettings(report=told)):
             await until(settled)
             for section, text in SECTIONS.items():
                 path, example = section, EXAMPLE.search(text)

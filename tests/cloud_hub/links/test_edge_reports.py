@@ -14,6 +14,7 @@ from weft.cloud_hub.hub import Hub
 from weft.protocols.link.report import ERROR_CHARACTERS_MAX, FUNCTIONS_MAX, FunctionReport, NodeReport
 from weft.replication.report_ride import LatestReport
 from weft.replication.runner import LinkIdentity
+from weft.replication.settings import SenderSettings
 from weft.storage.object_store.memory import MemoryStore
 
 PRESS = LinkIdentity("default", "press-1", 0xABC, "weft 9.1")
@@ -81,7 +82,7 @@ async def test_texts_of_an_edge_are_text_and_one_beyond_a_bound_ends_its_link_al
     async with running_hub(MemoryStore()) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"x"]))
-        async with running_link(hub, log, PRESS, epochs=epochs, report=told) as status:
+        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=told)) as status:
             await until(lambda: knows_disk(hub, "press-1"))
             functions = (await facts_of(hub, "press-1"))["functions"]
             assert len(functions) == FUNCTIONS_MAX
@@ -90,6 +91,6 @@ async def test_texts_of_an_edge_are_text_and_one_beyond_a_bound_ends_its_link_al
         told.report = NodeReport(1, 2, 1, 1, 0, [FunctionReport(name, "", 1, 1, 1, words + "x")], 0)
         other = EdgeLog()
         other.append(*records(0, [b"x"]))
-        async with running_link(hub, log, PRESS, epochs=epochs, report=told) as status:
+        async with running_link(hub, log, PRESS, epochs=epochs, sender=SenderSettings(report=told)) as status:
             await until(lambda: "length" in status.last_error)
             await deliver(hub, other, 1, LinkIdentity("default", "saw-2", 0xDEF, "weft"))
