@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { sees } from "./acting.js";
-import { stateBadge } from "./fleet.js";
+import { disk, outageLeft, stateBadge } from "./fleet.js";
 import { ago, badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
 import { ACTS, ACTS_LISTED } from "./operator.js";
 import { Span } from "./span.js";
@@ -13,20 +13,9 @@ import { Places, segments, Timeline } from "./timeline.js";
 
 const STREAMS_MAX = 200;
 const LANES_MAX = 8;
-const EDGES_MAX = 50;
 const HOUR_MINUTES = 60;
 
 export const edgeLink = (edge) => el("a", { href: `#/edges/${encodeURIComponent(edge.tenant)}/${encodeURIComponent(edge.edge)}` }, edge.edge);
-
-const LETTERS = "-.0123456789_abcdefghijklmnopqrstuvwxyz";
-const NAME_MAX = 64;
-
-/** Return the last name that could sort before one: lists go on after a name. */
-function before(name) {
-  const kept = name.slice(0, -1);
-  const letter = LETTERS[LETTERS.indexOf(name.at(-1)) - 1];
-  return letter && kept ? `${kept}${letter}`.padEnd(NAME_MAX, "z") : kept;
-}
 
 /** The lanes of the edge, each with its stream: streams are asked one by one, until all of the edge are found. */
 async function lanesOf({ tenant, edge, streams }, known, signal) {
@@ -60,6 +49,16 @@ const COLUMNS = (places) => [
     el("a", { href: `#/records/${encodeURIComponent(l.stream)}?${new URLSearchParams({ edge: l.edge })}`, "aria-label": `Records of ${l.stream}` }, "Records") },
 ];
 
+const FUNCTIONS = [
+  { key: "stream", title: "Derived stream", value: (f) => f.stream },
+  { key: "kinds", title: "Functions", value: (f) => f.kinds },
+  { key: "in", title: "Rows in", kind: "number", value: (f) => f.rows_in, cell: (f) => count(f.rows_in) },
+  { key: "out", title: "Rows out", kind: "number", value: (f) => f.rows_out, cell: (f) => count(f.rows_out) },
+  { key: "errors", title: "Errors", kind: "number", value: (f) => f.errors,
+    cell: (f) => (f.errors ? badge("warn", count(f.errors)) : "0") },
+  { key: "last", title: "Last error", value: (f) => f.last_error, cell: (f) => f.last_error || "" },
+];
+
 /** Lines of the record of acts that name an edge, among the newest. */
 function actsOf(name, { signal, onChange, me }) {
   const table = new Table({ name: "Acts that name this edge", columns: ACTS, sort: { key: "entry", down: true },
@@ -90,6 +89,8 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   const timeline = new Timeline((lane) => lane.stream);
   const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
   const said = el("p", { class: "advice" });
+  const functions = new Table({ name: "Functions", columns: FUNCTIONS, empty: "It has none." });
+  const aboutFunctions = el("p", { class: "advice" });
   let lanes = [];
   const draw = () => timeline.show({ lanes, places, from: span.from, to: span.to, moment: null });
   const span = new Span({ minutes: HOUR_MINUTES, changed: draw });
@@ -98,13 +99,15 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
   sizes.observe(main);
   signal.addEventListener("abort", () => sizes.disconnect());
   main.replaceChildren(...page(name || "", troubles, figures, alarms, el("h2", {}, "Completeness over time, by stream"), span.element,
-    timeline.element, table.element, said, actsOf(name, { signal, onChange, me })));
+    timeline.element, table.element, said, el("h2", {}, "Functions"), functions.element, aboutFunctions, actsOf(name, { signal, onChange, me })));
 
   const rounds = new api.Rounds(async () => {
     try {
-      const { edges } = await api.get("edges", { tenant, after: before(name) && `${tenant}/${before(name)}`, limit: EDGES_MAX }, signal);
-      const facts = edges.find((each) => each.edge === name);
-      if (!facts) {
+      let facts;
+      try {
+        facts = await api.get(`edges/${encodeURIComponent(name)}`, { tenant }, signal);
+      } catch (error) {
+        if (error.status !== 404) throw error;
         troubles.replaceChildren(notice("warn", "The hub knows no such edge.", "The list of the fleet has all that it knows."));
         return;
       }
@@ -133,12 +136,18 @@ export function edge({ main, signal, onChange, me, rest: [tenant, name] }) {
     const now = Date.now();
     const complete = millis(facts.complete_up_to);
     const told = [["State", stateBadge(facts)], ["Complete up to", complete === null ? "unknown" : ago(complete, now)],
+      ["Outage left", outageLeft(facts, now)], ["Disk", disk(facts, now), "small"],
       ["Last seen", ago(millis(facts.last_seen), now)], ["Missing records", count(facts.missing_records), facts.missing_records ? "bad" : ""],
       ["Linked for", facts.connected_since ? duration(now - millis(facts.connected_since)) : "not linked", "small"],
       ["Linked to", facts.connected_at || "no process", "small"], ["Release", facts.software || "unknown", "small"],
       ["Clock off by", facts.clock_off_seconds === null ? "unknown" : `${facts.clock_off_seconds.toFixed(1)} s`, "small"],
       ["Groups", (facts.groups || []).join(", ") || "none", "small"], ["Logs", count(facts.logs.length), "small"]];
     figures.replaceChildren(...told.map(([title, value, kind]) => el("div", { class: kind || null }, el("dt", {}, title), el("dd", {}, value))));
+    functions.show(facts.functions || []);
+    functions.element.hidden = facts.functions === null;
+    aboutFunctions.textContent = facts.functions === null
+      ? "Not known: the edge is not linked, or its release does not tell."
+      : facts.functions_more ? `${count(facts.functions_more)} more are on the edge's own page.` : "";
     alarms.replaceChildren(...facts.alarms.map((each) =>
       notice("warn", `${each.reason.replaceAll("_", " ")}: ${each.why}.`, `${each.what_to_do} (stream ${each.stream}, ${count(each.lanes)} lanes)`)));
   }

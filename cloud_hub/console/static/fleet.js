@@ -2,12 +2,17 @@
 
 import * as api from "./api.js";
 import { edgeLink } from "./edge.js";
-import { badge, count, duration, el, millis, notice, page, prose, when } from "./dom.js";
+import { ago, badge, count, duration, el, millis, notice, page, prose, size, when } from "./dom.js";
 import { Table } from "./table.js";
 
 const LATE_MS = 120_000;
 const CLOCK = new Set(["clock_behind", "hub_clock_wrong"]);
 const ROUND_MS = 30_000;
+const FAR_S = 365 * 86400;
+const OUTAGE_WARN_S = 24 * 3600;
+const OUTAGE_BAD_S = 4 * 3600;
+const USED_WARN = 0.75;
+const USED_BAD = 0.9;
 
 const state = (edge) => {
   if (edge.retired) return "retired";
@@ -21,6 +26,37 @@ export function stateBadge(edge) {
   const text = state(edge);
   const kind = { alarm: "bad", linked: "good", retired: "quiet" }[text] || "quiet";
   return badge(kind, text);
+}
+
+/** Part of an edge's budget that is taken by records which no hub has; null if it is not known. */
+const taken = ({ disk }) => (disk && disk.budget_bytes ? Math.max(0, 1 - disk.free_bytes / disk.budget_bytes) : null);
+
+/** Seconds for which an edge can go on without a hub, at best infinite; null if they are not known. */
+function outageS({ disk, connected_since: since }, now) {
+  if (!disk || (disk.outage_seconds_left === null && disk.bytes_per_second === null)) return null;
+  if (disk.outage_seconds_left === null) return Infinity;
+  // Without a link, the outage goes on since the edge said so.
+  const passed = since ? 0 : Math.max(0, now - millis(disk.told)) / 1000;
+  return Math.max(0, disk.outage_seconds_left - passed);
+}
+
+const saidAt = (edge, now) => (edge.connected_since ? null : `as it said ${ago(millis(edge.disk.told), now)}`);
+const unknown = () => el("span", { class: "unknown", title: "The edge has not said it to this hub." }, "unknown");
+
+export function outageLeft(edge, now) {
+  const left = outageS(edge, now);
+  if (left === null) return unknown();
+  const text = left === Infinity ? "no end" : left > FAR_S ? "over a year" : left < 1 ? "none" : duration(left * 1000);
+  const kind = left < OUTAGE_BAD_S ? "bad" : left < OUTAGE_WARN_S ? "warn" : null;
+  return kind && !edge.retired ? badge(kind, text, saidAt(edge, now)) : el("span", { title: saidAt(edge, now) }, text);
+}
+
+export function disk(edge, now) {
+  const used = taken(edge);
+  if (used === null) return unknown();
+  const text = `${size(edge.disk.free_bytes)} of ${size(edge.disk.budget_bytes)} free`;
+  const kind = used >= USED_BAD ? "bad" : used >= USED_WARN ? "warn" : null;
+  return kind && !edge.retired ? badge(kind, text, saidAt(edge, now)) : el("span", { title: saidAt(edge, now) }, text);
 }
 
 function alarms(edge) {
@@ -43,6 +79,8 @@ const COLUMNS = [
   { key: "seen", title: "Last seen", value: (e) => millis(e.last_seen), cell: (e) => when(e.last_seen, e.read) },
   { key: "missing", title: "Missing records", kind: "number", value: (e) => e.missing_records,
     cell: (e) => count(e.missing_records) },
+  { key: "outage", title: "Outage left", kind: "number", value: (e) => outageS(e, e.read), cell: (e) => outageLeft(e, e.read) },
+  { key: "disk", title: "Disk", value: (e) => (taken(e) === null ? null : -taken(e)), cell: (e) => disk(e, e.read) },
   { key: "link", title: "Linked for", value: (e) => millis(e.connected_since),
     cell: (e) => (e.connected_since
       ? el("span", { title: e.connected_at ? `at ${e.connected_at}` : "" }, duration(e.read - millis(e.connected_since)))

@@ -29,10 +29,10 @@ NAMED = {"{stream}": "telemetry", "{tenant}": "default", "{edge}": "press-shop-7
 
 def shape(value: Any) -> Any:
     """What stays of a document when its values change: keys, and kinds of values."""
-    unknown: dict[str, Any] = {"held_back_by": [], "table_bytes": None, "files": None, "bytes": None}
+    unknown: dict[str, Any] = {"held_back_by": [], "table_bytes": None, "files": None, "bytes": None, "records_per_second": None}
     if isinstance(value, dict):
         # Shard numbers are values.
-        # Whom a moment waits for, and whether the size of a table is known, depends on how fast the machine is.
+        # Whom a moment waits for, and whether a rate or the size of a table is known, depends on the machine's speed.
         kept = {key: unknown.get(key, item) for key, item in value.items()}
         return {"#" if key.isdigit() else key: shape(item) for key, item in kept.items()}
     if isinstance(value, list):
