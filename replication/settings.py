@@ -70,7 +70,7 @@ class SenderSettings:
     compression_level: int = 3
     """Compression level of the connection's zstd stream."""
     report: LatestReport | None = None
-    """What the sender tells the receiver of itself; None for nothing."""
+    """Report of the sender about itself, for the receiver; None for nothing."""
 
 
 @dataclass(frozen=True)
