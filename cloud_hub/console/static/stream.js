@@ -5,6 +5,7 @@ import { Chart } from "./charts.js";
 import { ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
 import { Field } from "./field.js";
 import { Span } from "./span.js";
+import { standing } from "./streams.js";
 import { Table } from "./table.js";
 import { laneKey, Places, segments, Timeline } from "./timeline.js";
 
@@ -106,17 +107,19 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   function show(facts, answer) {
     const now = Date.now();
     const moment = millis(facts.complete_up_to);
+    const { mark, told: reasonsTold } = standing(answer.held_back_by);
     const told = [["Records", count(facts.records)], ["Rate", rate(facts.records_per_second)],
-      ["Complete up to", moment === null ? "unknown" : ago(moment, now), moment === null ? "bad" : "", moment && `${utc(moment)} UTC`],
+      ["Complete up to", moment === null ? "unknown" : ago(moment, now), moment === null && mark === "good" ? "" : mark, moment && `${utc(moment)} UTC`],
       ["Edges", count(facts.edges)], ["Lanes", count(facts.lanes)],
       ["Rows in the table", count(facts.table_rows)]];
     figures.replaceChildren(...told.map(([title, value, kind, hint]) =>
       el("div", { class: kind || null, title: hint || null }, el("dt", {}, title), el("dd", {}, value))));
     const more = answer.held_back_by_more ? [el("li", {}, `and ${count(answer.held_back_by_more)} more`)] : [];
-    reasons.replaceChildren(...(answer.held_back_by.length ? [el("section", { class: "notice warn", "aria-label": "What holds it back" },
-      el("strong", {}, "Held back by"), el("ul", { class: "plain" }, answer.held_back_by.slice(0, 5).map((each) =>
-        el("li", {}, el("strong", {}, each.edge || each.reason.replaceAll("_", " ")), " ", prose(each.why), ". ", prose(each.what_to_do))),
-      answer.held_back_by.length > 5 ? el("li", {}, `and ${count(answer.held_back_by.length - 5)} more of these`) : null, more))] : []));
+    const isCalm = mark === "good";
+    reasons.replaceChildren(...(reasonsTold.length ? [el("section", { class: `notice ${isCalm ? "" : mark}`, "aria-label": "What holds it back" },
+      el("strong", {}, isCalm ? "It moves on. It waits for" : "Held back by"), el("ul", { class: "plain" }, reasonsTold.slice(0, 5).map((each) =>
+        el("li", {}, el("strong", {}, each.edge || each.reason.replaceAll("_", " ")), " ", prose(each.why), ". ", isCalm ? "" : prose(each.what_to_do))),
+      reasonsTold.length > 5 ? el("li", {}, `and ${count(reasonsTold.length - 5)} more of these`) : null, more))] : []));
     const last = rates.at(-1);
     if (!last || now - last.now >= 1900) {
       const per = last && facts.records >= last.records ? (facts.records - last.records) / ((now - last.now) / 1000) : null;

@@ -138,6 +138,8 @@ async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(
             await page.until(f'{title}?.includes("60 records never come (budget)")')
             await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
             assert await page.js('document.querySelectorAll(".lanes line.moment").length') == 1
+            assert await page.js('document.querySelector(".figures .good dd").textContent.endsWith(" ago")')
+            assert await page.js('document.querySelector(".notice.warn, .notice.bad")') is None, "a live stream is well"
             assert await page.js(FITS), f"the page is wider than {width}"
         await page.open(f"{hub.url}/console#/streams/line-002")
         await page.until('document.querySelectorAll(".lanes rect.pending").length === 1')
@@ -145,7 +147,12 @@ async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(
         assert (await page.js(f"{lane}.innerText")).startswith("edge-00002")
         assert "100 records are to come" in await page.js(f'{lane}.querySelector("svg").getAttribute("aria-label")')
         await page.until('document.querySelectorAll(".lanes li").length > 5')
-        assert "edge-00002" in await page.js('document.querySelector("section.notice").innerText')
+        assert "edge-00002" in await page.js('document.querySelector("section.notice.warn").innerText')
+        await page.js('location.hash = "#/streams"')
+        await page.until(f"{ROWS} > 5")
+        held_back = '[...document.querySelectorAll(".badge.warn")].map((e) => e.closest("tr").firstChild.textContent)'
+        assert "line-002" in await page.js(held_back)
+        assert "telemetry" not in await page.js(held_back)
 
 
 async def test_records_are_decoded_drawn_with_their_gap_and_followed(
