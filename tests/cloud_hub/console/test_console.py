@@ -15,6 +15,7 @@ import pytest
 from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, messages, readings
 from tests.cloud_hub.declared.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.live import EdgeLog, running_link
+from tests.cloud_hub.regions.fabric import to
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.processes import Node
 from tests.support.speed import slowness
@@ -253,7 +254,7 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
     given = {scope: create_token(tokens, scope.value, scope, "default") for scope in (Scope.ADMIN, Scope.READER)}
     pages = {
-        Scope.ADMIN: "Fleet Streams Topics Tables Pipelines Nodes Tokens Audit log",
+        Scope.ADMIN: "Fleet Streams Topics Tables Pipelines Nodes Regions Tokens Audit log",
         Scope.READER: "Fleet Streams Topics Tables Pipelines",
     }
     store = open_store(str(tmp_path / "store"))
@@ -277,6 +278,8 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 await page.js('location.hash = "#/nodes"')
                 await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 3')
                 assert await page.js('document.querySelectorAll(".table tbody button").length') == 0
+                await page.js('location.hash = "#/regions"')
+                await page.until('document.querySelector(".table tbody").innerText.includes("No region.")')
                 await page.js('location.hash = "#/tokens"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("No token is declared")')
                 await page.js('location.hash = "#/audit"')
@@ -332,6 +335,52 @@ async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shar
         await page.until('document.querySelector(".notice.good").innerText.includes("is split")')
         assert hub.cluster.tree.count == 3
         page.errors[:] = [each for each in page.errors if " 401 " not in each and " 409 " not in each]
+
+
+async def test_an_administrator_sets_and_removes_a_quota_and_pauses_a_region_by_the_keys(page: BrowserPage) -> None:
+    store = MemoryStore()
+    regions = to("http://127.0.0.1:9")  # nobody answers there
+    async with hub_with_fleet(store=store, cluster_log_interval_s=0.02, regions=regions) as (hub, _):
+        await open_to_an_administrator(hub, store)
+        await page.open(f"{hub.url}/console#/tenants")
+        await page.until('document.activeElement.id === "token"')
+        await page.call("Input.insertText", text=ADMIN)
+        await page.key("Enter", 13)
+        row = 'document.querySelector(".table tbody tr")'
+        verb = f'{row}?.querySelector("button[aria-label^=Set]")'
+        for links, shown in (("7", '!== "no bound"'), ("", '=== "no bound"')):
+            await page.until(f"Boolean({verb})")
+            await page.js(f"{verb}.focus()")
+            await page.key("Enter", 13)
+            await page.until('document.querySelector("dialog[open]")')
+            await page.js('document.querySelector("dialog input[name=links]").select()')
+            await page.call("Input.insertText", text=links) if links else await page.key("Delete", 46)
+            await page.key("Enter", 13)
+            await page.until(f'!document.querySelector("dialog") && {row}.querySelectorAll("td")[2].innerText {shown}')
+            await until(lambda wanted=links: (hub._declared.quotas.of("default").links or "") == (wanted and 7))
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.js('location.hash = "#/regions"')
+        for verb, state in (("Pause", True), ("Resume", False)):
+            found = f'document.querySelector("button[aria-label=\\"{verb} east\\"]")'
+            await page.until(f"Boolean({found})")
+            await page.js(f"{found}.focus()")
+            await page.key("Enter", 13)
+            await page.until('document.activeElement.name === "reason"')
+            await page.call("Input.insertText", text=f"{verb} it")
+            await page.key("Enter", 13)
+            await page.until('document.querySelector(".notice.good")')
+            await until(lambda wanted=state: hub._declared.regions.of("east").paused is wanted)
+        await page.until('document.querySelectorAll(".table")[1].querySelectorAll("tbody tr").length === 2')
+        await page.until('document.querySelector(".table tbody .badge.warn, .table tbody .badge.quiet")')
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.js('location.hash = "#/audit"')
+        await page.until('document.querySelector(".table tbody").innerText.includes("Resume it")')
+        assert "PUT /v1/tenants/{tenant}" in await page.js('document.querySelector(".table tbody").innerText')
+        page.errors[:] = [each for each in page.errors if " 401 " not in each]
 
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
