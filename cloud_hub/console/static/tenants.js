@@ -11,12 +11,12 @@ const QUOTAS = {
   edges: [PLAIN, "Edges that tokens may name"], streams: [PLAIN, "Streams"], links: [PLAIN, "Edges that are linked at one time"],
   lanes: [PLAIN, "Lanes: one for each stream of each edge"], bytes_per_second: [(value) => `${size(value)}/s`, "Bytes in a second"],
   records_per_second: [(value) => `${count(value)}/s`, "Records in a second"],
-  table_bytes: [size, "Bytes of all tables"], stored_bytes: [size, "Bytes stored (recorded only)"],
+  table_bytes: [size, "Bytes of all tables"], stored_bytes: [size, "Bytes stored: recorded only"],
 };
 const MAX = 2 ** 53 - 1;
 
 const COLUMNS = [{ key: "tenant", title: "Tenant", value: (t) => t.tenant }, ...Object.entries(QUOTAS).map(([name, [text]]) => ({
-  key: name, title: name.replaceAll("_", " "), kind: "number", value: (t) => t.quotas[name],
+  key: name, title: name[0].toUpperCase() + name.slice(1).replaceAll("_", " "), kind: "number", value: (t) => t.quotas[name],
   cell: (t) => (t.quotas[name] === null ? el("span", { class: "unknown" }, "no bound") : text(t.quotas[name])),
 }))];
 
@@ -31,7 +31,7 @@ export function tenants({ main, signal, onChange, me }) {
       ...(isActing ? [] : ["To change quotas takes a token with the grant tenants, or the command ", el("code", {}, "weft hub tenant set"), "."])),
     said, troubles, isActing ? el("p", {}, el("button", { type: "button", class: "primary", onclick: add }, "Add a tenant")) : "", table.element));
 
-  const fields = (quotas) => Object.entries(QUOTAS).map(([name, [, text]]) => field(name, `${text} (empty: no bound)`, {
+  const fields = (quotas) => Object.entries(QUOTAS).map(([name, [, text]]) => field(name, text, {
     type: "number", min: name.endsWith("_per_second") ? 1 : 0, max: MAX, step: 1, value: quotas[name] ?? null }));
 
   async function declare(name, version, given) {

@@ -489,7 +489,8 @@ QUESTIONS = {
     ),
     "is the time before complete for line 4": (
         ["nav a|Streams", "tbody a|line-004", "button|Zoom out", "button|Before"],
-        f"{HAS.format('.filters .count', ' to ')} && document.querySelector('.lanes rect.held')",
+        f"{HAS.format('.filters .count', ' to ')} && document.querySelector('.lanes rect.held')"
+        f" && {HAS.format('.verdict', 'This time is complete:')}",
     ),
     "who holds a stream back": (["nav a|Streams", "tbody a|line-001"], HAS.format("section.notice", "edge-00001")),
     "how many records never come, and for which reason": (
@@ -509,13 +510,19 @@ QUESTIONS = {
     "is this node well, and what does it own": (
         ["nav a|Nodes"], f"{HAS.format('.figures', 'ready')} && {LINES}.length === 3",
     ),
+    "how far is the other region behind, and why": (
+        ["nav a|Regions"],
+        f"{HAS.format('.table tbody', 'cannot connect')} && {HAS.format('.table tbody', 'of at most 7 d')}",
+    ),
+    "what may a tenant use": (["nav a|Tenants"], HAS.format(".table tbody", "no bound")),
 }  # fmt: skip
 CLICKS_MAX = 4
 
 
 async def test_questions_of_an_operator_are_answered_by_few_clicks(page: BrowserPage, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
-    async with hub_with_fleet(store=store, table_interval_s=0.05) as (hub, log):
+    regions = to("http://127.0.0.1:9")  # nobody answers there
+    async with hub_with_fleet(store=store, table_interval_s=0.05, regions=regions) as (hub, log):
         await log.until_released(READINGS)
         await page.size(1440)
         for question, (clicks, answer) in QUESTIONS.items():
