@@ -423,7 +423,7 @@ class RegionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The regions of the configuration, and the links of all shards to them."""
 
     regions: list[RegionLinkOfStore]
-    """By region and shard."""
+    """Links, by region and shard."""
     configured: list[RegionOfHub]
 
 
@@ -438,7 +438,7 @@ class RegionOfHub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionOrderAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was declared of a region."""
+    """An order to the links of a region, as declared."""
 
     region: str
     paused: bool

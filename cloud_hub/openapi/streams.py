@@ -65,7 +65,7 @@ class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """The reference page lists the reasons."""
     severity: Literal["info", "warning", "error"]
-    """What it asks of people: nothing, a look, or an act."""
+    """Nothing, a look or an act, as the reason asks of people."""
     since: Moment | None
     complete_up_to: Moment | None
     why: str

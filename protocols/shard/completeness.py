@@ -49,7 +49,7 @@ class Reason(StrEnum):
 
 
 class Severity(StrEnum):
-    """What a reason asks of people. The names are in answers of the API."""
+    """Degree to which a reason asks something of people. The names are in answers of the API."""
 
     INFO = "info"
     """Nothing: the moment is as old as that of a working fleet may be."""

@@ -375,7 +375,7 @@ class Client:
         """Declare all quotas of a tenant. One that is left out bounds nothing.
 
         Args:
-            version: of the answer that was changed: if somebody changed the tenant since, it is refused (409).
+            version: of the answer that was changed: after another change of the tenant, it is refused (409).
         """
         data = _json({
             "edges": edges, "streams": streams, "bytes_per_second": bytes_per_second, "stored_bytes": stored_bytes,

@@ -77,7 +77,7 @@ export function regions({ main, signal, onChange, me }) {
   function order({ region, pin_seconds: pin }, paused) {
     ask({
       title: paused ? `Pause the links to ${region}?` : `Resume the links to ${region}?`, verb: paused ? "Pause" : "Resume",
-      text: paused ? `Records for it wait, at all hosts, until somebody resumes. The log keeps them for at most ${duration(pin * 1000)}; what is older is then lost for the region.`
+      text: paused ? `Records for it wait, at all hosts, until a person resumes them. The log keeps them for at most ${duration(pin * 1000)}; what is older is then lost for the region.`
         : "Records for it go on within seconds, from where they stopped.",
       act: async (given) => {
         await api.act("PUT", `regions/${encodeURIComponent(region)}`, { body: { paused, reason: given.reason } });

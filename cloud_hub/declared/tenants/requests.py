@@ -44,7 +44,7 @@ class TenantQuotas(msgspec.Struct, forbid_unknown_fields=True):
     reason: Reason = ""
     """For the record of administrative acts."""
     version: Annotated[int, Meta(ge=0)] | None = None
-    """Version of the tenant that was changed, 0 for a new one. It is refused if somebody changed the tenant since."""
+    """Version of the tenant that was changed, 0 for a new one. It is refused after another change of the tenant."""
 
 
 class Account(Protocol):

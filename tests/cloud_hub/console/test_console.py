@@ -339,7 +339,7 @@ async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shar
 
 async def test_an_administrator_sets_and_removes_a_quota_and_pauses_a_region_by_the_keys(page: BrowserPage) -> None:
     store = MemoryStore()
-    regions = to("http://127.0.0.1:9")  # nobody answers there
+    regions = to("http://127.0.0.1:9")  # no hub answers there
     async with hub_with_fleet(store=store, cluster_log_interval_s=0.02, regions=regions) as (hub, _):
         await open_to_an_administrator(hub, store)
         await page.open(f"{hub.url}/console#/tenants")
@@ -521,7 +521,7 @@ CLICKS_MAX = 4
 
 async def test_questions_of_an_operator_are_answered_by_few_clicks(page: BrowserPage, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
-    regions = to("http://127.0.0.1:9")  # nobody answers there
+    regions = to("http://127.0.0.1:9")  # no hub answers there
     async with hub_with_fleet(store=store, table_interval_s=0.05, regions=regions) as (hub, log):
         await log.until_released(READINGS)
         await page.size(1440)

@@ -144,7 +144,7 @@ def _only_quotas(isolation: str | None, by: str | None) -> None:
 
 
 def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozenset[str], reason: str) -> None:
-    """Ask a running hub for the change. It is refused if somebody changed the tenant in between."""
+    """Ask a running hub for the change. The hub refuses it after another change in between."""
     there = hub.request(_way(name))
     wanted = {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
     body = {**there["quotas"], **dict.fromkeys(cleared), **wanted, "version": there["version"], "reason": reason}
