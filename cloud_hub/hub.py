@@ -317,10 +317,6 @@ class Hub:
             store, lambda: self.cluster, self._clock, self._access, summaries=summaries, own=self._own,
             elsewhere=elsewhere, monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
-        RegionRequests(
-            store, lambda: self.cluster, self._clock, self._access, regions=self._settings.regions,
-            monotonic=time.monotonic,
-        ).add_to(application)  # fmt: skip
         self._acts.add_to(application, self._access)
         PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
             application
@@ -342,6 +338,10 @@ class Hub:
             stream_bytes=self._tables.stream_bytes,
         ).add_to(application)  # fmt: skip
         TokenRequests(store, changes).add_to(application)
+        RegionRequests(
+            store, lambda: self.cluster, changes, regions=self._settings.regions, declared=self._declared.regions,
+            monotonic=time.monotonic,
+        ).add_to(application)  # fmt: skip
         PipelineRequests(store, changes, self._clock.now, time.monotonic).add_to(application)
         assert self._membership is not None, "it is made before"
         NodeRequests(

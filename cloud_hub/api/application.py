@@ -276,6 +276,7 @@ class Api:
             self._node.table_rows(*key),
             payload=summary.payload if payload is None else payload,
             summary=summary,
+            now=self._moments.facts.now,
             rate=None if ages is None else self._rates.rate(parts, key, ages),
             table=self._node.table_view(*key),
         )
@@ -311,7 +312,9 @@ class Api:
         answer = await self._moments.of(shards.states, tenant, stream)
         skipped = views.skipped_views(shards.states, tenant, stream)
         renamed = renamed_lanes(shards.states, tenant, stream, peers=self._moments.peers)
-        view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, renamed=renamed)
+        view = views.stream_completeness_view(
+            tenant, stream, answer, lanes, now=self._moments.facts.now, skipped=skipped, renamed=renamed
+        )
         more = shards.missing_view() | views.removed_view(self._node.table_view(tenant, stream))
         return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **more}))
 

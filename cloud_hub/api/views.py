@@ -16,7 +16,7 @@ from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.completeness import OPEN_GAPS_MAX, Completeness, HeldBack
+from weft.protocols.shard.completeness import OPEN_GAPS_MAX, Completeness, HeldBack, severity
 from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import RetiredBy
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
@@ -187,12 +187,17 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
     }
 
 
-def held_back_view(each: HeldBack) -> View:
-    """Return one reason why a stream's moment does not advance."""
+def held_back_view(each: HeldBack, now: int) -> View:
+    """Return one reason why a stream's moment does not advance.
+
+    Args:
+        now: nanoseconds since 1970 by the hub's clock.
+    """
     return {
         "edge": each.edge,
         "log": None if each.log_id is None else format_log_id(each.log_id),
         "reason": each.reason.value,
+        "severity": severity(each, now).value,
         "since": moment(each.since),
         "complete_up_to": moment(each.up_to),
         "why": each.why,
@@ -206,6 +211,7 @@ def stream_completeness_view(
     answer: Completeness,
     lanes: Sequence[LaneOf],
     *,
+    now: int,
     skipped: Sequence[View] = (),
     renamed: Set[Lane] = frozenset(),
 ) -> View:
@@ -213,6 +219,7 @@ def stream_completeness_view(
 
     Args:
         lanes: some of the stream's lanes; the moment covers all lanes that count.
+        now: nanoseconds since 1970 by the hub's clock.
         renamed: lanes that ended by a rename, which do not count.
     """
     return {
@@ -224,7 +231,7 @@ def stream_completeness_view(
             for _, lane, held in lanes
             if held.counts and lane not in renamed
         ],
-        "held_back_by": [held_back_view(each) for each in answer.held_back_by],
+        "held_back_by": [held_back_view(each, now) for each in answer.held_back_by],
         "held_back_by_more": answer.more,
         "open_gaps": [open_gap_view(gap) for gap in answer.open_gaps],
         "open_gaps_more": answer.open_gaps_more,
@@ -351,6 +358,7 @@ def stream_view(
     *,
     payload: PayloadKind,
     summary: StreamSummary,
+    now: int,
     rate: float | None = None,
     table: View | None = None,
 ) -> View:
@@ -361,6 +369,7 @@ def stream_view(
         table_rows: records that are table rows; None if unknown.
         payload: the payload kind.
         summary: facts about its lanes.
+        now: nanoseconds since 1970 by the hub's clock.
         rate: records per second; None while unknown.
         table: the table; None if this node does not know it.
     """
@@ -379,7 +388,7 @@ def stream_view(
         "fields": list(fields),
         "payload": payload.label,
         "complete_up_to": moment(summary.complete_up_to),
-        "held_back_by": [held_back_view(each) for each in summary.held_back_by],
+        "held_back_by": [held_back_view(each, now) for each in summary.held_back_by],
         "skipped": sum(part.skipped for part in parts),
         "table": table,
     }

@@ -34,6 +34,7 @@ from weft.cloud_hub.openapi.status import (
     DrainAnswer,
     DrainsAnswer,
     NodesAnswer,
+    RegionOrderAnswer,
     RegionsAnswer,
     SplitAnswer,
     SplitLook,
@@ -63,7 +64,7 @@ from weft.cloud_hub.pipelines import ONE as PIPELINE
 from weft.cloud_hub.pipelines import WAY as PIPELINES
 from weft.cloud_hub.pipelines import Report
 from weft.cloud_hub.pulls.requests import WAY, PullWindow
-from weft.cloud_hub.regions.requests import REGIONS
+from weft.cloud_hub.regions.requests import REGION, REGIONS, RegionOrder
 from weft.protocols.shard.placement import SHARDS_MAX
 
 UNDESCRIBED = {
@@ -370,6 +371,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "split", "post", SPLITS, "Split a shard: about half of its edges move to a new one, for good.", SplitAnswer,
         (Scope.GRANTED,), errors=_OF_CHANGES | {429}, body=Split,
+    ),
+    Operation(
+        "pause_region", "put", REGION, "Have the records for a region wait, or go on.", RegionOrderAnswer,
+        (Scope.GRANTED,), errors=_OF_CHANGES | {404}, body=RegionOrder,
+        parameters=(
+            Parameter("region", str, "Its name in the configuration.", "path", required=True,
+                      advice="GET /v1/regions names them"),
+        ),
     ),
     Operation(
         "pipelines", "get", PIPELINES, "Return the last report of each pipeline of Spark.", PipelinesAnswer,

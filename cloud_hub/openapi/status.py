@@ -420,9 +420,28 @@ class RunOfChunks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The links of all shards to the regions of the configuration, by region and shard."""
+    """The regions of the configuration, and the links of all shards to them."""
 
     regions: list[RegionLinkOfStore]
+    """Links, by region and shard."""
+    configured: list[RegionOfHub]
+
+
+class RegionOfHub(msgspec.Struct, frozen=True, kw_only=True):
+    """A region of the configuration of the process that answers."""
+
+    region: str
+    paused: bool
+    """True while an operator lets the records for it wait."""
+    pin_seconds: float
+    """Longest time for which the log keeps what the region lacks, beyond what it keeps anyway."""
+
+
+class RegionOrderAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to the links of a region, as declared."""
+
+    region: str
+    paused: bool
 
 
 class DrainOfNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,6 +64,8 @@ class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
     log: LogId | None
     reason: str
     """The reference page lists the reasons."""
+    severity: Literal["info", "warning", "error"]
+    """Nothing, a look or an act, as the reason asks of people."""
     since: Moment | None
     complete_up_to: Moment | None
     why: str

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
 
-from weft.cloud_hub.api.access import Access
+from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.views import View
-from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.declared.changes import pause_region
+from weft.cloud_hub.declared.declarations import DeclaredRegions
+from weft.cloud_hub.declared.requested import Reason, RequestedChanges, json_answer
+from weft.cloud_hub.settings import RegionSettings
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.region_positions import RegionPosition, RegionPositions
 
-REGIONS = "/v1/regions"
+REGIONS, REGION = "/v1/regions", "/v1/regions/{region}"
 READ_AGE_S = 5.0
 """Maximum age of what an answer is made of: it is read for all who ask within it."""
 READS_AT_ONCE = 16
@@ -64,35 +67,60 @@ def _view(name: str, shard: int, position: RegionPosition | None, now: int) -> V
     }
 
 
+class RegionOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: whether the records for a region wait."""
+
+    paused: bool
+    reason: Reason = ""
+    """For the record of administrative acts."""
+
+
 class RegionRequests:
-    """Handler of the requests.
+    """Handlers of the requests.
 
     Args:
-        regions: names of the regions of this process's configuration.
+        regions: those of this process's configuration, by name.
+        declared: an operator's orders, as this process knows them.
         monotonic: seconds.
     """
 
     def __init__(
-        self, store: ObjectStore, cluster: Callable[[], Cluster], clock: HubClock, access: Access, *,
-        regions: Iterable[str], monotonic: Callable[[], float],
+        self, store: ObjectStore, cluster: Callable[[], Cluster], changes: RequestedChanges, *,
+        regions: Mapping[str, RegionSettings], declared: DeclaredRegions, monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._store, self._cluster, self._clock, self._access = store, cluster, clock, access
-        self._regions, self._monotonic = tuple(regions), monotonic
+        self._store, self._cluster, self._changes = store, cluster, changes
+        self._regions, self._declared, self._monotonic = regions, declared, monotonic
         self._views: list[View] = []
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
 
     def add_to(self, application: web.Application) -> None:
         """Add the requests to the application of the API."""
-        application.add_routes([web.get(REGIONS, self._get)])
+        application.add_routes([web.get(REGIONS, self._get), web.put(REGION, self._put)])
 
     async def _get(self, request: web.Request) -> web.Response:
-        """Return the links of all shards to all regions."""
-        self._access.operate(request, Right.STATUS)
+        """Return the regions of the configuration, and the links of all shards to them."""
+        self._changes.access.operate(request, Right.STATUS)
         async with self._reading:
             now = self._monotonic()
             if self._read_at is None or now - self._read_at >= READ_AGE_S:
-                self._views = await region_views(self._store, self._cluster(), self._regions, self._clock.now())
+                clock = self._changes.clock.now()
+                self._views = await region_views(self._store, self._cluster(), self._regions, clock)
                 self._read_at = now
-        body = msgspec.json.encode({"regions": self._views}) + b"\n"
-        return web.Response(body=body, content_type="application/json")
+        configured = [
+            {"region": name, "paused": self._declared.of(name).paused, "pin_seconds": settings.pin_s}
+            for name, settings in sorted(self._regions.items())
+        ]
+        return json_answer({"regions": self._views, "configured": configured})
+
+    async def _put(self, request: web.Request) -> web.Response:
+        """Declare that the records for a region wait, or go on. Answered when that is durable."""
+        wanted = await self._changes.body(request, Right.NODES, RegionOrder, "an order to a region's links")
+        instead = f"weft hub region {'pause' if wanted.paused else 'resume'}"
+        author = self._changes.author(request, Right.NODES, wanted.reason, instead=instead)
+        name = request.match_info["region"]
+        if name not in self._regions:
+            there = ", ".join(sorted(self._regions)) or "none"
+            raise ApiError(404, f"`regions` of this hub has no {name[:80]!r}", f"there are: {there}")
+        await self._changes.declare(pause_region(name, paused=wanted.paused), author)
+        return json_answer({"region": name, "paused": wanted.paused})

@@ -48,6 +48,17 @@ class Reason(StrEnum):
     HUB_CLOCK = "hub_clock_wrong"
 
 
+class Severity(StrEnum):
+    """Degree to which a reason asks something of people. The names are in answers of the API."""
+
+    INFO = "info"
+    """Nothing: the moment is as old as that of a working fleet may be."""
+    WARNING = "warning"
+    """A look: the moment stands still, or there is none."""
+    ERROR = "error"
+    """An act: records are lost, or may be, and waiting does not bring them."""
+
+
 class HeldBack(NamedTuple):
     """One reason why a stream's moment does not advance."""
 
@@ -61,6 +72,21 @@ class HeldBack(NamedTuple):
     """The present moment of the lane."""
     why: str
     advice: str
+
+
+_LOSSES = frozenset({Reason.CONFLICT, Reason.ABSENT, Reason.LOST})
+
+
+def severity(each: HeldBack, now: int) -> Severity:
+    """Return what a reason asks of people: one rule for all who show reasons.
+
+    Args:
+        now: nanoseconds since 1970 by the hub's clock.
+    """
+    if each.reason in _LOSSES:
+        return Severity.ERROR
+    # Records under way and edges with nothing to say hold each live stream back, for no longer than this.
+    return Severity.INFO if each.up_to is not None and now - each.up_to < SILENT_NS else Severity.WARNING
 
 
 class Completeness(NamedTuple):

@@ -14,12 +14,14 @@ from weft.protocols.shard.completeness import (
     SILENT_NS,
     LostRecords,
     Reason,
+    Severity,
     Tally,
     completeness,
     matches,
+    severity,
 )
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.lane_state import ConflictBody, LaneState, RetiredBy
+from weft.protocols.shard.lane_state import Conflict, ConflictBody, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import RetireBody, ShardState
 
 US = 1000
@@ -272,3 +274,31 @@ def test_reasons_that_are_left_out_are_counted(count: int, missing: int) -> None
 )
 def test_patterns(pattern: str, edge: str, found: bool) -> None:
     assert matches(pattern, edge) is found
+
+
+def severities(now: int, *expected: str, **held_lanes: LaneState) -> list[tuple[str, str]]:
+    """(reason, severity) of all that holds back, and of the slowest lane."""
+    answer = completeness({lane(edge): state for edge, state in held_lanes.items()}, expected, now)
+    found = [*answer.held_back_by, *([answer.slowest] if answer.slowest else [])]
+    return [(each.reason.value, severity(each, now).value) for each in found]
+
+
+def test_a_live_stream_asks_nothing_of_people_and_one_that_stands_does() -> None:
+    behind = held(5, Mark(T, 5))
+    behind.pending_marks = [Mark(T + 3, 9)]
+    soon, long_after = T + 5 * 10**9, T + SILENT_NS
+    assert severities(soon, press=held(5, Mark(T, 5))) == [("late", "info")]
+    assert severities(soon, press=behind) == [("hole", "info")], "records are under way"
+    assert severities(long_after, press=behind) == [("hole", "warning")]
+    assert severities(long_after, press=held(5, Mark(T, 5))) == [("silent", "warning")]
+    assert severities(soon, "saw", press=behind)[0] == ("expected_edge_missing", "warning"), "there is no moment at all"
+    assert severities(soon, press=held(5, None))[0] == ("no_mark", "warning")
+
+
+def test_what_waiting_does_not_bring_is_an_error_at_once() -> None:
+    copied = held(5, Mark(T, 5))
+    copied.conflict = Conflict(T, 2, T, T, "two nodes")
+    assert severities(NOW, press=copied)[0] == ("conflict", "error")
+    ending = Tally((), NOW, peers=False, behind=lambda _: None, lost=lambda *_: LostRecords(3, 5, 8))
+    ending.add(lane("a"), held(5, Mark(NOW, 5)))
+    assert severity(ending.answer().held_back_by[0], NOW) is Severity.ERROR

@@ -17,6 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests.cloud_hub.declared.test_administration import ADMIN, open_to_an_administrator
+from tests.cloud_hub.declared.test_hub import SOON
+from tests.cloud_hub.live import running_hub
+from tests.cloud_hub.regions.fabric import to
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.declared.credentials import Credentials
@@ -26,6 +30,7 @@ from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log.log import ClusterLog
 from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
 
 EDGE = """\
 node: press-shop-7
@@ -448,3 +453,34 @@ def test_expected_edges_of_a_stream_without_a_table_are_asked_about(config: Path
     assert "is the name right?" not in weft("hub", "stream", "expect", config, "telemetrie", "a").stderr
     config.write_text(config.read_text().replace("tables: null\n", ""))
     assert "is the name right?" in weft("hub", "stream", "expect", config, "telemetrie", "b").stderr
+
+
+async def test_a_url_names_a_running_hub_that_sets_quotas_and_pauses_a_region(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "root.token").write_text(ADMIN)
+
+    async with running_hub(store, shards=1, regions=to("http://127.0.0.1:9"), **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+
+        async def ask(group: str, verb: str, *words: str) -> str:
+            given = "hub", group, verb, hub.url, *words, "--token-file", tmp_path / "root.token"
+            result = await asyncio.to_thread(weft, *given)
+            return result.output if result.exception is None else str(result.exception)
+
+        assert await ask("tenant", "add", "acme", "--links", "3", "--lanes", "9") == "declared tenant acme\n"
+        assert "declared already" in await ask("tenant", "add", "acme")
+        changed = await ask("tenant", "set", "acme", "--links", "none", "--bytes-per-second", "4MiB/s")
+        assert changed == "changed tenant acme\n"
+        acme, default = json.loads(await ask("tenant", "list", "--json"))
+        assert (default["name"], acme["name"]) == ("default", "acme")
+        assert {name: value for name, value in acme["quotas"].items() if value is not None} == {
+            "lanes": 9, "bytes_per_second": 4 << 20,
+        }  # fmt: skip
+        assert "4194304" in await ask("tenant", "list")
+        assert "there is no tenant 'none'" in await ask("tenant", "set", "none", "--links", "1")
+        assert "name the CONFIG" in await ask("tenant", "set", "acme", "--isolation", "own")
+        assert "--by is for a configuration" in await ask("tenant", "set", "acme", "--links", "1", "--by", "mara")
+        assert "there are: east" in await ask("region", "pause", "south")
+        assert f"weft hub region resume {hub.url} east" in await ask("region", "pause", "east", "--reason", "moved")
+        assert "go on within some seconds" in await ask("region", "resume", "east")
+        assert "east is not paused" in await ask("region", "resume", "east")

@@ -34,6 +34,7 @@ from weft.cloud_hub.openapi.status import (
     DrainAnswer,
     DrainsAnswer,
     NodesAnswer,
+    RegionOrderAnswer,
     RegionsAnswer,
     SplitAnswer,
     SplitLook,
@@ -373,13 +374,17 @@ class Client:
         self, tenant: str, *, edges: int | None = None, streams: int | None = None,
         bytes_per_second: int | None = None, stored_bytes: int | None = None, records_per_second: int | None = None,
         lanes: int | None = None, links: int | None = None, table_bytes: int | None = None,
-        reason: str | None = None,
+        reason: str | None = None, version: int | None = None,
     ) -> TenantAnswer:  # fmt: skip
-        """Declare all quotas of a tenant. One that is left out bounds nothing."""
+        """Declare all quotas of a tenant. One that is left out bounds nothing.
+
+        Args:
+            version: of the answer that was changed: after another change of the tenant, it is refused (409).
+        """
         data = _json({
             "edges": edges, "streams": streams, "bytes_per_second": bytes_per_second, "stored_bytes": stored_bytes,
             "records_per_second": records_per_second, "lanes": lanes, "links": links,
-            "table_bytes": table_bytes, "reason": reason,
+            "table_bytes": table_bytes, "reason": reason, "version": version,
         })  # fmt: skip
         path = f"/v1/tenants/{quote(tenant, safe='')}"
         return self._decoded(self.fetch(path, data, method="PUT"), TenantAnswer)
@@ -465,6 +470,12 @@ class Client:
         """Have a drained process or machine take shards and edges again."""
         path = _with("/v1/drains", {"node": node, "reason": reason})
         return self._decoded(self.fetch(path, method="DELETE"), DrainAnswer)
+
+    def pause_region(self, region: str, *, paused: bool, reason: str = "") -> RegionOrderAnswer:
+        """Have the records for a region wait, or go on."""
+        path = f"/v1/regions/{quote(region, safe='')}"
+        data = _json({"paused": paused, "reason": reason})
+        return self._decoded(self.fetch(path, data, method="PUT"), RegionOrderAnswer)
 
     def look_at_split(self, shard: int) -> SplitLook:
         """Return how many edges a split of a shard would move."""

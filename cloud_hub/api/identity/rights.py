@@ -41,7 +41,7 @@ class Right(StrEnum):
     TENANTS = "tenants"
     """See and set the quotas of all tenants. No scope has it: it is granted by its name."""
     NODES = "nodes"
-    """Drain processes of the hub, and split its shards. No scope has it."""
+    """Drain processes of the hub, split its shards, and pause its links to regions. No scope has it."""
     TOKENS = "tokens"
     """Make, rotate and withdraw tokens of all tenants and rights, so that it is as good as all. No scope has it."""
 

@@ -8,20 +8,22 @@ import { fleet } from "./fleet.js";
 import { audit, nodes } from "./operator.js";
 import { pipelines } from "./pipelines.js";
 import { records } from "./records.js";
+import { regions } from "./regions.js";
 import { stream } from "./stream.js";
 import { streams, tables } from "./streams.js";
+import { tenants } from "./tenants.js";
 import { themes } from "./theme.js";
 import { tokens } from "./tokens.js";
 import { topics } from "./topics.js";
 import { trace } from "./trace.js";
 
 const PAGES = {
-  fleet, topics, edges: edge, tables, pipelines, nodes, tokens, audit, records, trace,
+  fleet, topics, edges: edge, tables, pipelines, nodes, regions, tokens, tenants, audit, records, trace,
   streams: (at) => (at.rest[0] ? stream(at) : streams(at)),
 };
 /** Pages that are reached from another one, which is marked for them. */
 const BELOW = { records: "Streams", trace: "Streams", edges: "Fleet" };
-const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", pipelines: "read", nodes: "status", tokens: "acts", audit: "acts" };
+const NEEDS = { fleet: "edges", streams: "read", topics: "read", tables: "read", pipelines: "read", nodes: "status", regions: "status", tokens: "acts", tenants: "tenants", audit: "acts" };
 const by = (id) => document.getElementById(id);
 const main = by("main");
 const nav = document.querySelector("nav");

@@ -5,7 +5,8 @@ import { edgeLink } from "./edge.js";
 import { ago, badge, count, duration, el, millis, notice, page, prose, size, when } from "./dom.js";
 import { Table } from "./table.js";
 
-const LATE_MS = 120_000;
+/** An idle edge is heard of every two minutes, and counts as silent after this time: the rule of `severity` in the API. */
+const LATE_MS = 240_000;
 const CLOCK = new Set(["clock_behind", "hub_clock_wrong"]);
 const ROUND_MS = 30_000;
 const FAR_S = 365 * 86400;

@@ -5,6 +5,7 @@ import { Chart } from "./charts.js";
 import { ago, badge, count, el, millis, notice, page, prose, rate, utc } from "./dom.js";
 import { Field } from "./field.js";
 import { Span } from "./span.js";
+import { standing } from "./streams.js";
 import { Table } from "./table.js";
 import { laneKey, Places, segments, Timeline } from "./timeline.js";
 
@@ -37,6 +38,7 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   const troubles = el("div");
   const reasons = el("div");
   const timeline = new Timeline();
+  const verdict = el("p", { class: "advice verdict" });
   const table = new Table({ name: "Lanes", columns: COLUMNS(places), empty: "No lane." });
   const chart = new Chart({ label: "Records per second while this page is open", height: 170, leastSeconds: 60, signal });
   const span = new Span({ minutes: Number(query.get("window")) || HOUR_MINUTES, changed: () => {
@@ -55,13 +57,15 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       el("a", { href: `#/topics?stream=${encodeURIComponent(name)}` }, "Topics")),
     figures, troubles, reasons,
     el("h2", { id: "completeness" }, "Completeness over time"),
-    span.element, timeline.element, el("div", { class: "filters" }, back, on),
+    span.element, timeline.element, verdict, el("div", { class: "filters" }, back, on),
     el("details", {}, el("summary", {}, "The same as a table"), table.element),
     field.element, el("h2", {}, "Rate"), el("p", { class: "advice" }, "Measured while this page is open."), chart.element));
 
   const draw = () => {
     if (!at.answer) return;
-    timeline.show({ lanes: at.lanes, places, from: span.from, to: span.to, moment: millis(at.answer.complete_up_to) });
+    const moment = millis(at.answer.complete_up_to);
+    timeline.show({ lanes: at.lanes, places, from: span.from, to: span.to, moment });
+    verdict.textContent = judged(moment, span);
     table.show(at.lanes);
   };
   const sizes = new ResizeObserver(draw);
@@ -106,17 +110,19 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
   function show(facts, answer) {
     const now = Date.now();
     const moment = millis(facts.complete_up_to);
+    const { mark, told: reasonsTold } = standing(answer.held_back_by);
     const told = [["Records", count(facts.records)], ["Rate", rate(facts.records_per_second)],
-      ["Complete up to", moment === null ? "unknown" : ago(moment, now), moment === null ? "bad" : "", moment && `${utc(moment)} UTC`],
+      ["Complete up to", moment === null ? "unknown" : ago(moment, now), moment === null && mark === "good" ? "" : mark, moment && `${utc(moment)} UTC`],
       ["Edges", count(facts.edges)], ["Lanes", count(facts.lanes)],
       ["Rows in the table", count(facts.table_rows)]];
     figures.replaceChildren(...told.map(([title, value, kind, hint]) =>
       el("div", { class: kind || null, title: hint || null }, el("dt", {}, title), el("dd", {}, value))));
     const more = answer.held_back_by_more ? [el("li", {}, `and ${count(answer.held_back_by_more)} more`)] : [];
-    reasons.replaceChildren(...(answer.held_back_by.length ? [el("section", { class: "notice warn", "aria-label": "What holds it back" },
-      el("strong", {}, "Held back by"), el("ul", { class: "plain" }, answer.held_back_by.slice(0, 5).map((each) =>
-        el("li", {}, el("strong", {}, each.edge || each.reason.replaceAll("_", " ")), " ", prose(each.why), ". ", prose(each.what_to_do))),
-      answer.held_back_by.length > 5 ? el("li", {}, `and ${count(answer.held_back_by.length - 5)} more of these`) : null, more))] : []));
+    const isCalm = mark === "good";
+    reasons.replaceChildren(...(reasonsTold.length ? [el("section", { class: `notice ${isCalm ? "" : mark}`, "aria-label": "What holds it back" },
+      el("strong", {}, isCalm ? "It moves on. It waits for" : "Held back by"), el("ul", { class: "plain" }, reasonsTold.slice(0, 5).map((each) =>
+        el("li", {}, el("strong", {}, each.edge || each.reason.replaceAll("_", " ")), ": ", prose(each.why), ". ", isCalm ? "" : prose(each.what_to_do))),
+      reasonsTold.length > 5 ? el("li", {}, `and ${count(reasonsTold.length - 5)} more of these`) : null, more))] : []));
     const last = rates.at(-1);
     if (!last || now - last.now >= 1900) {
       const per = last && facts.records >= last.records ? (facts.records - last.records) / ((now - last.now) / 1000) : null;
@@ -126,6 +132,13 @@ export function stream({ main, signal, onChange, rest: [name], query }) {
       if (drawn.length) chart.show(["records/s"], [drawn.map((each) => each.now / 1000), drawn.map((each) => each.per)]);
     }
   }
+}
+
+/** Whether all of a time is here: the moment is that of all lanes, also of those on other pages. */
+function judged(moment, { from, to }) {
+  if (moment === null) return "It is not known whether this time is complete.";
+  if (moment >= to) return "This time is complete: each record of it is here, or under a gap with its reason.";
+  return moment > from ? `This time is complete up to ${utc(moment)} UTC. Later records may still come.` : "Records of all of this time may still come.";
 }
 
 /** Learn when the numbers around gaps were taken in: from records here and there, and then ever closer to the gap.

@@ -6,12 +6,30 @@ import { Table } from "./table.js";
 
 export const streamLink = (name) => el("a", { href: `#/streams/${encodeURIComponent(name)}` }, name);
 
+const KINDS = ["good", "warn", "bad"];
+const RANKS = { info: 0, warning: 1, error: 2 };
+
+/** Return the reasons that ask something of people, or all if none does, and the mark of the worst. */
+export function standing(reasons) {
+  const rank = (each) => RANKS[each.severity] ?? 1;
+  const worst = Math.max(0, ...reasons.map(rank));
+  return { mark: KINDS[worst], told: worst ? reasons.filter(rank) : reasons };
+}
+
+function completeUpTo(stream) {
+  const { mark, told } = standing(stream.held_back_by);
+  const age = stream.complete_up_to ? when(stream.complete_up_to) : el("span", { class: "unknown" }, "unknown");
+  if (mark === "good") return age;
+  const who = told.map((each) => `${each.edge || each.reason}: ${each.why}`).join("\n");
+  return el("span", {}, age, " ", badge(mark, mark === "bad" ? "losses" : "held back", who));
+}
+
 const STREAMS = [
   { key: "stream", title: "Stream", value: (s) => s.stream, cell: (s) => streamLink(s.stream) },
   { key: "records", title: "Records", kind: "number", value: (s) => s.records, cell: (s) => count(s.records) },
   { key: "rate", title: "Rate", kind: "number", value: (s) => s.records_per_second, cell: (s) => rate(s.records_per_second) },
   { key: "complete", title: "Complete up to", value: (s) => millis(s.complete_up_to),
-    cell: (s) => (s.complete_up_to ? when(s.complete_up_to) : el("span", { class: "unknown" }, "unknown")) },
+    cell: completeUpTo },
   { key: "edges", title: "Edges", kind: "number", value: (s) => s.edges, cell: (s) => count(s.edges) },
   { key: "payload", title: "Payload", value: (s) => s.payload },
   { key: "look", title: "Read", value: () => null,

@@ -1,4 +1,4 @@
-// Who may do what: the declared tokens, and the tenants with their quotas.
+// Who may do what: the declared tokens.
 
 import * as api from "./api.js";
 import { ask, button, field, may, post, reason, remove, showSecret } from "./acting.js";
@@ -7,7 +7,6 @@ import { Table } from "./table.js";
 
 const SOON_MS = 30 * 86_400_000;
 const SCOPES = ["reader", "edge", "publish", "pull", "region", "admin", "grants"];
-const QUOTAS = ["edges", "streams", "links", "lanes", "bytes_per_second", "records_per_second", "stored_bytes", "table_bytes"];
 
 function ends(token) {
   const end = millis(token.until);
@@ -42,12 +41,11 @@ export function tokens({ main, signal, onChange, me }) {
     table.filter((t) => `${t.name} ${t.tenant} ${t.edge || ""}`.toLowerCase().includes(word));
   });
   const adding = may(me, "tokens") ? el("button", { type: "button", class: "primary", onclick: add }, "Add a token") : null;
-  const quotas = may(me, "tenants") ? tenants(signal) : null;
   main.replaceChildren(...page("Tokens",
     el("p", { class: "advice" }, "Tokens of the cluster log, which every process of the hub admits. Their secrets are stored nowhere. ",
       acts.length ? "" : "To change them takes a token with the grant tokens, or the command ", acts.length ? "" : el("code", {}, "weft hub token"), acts.length ? "" : "."),
     troubles, el("form", { class: "filters", role: "search", "aria-label": "Tokens", onsubmit: (e) => e.preventDefault() },
-      el("label", { for: "token-filter" }, "Filter"), text, adding), table.element, quotas?.element || ""));
+      el("label", { for: "token-filter" }, "Filter"), text, adding), table.element));
 
   function add() {
     ask({
@@ -103,34 +101,10 @@ export function tokens({ main, signal, onChange, me }) {
   }
 
   read();
-  quotas?.read();
   let last = null;
   onChange((event) => {
     if (event.acts === undefined || event.acts === last) return;
-    if (last !== null) {
-      read();
-      quotas?.read();
-    }
+    if (last !== null) read();
     last = event.acts;
   });
-}
-
-function tenants(signal) {
-  const columns = [{ key: "tenant", title: "Tenant", value: (t) => t.tenant }, ...QUOTAS.map((name) => ({
-    key: name, title: name.replaceAll("_", " "), kind: "number", value: (t) => t.quotas[name],
-    cell: (t) => (t.quotas[name] === null ? el("span", { class: "unknown" }, "no bound") : count(t.quotas[name])),
-  }))];
-  const table = new Table({ name: "Quotas of tenants", columns });
-  const element = el("section", { "aria-label": "Tenants" }, el("h2", {}, "Tenants and their quotas"), table.element,
-    el("p", { class: "advice" }, "Set with ", el("code", {}, "weft hub tenant set"), "."));
-  const read = async () => {
-    try {
-      const found = [];
-      for await (const { answer } of api.pages("tenants", { query: { tenant: null }, signal })) found.push(...answer.tenants);
-      table.show(found);
-    } catch (error) {
-      if (!signal.aborted) element.append(notice("bad", error.message, error.advice));
-    }
-  };
-  return { element, read };
 }

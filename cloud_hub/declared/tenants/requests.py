@@ -15,7 +15,7 @@ from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX
 from weft.cloud_hub.api.summaries.summaries import ShardSummaries
 from weft.cloud_hub.api.views import View, moment
-from weft.cloud_hub.declared.changes import ALWAYS_THERE
+from weft.cloud_hub.declared.changes import ALWAYS_THERE, CannotDeclare
 from weft.cloud_hub.declared.documents import TENANT, Quotas, TenantDocument, UnreadableDocument, decode
 from weft.cloud_hub.declared.requested import Reason, RequestedChanges, json_answer
 from weft.cloud_hub.declared.tenants.changes import set_tenant
@@ -43,6 +43,8 @@ class TenantQuotas(msgspec.Struct, forbid_unknown_fields=True):
     table_bytes: _Number = None
     reason: Reason = ""
     """For the record of administrative acts."""
+    version: Annotated[int, Meta(ge=0)] | None = None
+    """Version of the tenant that was changed, 0 for a new one. It is refused after another change of the tenant."""
 
 
 class Account(Protocol):
@@ -108,8 +110,10 @@ class TenantRequests:
         cleared = frozenset(each for each, value in given.items() if value is None)
 
         def decide(state: ClusterState) -> Change | None:
-            is_new = name not in state.facts(TENANT)
-            return set_tenant(name, Quotas(**given), cleared, is_new=is_new)(state)
+            fact = state.facts(TENANT).get(name)
+            if wanted.version not in (None, 0 if fact is None else fact.version):
+                raise CannotDeclare(f"tenant {name} is declared already, or was changed meanwhile")
+            return set_tenant(name, Quotas(**given), cleared, is_new=fact is None)(state)
 
         return json_answer(_tenant_view(await self._changes.declare(decide, author), name))
 

@@ -61,6 +61,7 @@ REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "drain": (Right.NODES, "POST", "/v1/drains"),
     "undo_drain": (Right.NODES, "DELETE", "/v1/drains?node=none"),
     "look_at_split": (Right.NODES, "GET", "/v1/splits?shard=0"),
+    "pause_region": (Right.NODES, "PUT", "/v1/regions/none"),
     "split": (Right.NODES, "POST", "/v1/splits"),
 }
 """Operation -> its right, and a request of it."""

@@ -12,6 +12,7 @@ import pytest
 from tests.cloud_hub.api.test_rights import call
 from tests.cloud_hub.console.fleet import PRESS, READINGS, hub_with_fleet
 from tests.cloud_hub.declared.test_administration import ADMIN, open_to_an_administrator
+from tests.cloud_hub.regions.fabric import to
 from tests.support.axe import axe_finds
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from weft.storage.object_store import open_store
@@ -23,7 +24,8 @@ PAGES = {
     "tables": ".table tbody .badge.good", "records/telemetry": ".chart canvas",
     f"trace/telemetry?edge=press-1&log={PRESS.log_id:016x}&seq=5": ".steps > li:nth-child(4)",
     "pipelines": ".table tbody .badge.bad", "nodes": "button[aria-label^=Split]",
-    "tokens": "button[aria-label^=Rotate]", "audit": ".table tbody th",
+    "regions": "button[aria-label^=Pause]", "tokens": "button[aria-label^=Rotate]",
+    "tenants": "button[aria-label^=Set]", "audit": ".table tbody th",
 }  # fmt: skip
 """Page -> what is there when it is whole."""
 FOCUS = """(() => { const at = document.activeElement;
@@ -43,7 +45,8 @@ TABS_MAX = 400
 async def signed_in(page: BrowserPage, tmp_path: Path) -> AsyncIterator[str]:
     """The address of a console that an administrator has opened."""
     store = open_store(str(tmp_path / "store"))
-    async with hub_with_fleet(4, 3, store=store, table_interval_s=0.05, cluster_log_interval_s=0.02) as (hub, log):
+    quick = {"table_interval_s": 0.05, "cluster_log_interval_s": 0.02, "regions": to("http://127.0.0.1:9")}
+    async with hub_with_fleet(4, 3, store=store, **quick) as (hub, log):
         await log.until_released(READINGS)
         failed = {"stream": "telemetry", "state": "failed", "error": "no such column", "batch": 3, "records": 7,
                   "seconds": 1.5, "rate": 2.5}  # fmt: skip
@@ -84,6 +87,11 @@ async def test_axe_finds_nothing_on_any_page_in_the_dark_and_in_the_light(page: 
             await page.js('document.querySelector("button[aria-label^=Drain]").click()')
             await page.until('document.querySelector("dialog[open]")')
             found[f"dialogue, dark: {is_dark}"] = await axe_finds(page)
+            await page.key("Escape", 27)
+            await opened(page, "tenants")
+            await page.js('document.querySelector("button[aria-label^=Set]").click()')
+            await page.until('document.querySelector("dialog[open]")')
+            found[f"dialogue of quotas, dark: {is_dark}"] = await axe_finds(page)
             await page.key("Escape", 27)
     assert {name: each for name, each in found.items() if each} == {}
 

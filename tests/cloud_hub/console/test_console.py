@@ -15,6 +15,7 @@ import pytest
 from tests.cloud_hub.console.fleet import LOST, NS, PRESS, READINGS, STEP_S, hub_with_fleet, messages, readings
 from tests.cloud_hub.declared.test_administration import ADMIN, open_to_an_administrator
 from tests.cloud_hub.live import EdgeLog, running_link
+from tests.cloud_hub.regions.fabric import to
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.processes import Node
 from tests.support.speed import slowness
@@ -138,6 +139,8 @@ async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(
             await page.until(f'{title}?.includes("60 records never come (budget)")')
             await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
             assert await page.js('document.querySelectorAll(".lanes line.moment").length') == 1
+            assert await page.js('document.querySelector(".figures .good dd").textContent.endsWith(" ago")')
+            assert await page.js('document.querySelector(".notice.warn, .notice.bad")') is None, "a live stream is well"
             assert await page.js(FITS), f"the page is wider than {width}"
         await page.open(f"{hub.url}/console#/streams/line-002")
         await page.until('document.querySelectorAll(".lanes rect.pending").length === 1')
@@ -145,7 +148,12 @@ async def test_a_stream_shows_what_is_here_what_is_to_come_and_what_never_comes(
         assert (await page.js(f"{lane}.innerText")).startswith("edge-00002")
         assert "100 records are to come" in await page.js(f'{lane}.querySelector("svg").getAttribute("aria-label")')
         await page.until('document.querySelectorAll(".lanes li").length > 5')
-        assert "edge-00002" in await page.js('document.querySelector("section.notice").innerText')
+        assert "edge-00002" in await page.js('document.querySelector("section.notice.warn").innerText')
+        await page.js('location.hash = "#/streams"')
+        await page.until(f"{ROWS} > 5")
+        held_back = '[...document.querySelectorAll(".badge.warn")].map((e) => e.closest("tr").firstChild.textContent)'
+        assert "line-002" in await page.js(held_back)
+        assert "telemetry" not in await page.js(held_back)
 
 
 async def test_records_are_decoded_drawn_with_their_gap_and_followed(
@@ -246,7 +254,7 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
     given = {scope: create_token(tokens, scope.value, scope, "default") for scope in (Scope.ADMIN, Scope.READER)}
     pages = {
-        Scope.ADMIN: "Fleet Streams Topics Tables Pipelines Nodes Tokens Audit log",
+        Scope.ADMIN: "Fleet Streams Topics Tables Pipelines Nodes Regions Tokens Audit log",
         Scope.READER: "Fleet Streams Topics Tables Pipelines",
     }
     store = open_store(str(tmp_path / "store"))
@@ -270,6 +278,8 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 await page.js('location.hash = "#/nodes"')
                 await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 3')
                 assert await page.js('document.querySelectorAll(".table tbody button").length') == 0
+                await page.js('location.hash = "#/regions"')
+                await page.until('document.querySelector(".table tbody").innerText.includes("No region.")')
                 await page.js('location.hash = "#/tokens"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("No token is declared")')
                 await page.js('location.hash = "#/audit"')
@@ -325,6 +335,52 @@ async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shar
         await page.until('document.querySelector(".notice.good").innerText.includes("is split")')
         assert hub.cluster.tree.count == 3
         page.errors[:] = [each for each in page.errors if " 401 " not in each and " 409 " not in each]
+
+
+async def test_an_administrator_sets_and_removes_a_quota_and_pauses_a_region_by_the_keys(page: BrowserPage) -> None:
+    store = MemoryStore()
+    regions = to("http://127.0.0.1:9")  # no hub answers there
+    async with hub_with_fleet(store=store, cluster_log_interval_s=0.02, regions=regions) as (hub, _):
+        await open_to_an_administrator(hub, store)
+        await page.open(f"{hub.url}/console#/tenants")
+        await page.until('document.activeElement.id === "token"')
+        await page.call("Input.insertText", text=ADMIN)
+        await page.key("Enter", 13)
+        row = 'document.querySelector(".table tbody tr")'
+        verb = f'{row}?.querySelector("button[aria-label^=Set]")'
+        for links, shown in (("7", '!== "no bound"'), ("", '=== "no bound"')):
+            await page.until(f"Boolean({verb})")
+            await page.js(f"{verb}.focus()")
+            await page.key("Enter", 13)
+            await page.until('document.querySelector("dialog[open]")')
+            await page.js('document.querySelector("dialog input[name=links]").select()')
+            await page.call("Input.insertText", text=links) if links else await page.key("Delete", 46)
+            await page.key("Enter", 13)
+            await page.until(f'!document.querySelector("dialog") && {row}.querySelectorAll("td")[2].innerText {shown}')
+            await until(lambda wanted=links: (hub._declared.quotas.of("default").links or "") == (wanted and 7))
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.js('location.hash = "#/regions"')
+        for verb, state in (("Pause", True), ("Resume", False)):
+            found = f'document.querySelector("button[aria-label=\\"{verb} east\\"]")'
+            await page.until(f"Boolean({found})")
+            await page.js(f"{found}.focus()")
+            await page.key("Enter", 13)
+            await page.until('document.activeElement.name === "reason"')
+            await page.call("Input.insertText", text=f"{verb} it")
+            await page.key("Enter", 13)
+            await page.until('document.querySelector(".notice.good")')
+            await until(lambda wanted=state: hub._declared.regions.of("east").paused is wanted)
+        await page.until('document.querySelectorAll(".table")[1].querySelectorAll("tbody tr").length === 2')
+        await page.until('document.querySelector(".table tbody .badge.warn, .table tbody .badge.quiet")')
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.js('location.hash = "#/audit"')
+        await page.until('document.querySelector(".table tbody").innerText.includes("Resume it")')
+        assert "PUT /v1/tenants/{tenant}" in await page.js('document.querySelector(".table tbody").innerText')
+        page.errors[:] = [each for each in page.errors if " 401 " not in each]
 
 
 HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
@@ -433,7 +489,8 @@ QUESTIONS = {
     ),
     "is the time before complete for line 4": (
         ["nav a|Streams", "tbody a|line-004", "button|Zoom out", "button|Before"],
-        f"{HAS.format('.filters .count', ' to ')} && document.querySelector('.lanes rect.held')",
+        f"{HAS.format('.filters .count', ' to ')} && document.querySelector('.lanes rect.held')"
+        f" && {HAS.format('.verdict', 'This time is complete:')}",
     ),
     "who holds a stream back": (["nav a|Streams", "tbody a|line-001"], HAS.format("section.notice", "edge-00001")),
     "how many records never come, and for which reason": (
@@ -453,13 +510,19 @@ QUESTIONS = {
     "is this node well, and what does it own": (
         ["nav a|Nodes"], f"{HAS.format('.figures', 'ready')} && {LINES}.length === 3",
     ),
+    "how far is the other region behind, and why": (
+        ["nav a|Regions"],
+        f"{HAS.format('.table tbody', 'cannot connect')} && {HAS.format('.table tbody', 'of at most 7 d')}",
+    ),
+    "what may a tenant use": (["nav a|Tenants"], HAS.format(".table tbody", "no bound")),
 }  # fmt: skip
 CLICKS_MAX = 4
 
 
 async def test_questions_of_an_operator_are_answered_by_few_clicks(page: BrowserPage, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
-    async with hub_with_fleet(store=store, table_interval_s=0.05) as (hub, log):
+    regions = to("http://127.0.0.1:9")  # no hub answers there
+    async with hub_with_fleet(store=store, table_interval_s=0.05, regions=regions) as (hub, log):
         await log.until_released(READINGS)
         await page.size(1440)
         for question, (clicks, answer) in QUESTIONS.items():

@@ -10,12 +10,16 @@ from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.api.test_rights import call
 from tests.cloud_hub.declared.test_hub import SOON, declare, token
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.cloud_hub.regions.fabric import NODE, has, log_of, stored, to
 from tests.support.waiting import until
 from weft.cloud_hub.api.identity.rights import role_grants
 from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.declared.nodes import DRAINS, SPLITS
+from weft.cloud_hub.declared.tenants.requests import TENANTS
 from weft.cloud_hub.declared.tokens import TOKENS
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.regions.link import PAUSED
+from weft.cloud_hub.regions.requests import REGIONS
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
@@ -134,3 +138,41 @@ async def test_a_shard_is_split_after_a_look_and_its_edges_send_on() -> None:
         second.append(*records(0, [b"c"]))
         async with running_link(hub, second, LinkIdentity("default", "press-1", 9, "test"), "edge"):
             await second.until_released(1)
+
+
+async def test_quotas_that_somebody_else_changed_meanwhile_are_not_taken_back() -> None:
+    store = MemoryStore()
+    async with running_hub(store, tokens_required=True, **SOON) as hub:
+        await open_to_an_administrator(hub, store)
+        made = await act(hub, "PUT", f"{TENANTS}/acme", {"links": 3, "version": 0})
+        assert (await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 9, "version": 0}))[0] == 409, "it is there"
+        other = await act(hub, "PUT", f"{TENANTS}/acme", {"lanes": 7, "version": made["version"], "reason": "hall 2"})
+        status, told = await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 4, "version": made["version"]})
+        assert (status, "changed meanwhile" in told["error"]) == (409, True)
+        there = await act(hub, "GET", f"{TENANTS}/acme")
+        assert (there["version"], there["quotas"]["lanes"], there["quotas"]["links"]) == (other["version"], 7, None)
+        assert ("token ada", "PUT /v1/tenants/{tenant}", "hall 2") in await lines(hub)
+
+
+async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another() -> None:
+    store = MemoryStore()
+    async with running_hub(MemoryStore()) as east, running_hub(store, regions=to(east.url), **SOON) as west:
+        await open_to_an_administrator(west, store)
+        await declare(west, store, token("writer", "edge", Scope.GRANTED, edge="press-1", grants=("write",)))
+        assert (await call(west, "PUT", f"{REGIONS}/south", ADMIN, {"paused": True}))[0] == 404
+        assert (await call(west, "PUT", f"{REGIONS}/east", ADMIN, {"paused": False}))[0] == 409
+        log = log_of(0, 3)
+        async with running_link(west, log, NODE, "edge"):
+            await until(lambda: has(east, 3))
+            assert await act(west, "PUT", f"{REGIONS}/east", {"paused": True, "reason": "the line is needed"}) == {
+                "region": "east", "paused": True,
+            }  # fmt: skip
+            await until(lambda: all(each.report().state == PAUSED for each in west.regions))
+            [told] = (await act(west, "GET", REGIONS))["configured"]
+            assert told == {"region": "east", "paused": True, "pin_seconds": 7 * 86_400.0}
+            log.append(*log_of(3, 6).batches[0])
+            await log.until_released(6)
+            assert stored(east) == 3
+            await act(west, "PUT", f"{REGIONS}/east", {"paused": False})
+            await until(lambda: has(east, 6))
+        assert ("token ada", "PUT /v1/regions/{region}", "the line is needed") in await lines(west)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from weft.commands.common import ExistingPath, config_argument, json_option
 from weft.commands.on_store.declaring import declare
-from weft.commands.on_store.opening import by_option, on_store, reason_option
-from weft.commands.running import any_hub_argument, named, names_a_config, running_hub
+from weft.commands.on_store.opening import by_option, no_other_author, on_store, reason_option
+from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
 from weft.output import Failed, harmless, print_json, print_table
 from weft.storage.object_store import ObjectStore
+
+_token_file_option = click.option(
+    "--token-file", type=ExistingPath(dir_okay=False),
+    help="File with a token that has the grant nodes, for a URL or a login.",
+)  # fmt: skip
 
 
 @click.group("region")
@@ -64,33 +70,33 @@ def _of_store(config_file: str | None) -> list[dict[str, Any]]:
 
 
 @command.command()
-@config_argument
+@hub_argument
 @click.argument("region")
+@_token_file_option
 @reason_option
 @by_option
-def pause(config_file: str, region: str, *, reason: str, by: str | None) -> None:
-    """Let the records for REGION of CONFIG wait, at all hosts, until `weft hub region resume`.
+def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
+    """Let the records for REGION wait, at all hosts, until `weft hub region resume`.
 
-    The links stay open. The log keeps what the region lacks, for as long as `pin` allows.
+    HUB is a configuration on this machine, a URL or the name of a login. The links stay open. The log keeps what the
+    region lacks, for as long as `pin` allows.
     """
-    from weft.cloud_hub.declared import changes
-
-    _known(config_file, region)
-    declare(config_file, lambda _now: changes.pause_region(region, paused=True), by, reason)
-    click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {config_file} {region}")
+    _pause(hub, region, token_file, reason, by, paused=True)
+    click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {hub} {region}")
 
 
 @command.command()
-@config_argument
+@hub_argument
 @click.argument("region")
+@_token_file_option
 @reason_option
 @by_option
-def resume(config_file: str, region: str, *, reason: str, by: str | None) -> None:
-    """Let the links to REGION of CONFIG go on after a pause."""
-    from weft.cloud_hub.declared import changes
+def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
+    """Let the links to REGION go on after a pause.
 
-    _known(config_file, region)
-    declare(config_file, lambda _now: changes.pause_region(region, paused=False), by, reason)
+    HUB is a configuration on this machine, a URL or the name of a login.
+    """
+    _pause(hub, region, token_file, reason, by, paused=False)
     click.echo(f"the links to {region} go on within some seconds")
 
 
@@ -110,6 +116,18 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     _known(config_file, region)
     declare(config_file, lambda _now: changes.compare_region(region), by, reason)
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
+
+
+def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
+    from weft.cloud_hub.declared import changes
+
+    if names_a_config(hub):
+        _known(hub, region)
+        declare(hub, lambda _now: changes.pause_region(region, paused=paused), by, reason)
+    else:
+        no_other_author(by)
+        body = {"paused": paused, "reason": reason}
+        running_hub(hub, token_file).request(f"/v1/regions/{quote(region, safe='')}", body, method="PUT")
 
 
 def _known(config_file: str, region: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
-from weft.commands.common import config_argument, json_option
+from weft.commands.common import ExistingPath, config_argument, json_option
 from weft.commands.on_store.declaring import declare, read_facts
-from weft.commands.on_store.opening import acting, by_option, reason_option
+from weft.commands.on_store.opening import acting, by_option, no_other_author, reason_option
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import parse_size
 from weft.output import Failed, Refused, print_json, print_table
 from weft.storage.object_store import ObjectStore
@@ -51,6 +53,10 @@ def command() -> None:
     """
 
 
+token_file_option = click.option(
+    "--token-file", type=ExistingPath(dir_okay=False),
+    help="File with a token that has the grant tenants, for a URL or a login.",
+)  # fmt: skip
 isolation_option = click.option(
     "--isolation", type=click.Choice(("own", "shared")),
     help="`own`: shards and tables below a prefix of its own, only without data yet.",
@@ -58,16 +64,18 @@ isolation_option = click.option(
 
 
 @command.command()
-@config_argument
+@hub_argument
 @click.argument("name")
 @quota_options
 @isolation_option
+@token_file_option
 @reason_option
 @by_option
 def add(
-    config_file: str, name: str, *, isolation: str | None, reason: str, by: str | None, **given: str | None
-) -> None:
-    """Declare tenant NAME at the hubs of CONFIG.
+    hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
+    **given: str | None,
+) -> None:  # fmt: skip
+    """Declare tenant NAME at HUB: a configuration on this machine, a URL or the name of a login.
 
     \b
     weft hub tenant add hub.yaml acme --edges 40 --bytes-per-second 4MiB/s --reason "contract 17"
@@ -76,27 +84,34 @@ def add(
     from weft.cloud_hub.declared.tenants import changes as tenant_changes
 
     quotas, _ = _quotas(given)
-    declare(config_file, lambda _: tenant_changes.set_tenant(name, quotas, is_new=True), by, reason)
+    if names_a_config(hub):
+        declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, is_new=True), by, reason)
+    else:
+        _only_quotas(isolation, by)
+        body = {each: getattr(quotas, each) for each in _OPTIONS} | {"version": 0, "reason": reason}
+        running_hub(hub, token_file).request(_way(name), body, method="PUT")
     click.echo(f"declared tenant {name}")
-    _isolate(config_file, name, isolation, by, reason)
+    _isolate(hub, name, isolation, by, reason)
 
 
 @command.command("set")
-@config_argument
+@hub_argument
 @click.argument("name")
 @quota_options
 @isolation_option
+@token_file_option
 @reason_option
 @by_option
 def set_tenant(
-    config_file: str, name: str, *, isolation: str | None, reason: str, by: str | None, **given: str | None
-) -> None:
-    """Change quotas or the isolation of tenant NAME at the hubs of CONFIG. Others stay as they are; `none` takes a
-    quota back.
+    hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
+    **given: str | None,
+) -> None:  # fmt: skip
+    """Change quotas or the isolation of tenant NAME at HUB: a configuration on this machine, a URL or the name of a
+    login. Others stay as they are; `none` takes a quota back.
 
-    `--isolation own` sets a tenant apart that has no data yet. Its shards and tables get the prefix `tenants/NAME/` in
-    the store, which a policy of the bucket can open alone. It cannot be reverted, and needs level 4 (`weft hub
-    finalize`).
+    `--isolation` takes a configuration. `--isolation own` sets a tenant apart that has no data yet. Its shards and
+    tables get the prefix `tenants/NAME/` in the store, which a policy of the bucket can open alone. It cannot be
+    reverted, and needs level 4 (`weft hub finalize`).
 
     After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
     the tenant again with `--isolation shared`.
@@ -107,10 +122,33 @@ def set_tenant(
     is_quota = any(value is not None for value in given.values())
     if not is_quota and isolation is None:
         raise Refused("nothing to set: give a quota, such as --edges 40, or --isolation own")
-    declare(config_file, lambda _: tenant_changes.set_tenant(name, quotas, cleared, is_new=False), by, reason)
+    if names_a_config(hub):
+        declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, cleared, is_new=False), by, reason)
+    else:
+        _only_quotas(isolation, by)
+        _change_by_hub(running_hub(hub, token_file), name, quotas, cleared, reason)
     if is_quota:
         click.echo(f"changed tenant {name}")
-    _isolate(config_file, name, isolation, by, reason)
+    _isolate(hub, name, isolation, by, reason)
+
+
+def _way(name: str) -> str:
+    return f"/v1/tenants/{quote(name, safe='')}"
+
+
+def _only_quotas(isolation: str | None, by: str | None) -> None:
+    """Refuse what a running hub does not take."""
+    no_other_author(by)
+    if isolation is not None:
+        raise Refused("--isolation moves shards in the store: name the CONFIG of a hub of it, not a URL or a login")
+
+
+def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozenset[str], reason: str) -> None:
+    """Ask a running hub for the change. The hub refuses it after another change in between."""
+    there = hub.request(_way(name))
+    wanted = {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
+    body = {**there["quotas"], **dict.fromkeys(cleared), **wanted, "version": there["version"], "reason": reason}
+    hub.request(_way(name), body, method="PUT")
 
 
 def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
@@ -155,15 +193,32 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
 
 
 @command.command("list")
-@config_argument
+@any_hub_argument
+@token_file_option
 @json_option
-def list_tenants(config_file: str, *, as_json: bool) -> None:
-    """List the tenants in the cluster log of CONFIG, with quotas, tokens, and streams with declared edges."""
-    found = _views(read_facts(config_file))
+def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """List the tenants in the cluster log of HUB, with quotas, tokens, and streams with declared edges.
+
+    HUB is a configuration on this machine, a URL or the name of a login. A running hub tells of the quotas alone.
+    """
+    quotas = list(_OPTIONS)
+    if not names_a_config(hub):
+        there = running_hub(hub, token_file).pages("/v1/tenants", "tenants")["tenants"]
+        if as_json:
+            print_json(
+                [{"name": each["tenant"], "version": each["version"], "quotas": each["quotas"]} for each in there]
+            )
+            return
+        print_table(
+            ("tenant", *(name.replace("_", " ") for name in quotas)),
+            [(each["tenant"], *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas))
+             for each in there],
+        )  # fmt: skip
+        return
+    found = _views(read_facts(named(hub)))
     if as_json:
         print_json(found)
         return
-    quotas = list(_OPTIONS)
     titles = (name.replace("_", " ") for name in quotas)
     print_table(
         ("tenant", *titles, "isolation", "tokens", "streams with edges", "changed", "by", "reason"),
