@@ -46,8 +46,8 @@ class SparkCheckpoint:
             raise ReadError(f"checkpoint: {folder} has no offsets of a streaming query; name its checkpointLocation")
         if planned != done:
             raise ReadError(
-                f"checkpoint: batch {planned} of the query in {folder} is not complete, and its sink may have some rows. "
-                "Run the query once more on its present store, with trigger(availableNow=True), and then move it"
+                f"checkpoint: batch {planned} of the query in {folder} is not complete: its sink may have some rows of "
+                "it. Run the query once more on its present store, with trigger(availableNow=True), and then move it"
             )
         self._key = f"offsets/{planned}"
         found = run(self._store.get(self._key))
