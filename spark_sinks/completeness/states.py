@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.positions import CHUNKS, Offsets, check_offsets
+from spark_sinks.source.positions import CHUNKS, READ, Offsets, check_offsets
 from spark_sinks.source.stream_log import StreamLog
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
@@ -154,7 +154,7 @@ def checked_offsets(at: Mapping[Any, Any]) -> Offsets:
         ReadError: it has another form.
     """
     try:
-        found = {int(shard): offset for shard, offset in at.items() if shard != CHUNKS}
+        found = {int(shard): offset for shard, offset in at.items() if shard not in (CHUNKS, READ)}
         if all(type(offset) is int and offset >= 0 for offset in found.values()):
             return found
     except (AttributeError, TypeError, ValueError):

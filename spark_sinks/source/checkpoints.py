@@ -3,7 +3,8 @@
 In Spark's checkpoint they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559, 1700000001000000000]}}``: for each
 shard the offset of the next record, and for shards with earlier records the chunk with the last of them: its number,
 the checksum of its footer, and the time at which the hub made it (ns since 1970). Spark treats positions with another
-text as new data, so a position that does not move keeps its text, with or without a chunk.
+text as new data, so a position that does not move keeps its text, with or without a chunk. A query that was moved from
+another region also has there what it read before (``elsewhere``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_sinks.errors import ReadError
+from spark_sinks.source.elsewhere import ReadElsewhere
 from spark_sinks.source.history import KeptPosition, WentBack, Witness
-from spark_sinks.source.positions import CHUNKS, Offsets, from_json, of_checkpoint, to_json
+from spark_sinks.source.positions import CHUNKS, READ, Offsets, from_json, of_checkpoint, to_json
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
 
@@ -32,7 +34,7 @@ def decode(value: Any) -> Places:
         ReadError: the value has another form.
     """
     try:
-        offsets = from_json(value)
+        offsets = from_json({shard: each for shard, each in value.items() if shard != READ})
         chunks = {int(shard): _witness(pair) for shard, pair in value.get(CHUNKS, {}).items()}
         if chunks.keys() - offsets.keys():
             raise ValueError("a chunk has no offset")
@@ -44,11 +46,16 @@ def decode(value: Any) -> Places:
     return {shard: KeptPosition(offset, chunks.get(shard)) for shard, offset in offsets.items()}
 
 
-def encode(places: Mapping[int, KeptPosition]) -> dict[str, Any]:
-    """Return the form for the checkpoint: equal positions have equal texts."""
+def encode(places: Mapping[int, KeptPosition], elsewhere: ReadElsewhere | None = None) -> dict[str, Any]:
+    """Return the form for the checkpoint: equal positions have equal texts.
+
+    Args:
+        elsewhere: what the query has read in another region; None for nothing.
+    """
     found: dict[str, Any] = dict(to_json(offsets_of(places)))
     chunks = {str(shard): list(chunk) for shard, chunk in sorted(chunks_of(places).items())}
-    return found | ({CHUNKS: chunks} if chunks else {})
+    found |= {CHUNKS: chunks} if chunks else {}
+    return found if elsewhere is None else found | elsewhere.to_json()
 
 
 def chunks_of(places: Mapping[int, KeptPosition]) -> dict[int, tuple[int, int, int]]:

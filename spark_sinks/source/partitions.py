@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -16,12 +16,14 @@ from pyspark.sql.datasource import InputPartition
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.source.collection import settle
+from spark_sinks.source.elsewhere import LANE_COLUMNS, ReadElsewhere, lane_name
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.selection import expression, masks
 from spark_sinks.source.slices import ChunkSlice
 from spark_sinks.source.typed import needed, typed_arrays
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.lane_state import lane_of
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, open_store
@@ -62,6 +64,8 @@ class ReadContext:
     """None if no part of the task is from table files."""
     again: str = "load this DataFrame again"
     """Advice to the user when objects were deleted since the plan was made."""
+    elsewhere: ReadElsewhere = field(default_factory=ReadElsewhere)
+    """Records to leave out."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,13 @@ class Task(InputPartition):
     context: ReadContext
     parts: tuple[ChunkPart | TablePart, ...]
 
+    def leaving_out(self, elsewhere: ReadElsewhere) -> Task:
+        """Return the task without records that were read elsewhere."""
+        if not any(isinstance(part, TablePart) for part in self.parts):
+            slices = (piece for part in self.parts if isinstance(part, ChunkPart) for piece in part.slices)
+            elsewhere = elsewhere.of_lanes(lane_name(lane_of(lane)) for piece in slices for lane in piece.lanes)
+        return replace(self, context=replace(self.context, elsewhere=elsewhere)) if elsewhere else self
+
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition in exactly ``schema``. For an empty plan, Spark passes a plain partition.
@@ -122,7 +133,11 @@ class _Wanted:
         self._declared = context.options.schema
         self._schema = schema
         self._keep = [mask for found in wanted.values() for mask in found]
-        self.columns = needed(self._declared, list(dict.fromkeys([*schema.names, *wanted])), stored)
+        named = [*schema.names, *wanted]
+        if context.elsewhere:
+            self._keep.append(context.elsewhere.mask)
+            named += LANE_COLUMNS
+        self.columns = needed(self._declared, list(dict.fromkeys(named)), stored)
         """Stored columns to read."""
 
     def rows_of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

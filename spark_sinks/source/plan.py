@@ -8,8 +8,6 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from pyspark.sql.datasource import InputPartition
-
 from spark_sinks.source.file_index import TableFile
 from spark_sinks.source.partitions import ChunkPart, ReadContext, TableAccess, TablePart, Task
 from spark_sinks.source.positions import Offsets, Position, check_offsets, nanoseconds
@@ -77,7 +75,7 @@ class _Sized(NamedTuple):
 
 async def plan(
     log: StreamLog, table: TableSnapshot | None, start: Offsets, end: Offsets, again: str = ReadContext.again
-) -> list[InputPartition]:
+) -> list[Task]:
     """Return tasks that together read every selected record of ``[start, end)`` of every shard exactly once.
 
     Shards, table files and chunks that cannot hold a selected record have no task. Large parts are split, and small

@@ -18,6 +18,8 @@ Offsets = dict[int, int]
 Position = Literal["earliest", "latest"] | Offsets | datetime
 CHUNKS = "chunks"
 """Key beside the shards of a checkpoint's offsets, for the chunks of the log that they are in."""
+READ = "read"
+"""Likewise, for records that a query has read in another region: no text of offsets for ``starting`` names them."""
 EXPECTED_TIME = "a time such as 2024-05-01T06:00:00Z"
 EXPECTED = f'earliest, latest, {EXPECTED_TIME}, or offsets by shard such as {{"0": 1200, "1": 0}}'
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

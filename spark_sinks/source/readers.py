@@ -18,6 +18,7 @@ from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
 from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
+from spark_sinks.source.elsewhere import ReadElsewhere
 from spark_sinks.source.history import WentBack
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
@@ -89,7 +90,8 @@ class WeftReader(DataSourceReader):
         table = log.opened_table
         await log.extend()
         start = await resolve("starting", self._options.starting, log, table)
-        return await plan(log, table, start, await resolve("ending", self._options.ending, log, table))
+        end = await resolve("ending", self._options.ending, log, table)
+        return list(await plan(log, table, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -144,7 +146,12 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             run(log.extend())
             self._tell_of_new_columns(log)
             before = run(self._bookmarks.compared(start))
-        return encode(run(self._bookmarks.moved(self._end(log, offsets_of(before), limit), before)))
+        first, elsewhere = offsets_of(before), ReadElsewhere.of(start)
+        end = self._end(log, first, limit)
+        if elsewhere and end == log.heads != first:
+            # What the states have stands below their ends, and never comes again.
+            elsewhere = elsewhere.without(log.records(name for name, _ in elsewhere.items()))
+        return encode(run(self._bookmarks.moved(end, before)), elsewhere)
 
     def _end(self, log: StreamLog, first: Offsets, limit: ReadLimit) -> Offsets:
         end = log.heads if self._target is None else of_checkpoint(self._target, log.heads)
@@ -190,7 +197,9 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = offsets_of(await self._bookmarks.compared(given_start))
         end = offsets_of(await self._bookmarks.compared(given_end))
         recent = all(start[shard] >= end[shard] or log.remembers(shard, start[shard]) for shard in start)
-        return await plan(log, None if recent else await log.table(), start, end, _START_AGAIN)
+        tasks = await plan(log, None if recent else await log.table(), start, end, _START_AGAIN)
+        elsewhere = ReadElsewhere.of(given_start)
+        return [task.leaving_out(elsewhere) for task in tasks] if elsewhere else list(tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""

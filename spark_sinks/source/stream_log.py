@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_sinks.errors import ReadError
 from spark_sinks.source.collection import settle
 from spark_sinks.source.deleted import Deletions
+from spark_sinks.source.elsewhere import LaneName
 from spark_sinks.source.history import History, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets
@@ -24,6 +25,7 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
+from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.splits import moved_to
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
@@ -175,6 +177,16 @@ class StreamLog:
         """Return the end of the log, per shard."""
         key = (self.options.tenant, self.options.stream)
         return {state.shard: state.next_offset.get(key, 0) for state in self.states}
+
+    def records(self, names: Iterable[LaneName]) -> dict[LaneName, RangeSet]:
+        """Return the sequence numbers of the records of some lanes below ``heads``; no lane that left the states."""
+        states, found = self.states, dict[LaneName, RangeSet]()
+        for edge, log_id in names:
+            lane = Lane(self.options.tenant, edge, int(log_id, 16), self.options.stream)
+            # Of a lane that a split moved, the newer shard has all numbers.
+            if held := [state.lanes[lane] for state in states if lane in state.lanes]:
+                found[edge, log_id] = held[-1].records
+        return found
 
     @property
     def schema(self) -> pa.Schema:

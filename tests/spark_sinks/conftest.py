@@ -54,7 +54,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 class Hub:
     """A log that grows by rounds of ten records from every edge node, and a table that follows when told to."""
 
-    def __init__(self, root: str, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: str, options: Mapping[str, str] | None = None, *, shards: int = SHARDS) -> None:
         self.root = root
         self.stream = STREAM
         self.rounds = 0
@@ -63,7 +63,7 @@ class Hub:
         self.origin: Origin | None = None
         """What makes the records of the next rounds; None when devices send them."""
         self.payload = payload
-        self._writer = LogWriter(root, shards=SHARDS, stream=STREAM, options=options)
+        self._writer = LogWriter(root, shards=shards, stream=STREAM, options=options)
 
     def write(self, rounds: int = 1, topic: str = TOPIC, edges: Collection[str] = EDGES) -> None:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""

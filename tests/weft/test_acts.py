@@ -59,6 +59,7 @@ READING = {
     ("hub", "usage"): "reads", ("hub", "verify"): "reads",
     ("hub", "whoami"): "reads",
     ("link", "status"): "reads", ("log", "dump"): "reads", ("spark", "check"): "reads", ("spark", "sql"): "reads",
+    ("spark", "move"): "replaces the position in a checkpoint of Spark; reads both stores",
     ("spark", "test"): "reads",
     ("login",): "writes a file of the user, and asks a hub whose token it is",
     ("spark", "new"): "writes files of a pipeline", ("streams",): "reads", ("token", "list"): "reads",

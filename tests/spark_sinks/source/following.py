@@ -73,6 +73,8 @@ async def _collect(hub: Hub) -> int:
         if state.n < 0:
             continue
         manifest, etag = await log.manifest()
+        if manifest.snapshot_n >= state.n:
+            continue  # collected before
         key = await log.put_snapshot(state.n, state.n, state.encode())
         assert await log.swap_manifest(changed(manifest, snapshot=key, snapshot_n=state.n), etag)
         now = 0

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_sinks.completeness.states import LanesAt, open_at, open_at_head
 from spark_sinks.sinks.stream import last_record
+from spark_sinks.source.moving import moved_position
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import CHUNKS
 from tests.cloud_hub.fabric import CLOCK
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.cloud_hub.regions.fabric import stored, to
 from tests.spark_sinks.source.following import Follower
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
@@ -149,6 +152,29 @@ async def test_readers_go_on_across_a_split(tmp_path: Path) -> None:
         used = Used(NAMES[1], f"{LANES[1].log_id:016x}", 18, 24, 7)
         traced = await tracer.trace({}, [used])
         assert [record.seq for record in traced.made_of[0].records] == list(range(18, 25)), "of both shards"
+
+
+async def test_a_query_moves_between_regions_although_their_shards_were_split(tmp_path: Path) -> None:
+    """What it has not read is on both sides of the split."""
+    stores, fleet = [open_store(str(tmp_path / name)) for name in ("west", "east")], Fleet()
+    async with AsyncExitStack() as stack:
+        east = await stack.enter_async_context(running_hub(stores[1], shards=1))
+        west = await stack.enter_async_context(running_hub(stores[0], shards=1, regions=to(east.url)))
+        for lane, log in zip(LANES, fleet.logs, strict=True):
+            identity = LinkIdentity("default", lane.edge, lane.log_id, "test")
+            await stack.enter_async_context(running_link(west, log, identity))
+        await fleet.send(4)
+        await until(lambda: stored(east) == 40)
+        for store in stores:
+            assert await split(store) == 1
+        await fleet.send(2)
+        await until(lambda: stored(east) == 60)
+    at, rows = await asyncio.to_thread(follower(tmp_path / "west").batch, {"0": 0}, ReadMaxRows(30))
+    options = [ReadOptions(str(tmp_path / name), "telemetry") for name in ("west", "east")]
+    found = await asyncio.to_thread(moved_position, at, *options)
+    assert (found.read, found.unread, found.coming) == (30, 30, 0)
+    _, rest = await asyncio.to_thread(follower(tmp_path / "east").batch, found.position, None)
+    assert sorted([*rows, *rest]) == fleet.records
 
 
 def ranges(at: LanesAt) -> dict[Lane, list[tuple[int, int]]]:

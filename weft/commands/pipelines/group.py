@@ -1,4 +1,4 @@
-"""``weft spark``: check, test and run pipelines, and ask streams in SQL."""
+"""``weft spark``: check, test, run and move pipelines, and ask streams in SQL."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weft.commands.common import LaterGroup
 class _Spark(LaterGroup):
     modules = {
         "check": "weft.commands.pipelines.check",
+        "move": "weft.commands.pipelines.move",
         "new": "weft.commands.pipelines.new",
         "run": "weft.commands.pipelines.run",
         "sql": "weft.commands.pipelines.sql",
@@ -19,4 +20,4 @@ class _Spark(LaterGroup):
 
 @click.group("spark", cls=_Spark)
 def command() -> None:
-    """Check, test and run pipelines of Spark, and ask streams in SQL."""
+    """Check, test, run and move pipelines of Spark, and ask streams in SQL."""
