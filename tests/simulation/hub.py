@@ -84,9 +84,7 @@ class VirtualNode(SequencerNode):
         task.add_done_callback(self._links.pop)
 
     async def _serve(self, link: EdgeLink, connection: Connection) -> None:
-        receiver = Receiver(
-            self._receiving, self.cluster.cluster_id.hex(), "hub", self.wall, now_ns(), in_turns=True
-        )
+        receiver = Receiver(self._receiving, self.cluster.cluster_id.hex(), "hub", self.wall, now_ns(), in_turns=True)
         socket = cast(Any, connection.server)
         try:
             handler = cast(Any, link)  # nothing is asked of these edges

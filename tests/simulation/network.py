@@ -176,7 +176,7 @@ class Network:
         loop.call_later(after_s, lose)
 
     def wall_off(self, ways: Collection[tuple[int, int]], for_s: float) -> None:
-        """Keep machines from nodes for some time. Neither end is told of it."""
+        """Keep machines from nodes for some time. An end may not notice it."""
         self.walls.update(ways)
         for connection in self.connections:
             if (connection.edge, connection.node) in ways and connection.is_open:

@@ -17,9 +17,9 @@ from unittest import mock
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import check_log, read_chunks, records_of
-from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
-from tests.cloud_hub.routes import name_each_other
+from tests.cloud_hub.faulty_store import STORM
 from tests.cloud_hub.virtual_time import NS, now_ns
+from tests.edge_node.functions.runtime.node import Inline
 from tests.simulation.edge import DERIVED, DROPPED, KEPT, VirtualEdge
 from tests.simulation.fabric import DRAIN_S, Fabric, check_marks, gaps_of, virtual
 from tests.simulation.hub import VirtualNode
@@ -206,6 +206,7 @@ class Regions(Fabric):
         return VirtualEdge(name, self.network, urls, self._rng(), lambda: 0.0)
 
     async def run(self) -> Report:  # type: ignore[override]
+        asyncio.get_running_loop().set_default_executor(Inline(1))  # a thread has a time of its own
         for region in self.regions:
             for node in region.nodes:
                 await node.start()
@@ -294,6 +295,7 @@ class Regions(Fabric):
 
     def _waits_for(self, said: int) -> str:
         """Say what keeps a region from claiming that all streams are complete up to a moment; nothing if none does."""
+        records: dict[Lane, RangeSet] = {}
         for region in self.regions:
             state = region.state()
             for lane in self._lanes():
@@ -301,7 +303,9 @@ class Regions(Fabric):
                 if held is None:
                     return f"{region.name} does not know {lane}"
                 if held.whole_up_to is None or held.whole_up_to < said:
-                    return f"{region.name} claims {lane} up to {held.whole_mark}: {held.records}, gaps {list(held.gaps)}"
+                    return f"{region.name} claims {lane} up to {held.whole_mark}, gaps {list(held.gaps)}"
+                if held.records != records.setdefault(lane, held.records):
+                    return f"{region.name} has other records of {lane} than {records[lane]}: {held.records}"
         return ""
 
     def _lanes(self) -> list[Lane]:
@@ -396,10 +400,11 @@ def _check_order(ways: Sequence[_Ways]) -> None:
 
 
 @contextlib.contextmanager
-def _virtual() -> Iterator[None]:
+def _virtual(seed: int) -> Iterator[None]:
+    run = partial(run_link, clock=now_ns, rng=random.Random(seed))
     with (
         virtual(),
-        mock.patch.object(region_link, "run_link", partial(run_link, clock=now_ns)),
+        mock.patch.object(region_link, "run_link", run),
         mock.patch.object(region_source, "CHUNKS_MAX", WINDOW),
     ):
         yield
@@ -419,7 +424,7 @@ def simulate_regions(seed: int) -> Report:
         return await history.run()
 
     try:
-        with _virtual():
+        with _virtual(seed):
             return virtual_time.run(run())
     except BaseException as error:
         error.add_note(f"again: python -m tests.simulation --regions --seed {seed}")
