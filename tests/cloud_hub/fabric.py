@@ -83,8 +83,11 @@ def make_sequencer(
 class SequencerNode:
     """A hub node that can be killed and started again."""
 
-    def __init__(self, inner: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS) -> None:
-        self.store = FaultyStore(inner, rng)
+    def __init__(
+        self, inner: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS,
+        cluster: Cluster = CLUSTER,
+    ) -> None:  # fmt: skip
+        self.store, self.cluster = FaultyStore(inner, rng), cluster
         self.rng = rng
         self.settings = settings
         self.rules = RELEASE
@@ -111,8 +114,8 @@ class SequencerNode:
             await clock.measure(self.store)
         self.clock = clock
         sequencer = make_sequencer(
-            self.store, self.rng, self.settings, rules=self.rules, level=lambda: min(self.level, self.rules.level),
-            clock=clock,
+            self.store, self.rng, self.settings, self.cluster, rules=self.rules,
+            level=lambda: min(self.level, self.rules.level), clock=clock,
         )  # fmt: skip
         await sequencer.start()
         self.store.faults = faults
@@ -235,6 +238,7 @@ def check_log(
     healed: RangeSet | Mapping[Lane, RangeSet] | None = None,
     rules: FoldRules = RELEASE,
     is_right: Content = _is_own,
+    cluster: Cluster = CLUSTER,
 ) -> tuple[ShardState, dict[Lane, list[int]]]:
     """Fold the log and read every record of it.
 
@@ -245,7 +249,7 @@ def check_log(
     Args:
         healed: by lane, or of the only lane, numbers that may have come behind their gap, out of order.
     """
-    state = ShardState(CLUSTER.cluster_id, 0, rules)
+    state = ShardState(cluster.cluster_id, 0, rules)
     offsets: dict[tuple[str, str], int] = defaultdict(int)
     lanes: dict[Lane, list[int]] = defaultdict(list)
     for index, data in chunks:

@@ -75,6 +75,13 @@ def _fabric(seed: int) -> int:
     return 1
 
 
+def _regions(seed: int) -> int:
+    from tests.simulation.regions import simulate_regions
+
+    simulate_regions(seed)
+    return 1
+
+
 def _clocks(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate_clocks
 
@@ -190,6 +197,12 @@ JOBS: Mapping[str, Job] = {
         "fabric", "histories of a whole fabric", _fabric,
         "tests/simulation/test_simulation.py::test_whatever_fails_nothing_acknowledged_is_lost_in_many_histories",
         minutes=14, slice_seeds=250, slice_units=250, slice_s=57, repeat=f"{AGAIN} tests.simulation --seed {{seed}}",
+    ),
+    "regions": searched(
+        "regions", "histories of regions", _regions,
+        "tests/simulation/test_regions.py::test_whatever_fails_regions_end_with_the_same_records_in_many_histories",
+        minutes=20, slice_seeds=100, slice_units=100, slice_s=70,
+        repeat=f"{AGAIN} tests.simulation --regions --seed {{seed}}",
     ),
     "clocks": searched(
         "clocks", "histories of hubs whose clocks are set", _clocks,
@@ -321,8 +334,9 @@ JOBS: Mapping[str, Job] = {
     ),
     "planted": pytest_job(
         "passes of planted faults and of tenants set apart", "tests/simulation/test_planted_faults.py",
+        "tests/simulation/test_regions.py::test_a_planted_fault_of_regions_is_found",
         "tests/cloud_hub/test_members.py::test_a_planted_fault_is_found",
-        "tests/cloud_hub/test_apart_histories.py", minutes=5, slice_units=1, slice_s=260,
+        "tests/cloud_hub/test_apart_histories.py", minutes=7, slice_units=1, slice_s=290,
     ),
     # Damage and random examples.
     "api": pytest_job(

@@ -1,23 +1,30 @@
-"""Histories of the whole fabric: ``python -m tests.simulation --seed 7``, or ``--histories 1000`` from a seed on."""
+"""Histories of the whole fabric: ``python -m tests.simulation --seed 7``, or ``--histories 1000`` from a seed on.
+
+``--regions`` makes histories of hub clusters that relay to each other.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
 from tests.simulation.fabric import simulate
+from tests.simulation.regions import simulate_regions
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
     parser.add_argument("--histories", type=int, default=1)
+    parser.add_argument("--regions", action="store_true", help="several hub clusters that relay to each other")
     arguments = parser.parse_args()
+    history: Callable[[int], object] = simulate_regions if arguments.regions else simulate
     begun, failed = time.monotonic(), 0
     for seed in range(arguments.seed, arguments.seed + arguments.histories):
         try:
-            report = simulate(seed)
+            report = history(seed)
         except (Exception, BaseExceptionGroup) as error:
             failed += 1
             print(f"seed {seed}: {type(error).__name__}: {error}")

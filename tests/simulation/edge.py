@@ -119,6 +119,8 @@ class VirtualEdge:
 
     records, step_s = 120, 0.1
     """Records of the devices, and the mean time between two of them, doubled."""
+    padding_bytes = 0
+    """What makes the records longer, so that a log of few records has several segments."""
 
     def ready(self) -> None:
         """Do nothing: there are no clients."""
@@ -128,8 +130,9 @@ class VirtualEdge:
 
     def _publish(self, log: SegmentLog) -> None:
         stream = self.rng.choice([KEPT, KEPT, DROPPED])
+        padding = {"more": self.rng.randbytes(self.padding_bytes).hex()} if self.padding_bytes else {}
         made = [
-            json.dumps({"value": self.rng.randrange(1000), "id": self.rng.getrandbits(60)}).encode()
+            json.dumps({"value": self.rng.randrange(1000), "id": self.rng.getrandbits(60), **padding}).encode()
             for _ in range(self.rng.randrange(1, 5))
         ]
         now = self.wall()

@@ -222,14 +222,14 @@ class Fabric:
             else:
                 self._check_edge(edge, state, found)
                 if not self.are_clocks_wrong:
-                    _check_marks(edge, chunks, found)
+                    check_marks(edge, chunks, found)
         gaps = sum(gap.end - gap.first for held in state.lanes.values() for gap in held.gaps)
         return Report(self.faults, len(found), gaps, sum(edge.has_conflict for edge in self.edges))
 
     def _check_edge(self, edge: VirtualEdge, state: ShardState, found: Mapping[tuple[Lane, int], bytes]) -> None:
         for stream in (KEPT, DROPPED, DERIVED):
             lane, held = edge.lane(stream), edge.held(stream)
-            gaps = _gaps(state, lane)
+            gaps = gaps_of(state, lane)
             # I8, and no false gap: only a stream that may drop records has gaps, and only of records that are gone.
             assert not gaps or stream == DROPPED, f"{lane}: a gap {gaps} in a stream that drops nothing"
             for first, end in gaps:
@@ -257,7 +257,7 @@ class Fabric:
         differs = False
         for stream in (KEPT, DROPPED):
             lane, held, gaps = edge.lane(stream), edge.held(stream), edge.gaps(stream)
-            gaps.update(_gaps(state, edge.lane(stream)))
+            gaps.update(gaps_of(state, edge.lane(stream)))
             for name, seq in edge.acked:
                 if name != stream:
                     continue
@@ -276,12 +276,12 @@ class Fabric:
         return bool(edge.links.waiting())
 
 
-def _gaps(state: ShardState, lane: Lane) -> RangeSet:
+def gaps_of(state: ShardState, lane: Lane) -> RangeSet:
     known = state.lanes.get(lane)
     return RangeSet((gap.first, gap.end) for gap in known.gaps) if known is not None else RangeSet()
 
 
-def _check_marks(edge: VirtualEdge, chunks: list[tuple[Chunk, bytes]], found: Mapping[tuple[Lane, int], bytes]) -> None:
+def check_marks(edge: VirtualEdge, chunks: list[tuple[Chunk, bytes]], found: Mapping[tuple[Lane, int], bytes]) -> None:
     """No mark claims a moment before which a device's record of a higher number came. What a power cut took before it
     was durable has never come."""
     times: dict[Lane, list[tuple[int, int]]] = {}

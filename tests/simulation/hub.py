@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any, cast
 
 from tests.cloud_hub.fabric import CLUSTER, SequencerNode
@@ -22,6 +23,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
 from weft.replication.runner import LinkSession
 from weft.replication.settings import ReceiverSettings
+from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
 RECEIVING = ReceiverSettings(window_bytes=20_000, batch_bytes_max=20_000, ping_interval=8 * SECOND, silence=20 * SECOND)
@@ -41,10 +43,17 @@ class OneShard:
 
 
 class VirtualNode(SequencerNode):
-    """A node with its links. Whatever it does ends with it."""
+    """A node with its links. Whatever it does ends with it.
 
-    def __init__(self, inner: ObjectStore, rng: random.Random) -> None:
-        super().__init__(inner, rng)
+    Args:
+        peers: whether other clusters may relay to this one.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, rng: random.Random, cluster: Cluster = CLUSTER, *, peers: bool = False
+    ) -> None:
+        super().__init__(inner, rng, cluster=cluster)
+        self._receiving = replace(RECEIVING, peers=peers)
         self._links: dict[asyncio.Task[None], tuple[EdgeLink, Connection]] = {}
         self._log = HubLinkLog(lambda: now_ns() / NS)
         self._refusals = Refusals(lambda: now_ns() / NS)
@@ -75,7 +84,7 @@ class VirtualNode(SequencerNode):
         task.add_done_callback(self._links.pop)
 
     async def _serve(self, link: EdgeLink, connection: Connection) -> None:
-        receiver = Receiver(RECEIVING, CLUSTER.cluster_id.hex(), "hub", self.wall, now_ns(), in_turns=True)
+        receiver = Receiver(self._receiving, self.cluster.cluster_id.hex(), "hub", self.wall, now_ns(), in_turns=True)
         socket = cast(Any, connection.server)
         try:
             handler = cast(Any, link)  # nothing is asked of these edges

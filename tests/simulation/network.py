@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from typing import Any
 
@@ -145,14 +145,17 @@ class Network:
         """Share of attempts that fail."""
         self.away: set[int] = set()
         """Machines that reach no hub."""
+        self.walls: set[tuple[int, int]] = set()
+        """(machine, node): the machine does not reach this node."""
         self.early_cuts: dict[int, int] = {}
         """Machine -> connections that end before the hub has answered, though it may have been told."""
 
     async def connect(self, edge: int, url: str) -> Socket:
         await asyncio.sleep(self._rng.random() * 0.05)
-        if edge in self.away or self._rng.random() < self.refused:
+        node = int(url.rpartition(":")[2].partition("/")[0]) - 1
+        if edge in self.away or (edge, node) in self.walls or self._rng.random() < self.refused:
             raise ConnectionRefusedError("injected: connection refused")
-        connection = Connection(edge, int(url.rpartition(":")[2].partition("/")[0]) - 1, self._rng)
+        connection = Connection(edge, node, self._rng)
         self._serve(connection)
         self.connections = [*(each for each in self.connections if each.is_open), connection]
         if self.early_cuts.get(edge, 0) > 0:
@@ -171,6 +174,14 @@ class Network:
 
         loop = asyncio.get_running_loop()
         loop.call_later(after_s, lose)
+
+    def wall_off(self, ways: Collection[tuple[int, int]], for_s: float) -> None:
+        """Keep machines from nodes for some time. An end may not notice it."""
+        self.walls.update(ways)
+        for connection in self.connections:
+            if (connection.edge, connection.node) in ways and connection.is_open:
+                connection.cut(told=(self._rng.random() < 0.7, self._rng.random() < 0.7))
+        asyncio.get_running_loop().call_later(for_s, self.walls.difference_update, ways)
 
     def of(self, edge: int) -> list[Connection]:
         return [each for each in self.connections if each.edge == edge and each.is_open]
@@ -198,6 +209,7 @@ class Network:
         """No fault goes on; a connection that one end holds for open ends."""
         self.refused = 0.0
         self.away.clear()
+        self.walls.clear()
         self.early_cuts.clear()
         for connection in self.connections:
             connection.up.stall(False)
