@@ -45,7 +45,11 @@ TABS_MAX = 400
 async def signed_in(page: BrowserPage, tmp_path: Path) -> AsyncIterator[str]:
     """The address of a console that an administrator has opened."""
     store = open_store(str(tmp_path / "store"))
-    quick = {"table_interval_s": 0.05, "cluster_log_interval_s": 0.02, "regions": to("http://127.0.0.1:9")}
+    quick: dict[str, Any] = {
+        "table_interval_s": 0.05,
+        "cluster_log_interval_s": 0.02,
+        "regions": to("http://127.0.0.1:9"),
+    }
     async with hub_with_fleet(4, 3, store=store, **quick) as (hub, log):
         await log.until_released(READINGS)
         failed = {"stream": "telemetry", "state": "failed", "error": "no such column", "batch": 3, "records": 7,
