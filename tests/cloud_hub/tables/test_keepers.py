@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, contents, table
 from tests.cloud_hub.tables.test_requests import CountingStore
+from tests.support.processes import weft
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
@@ -128,6 +131,15 @@ async def test_the_processes_of_a_host_share_its_tables_and_each_says_which_it_m
         assert set(now.values()) == {10}, "it has made the new rows of its tables"
         assert first.health().unhealthy() == second.health().unhealthy() == []
         assert first._tables.maker is not None
+        config = tmp_path / "hub.yaml"
+        config.write_text(f"listen: 127.0.0.1:{port}\nstore: {tmp_path}\n")
+        shown = json.loads((await asyncio.to_thread(weft, "hub", "status", config, "--json")).stdout)
+        told = {each["stream"]: each for each in shown["tables"]}
+        made = await tables(second)
+        assert {stream: told[stream]["committed_at"] for stream in made} == {
+            stream: each["committed_at"] for stream, each in made.items()
+        }, "as the maker says"
+        assert {each["process"] for each in told.values()} == {*names}
         assert (first._work().tables or 0) + (second._work().tables or 0) == len(MANY)
     there, named = fleet.files()
     assert there == named == 2 * len(MANY)
