@@ -221,7 +221,7 @@ class Hub:
             self._to_edges.start()
             self._tenants.start()
             self._acts_stream.start()
-            self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count)
+            self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count, owners.own)
             await self._listen(self._shards, store)
             owners.port = self._listener.port
             await self._membership.start(self.url)
@@ -249,7 +249,8 @@ class Hub:
 
     def _work(self) -> Work:
         loaded = self._shards.loaded if self._shards is not None else ()
-        return Work(loaded, len(self._links), self._declared.position, self._tenants.entry())
+        tables = self._tables.maker.made if self._tables.maker is not None else None
+        return Work(loaded, len(self._links), self._declared.position, self._tenants.entry(), tables)
 
     def _look_soon(self) -> None:
         if self._membership is not None:
@@ -289,7 +290,7 @@ class Hub:
         metrics = Metrics(
             shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
             edges=EdgeFigures(self._own, self._clock.now, time.monotonic, peers=peers),
-            tables=self._tables.service, refusals=self._refusals, events=self._refusals.events.counts,
+            tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
             declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
             of_tables=self._tables.samples, tenants=self._tenants.samples,
             regions=self._regions.samples if self._regions is not None else tuple,
@@ -435,7 +436,7 @@ class Hub:
 
     def health(self) -> Health:
         """Return what the health of the node depends on."""
-        return Health(self._own(), self._tables.service, self._membership, self._clock, self._store.fence)
+        return Health(self._own(), self._tables.maker, self._membership, self._clock, self._store.fence)
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this node does not know it."""

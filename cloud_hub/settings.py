@@ -147,7 +147,7 @@ class HubSettings:
     port: int = 8090
     """Port; 0 chooses any free port, which ``Hub.url`` returns."""
     process: int = 0
-    """Number of this process among those that share the node's shards. Process 0 keeps the tables."""
+    """Number of this process among those that share the node's shards. Process 0 knows how far all tables are."""
     processes: int = 1
     cores: float = 1.0
     """Cores for each process: hosts with more get more shards."""

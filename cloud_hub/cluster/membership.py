@@ -63,6 +63,8 @@ class Work(NamedTuple):
     """Number of the last entry of the cluster log that it knows."""
     tenants: dict[str, tuple[int, int]] = {}
     """Tenants with quotas, as ``NodeEntry`` has them."""
+    tables: int | None = None
+    """Number of tables that it makes; None if it makes none."""
 
 
 class Membership:

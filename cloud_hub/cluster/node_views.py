@@ -55,6 +55,7 @@ def _view(entry: NodeEntry, now: int) -> dict[str, Any]:
         "state": entry.state,
         "shards": list(entry.shards),
         "links": entry.links,
+        "tables": entry.tables,
         "cluster_log": entry.cluster_log,
         "cores": entry.weight,
         "software": entry.software,

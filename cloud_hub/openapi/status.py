@@ -169,6 +169,8 @@ class TableOfNode(msgspec.Struct, frozen=True):
     error: str | None
     stopped: list[StoppedOffsets]
     made_by: TableMaker | None
+    process: str | UnsetType | None = UNSET
+    """Name of the hub process that makes the table; null: unknown, or a pipeline makes it."""
     kind: Literal["all", "latest"] | UnsetType = UNSET
     """`latest` if a latest table stands instead of the table of all rows."""
     files: Count | UnsetType | None = UNSET
@@ -372,6 +374,8 @@ class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     shards: list[Count]
     """Shards that it has loaded."""
     links: Count
+    tables: Count | UnsetType | None = UNSET
+    """Number of tables that it makes; null: none, or its release does not say."""
     cluster_log: Count
     """Last entry of the cluster log that it knows."""
     cores: float

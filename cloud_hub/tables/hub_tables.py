@@ -1,4 +1,8 @@
-"""Tables of a hub process: what makes them and what depends on them, put together. One process of a node has them."""
+"""Tables of a hub process: what makes them and what depends on them, put together.
+
+The processes of all hosts divide the tables. The first of each host follows those that others make as well, answers
+readers for all of them, ends lanes, and deletes chunks that all tables have.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,8 @@ class HubTables:
     ) -> None:  # fmt: skip
         self._settings, self._clock, self._declared = settings, clock, declared
         self._own, self._random_bits = own, random_bits
-        self.service: TableService | None = None
+        self.maker: TableService | None = None
+        """Maker of this process's part of the tables; None where others make all."""
         self._beside: DeclaredTableWork | None = None
         self._quality: QualityWatch | None = None
         self._sizes: TenantSizes | None = None
@@ -62,14 +67,22 @@ class HubTables:
         self._collector: Collector | None = None
         self._traces: TableTraces | None = None
 
-    def start(self, store: ObjectStore, cluster: Cluster, maker: ShardMaker, count: Callable[[], int]) -> None:
-        """Begin to make tables, if this process is the one that does.
+    @property
+    def service(self) -> TableService | None:
+        """Return the maker that knows how far all tables are; None in a process that knows its own ones alone."""
+        return self.maker if self._settings.process == 0 else None
+
+    def start(
+        self, store: ObjectStore, cluster: Cluster, maker: ShardMaker, count: Callable[[], int], name: str
+    ) -> None:
+        """Begin to make tables, if this node does.
 
         Args:
             count: returns the number of shards.
+            name: that of the process in the cluster.
         """
         settings, declared, clock = self._settings, self._declared, self._clock
-        if settings.table_interval_s is None or settings.process != 0:
+        if settings.table_interval_s is None:
             return
         from weft.cloud_hub.tables.quality_watch import QualityWatch
         from weft.cloud_hub.tables.service import DeclaredTableWork  # imports pyarrow, not needed without tables
@@ -80,8 +93,10 @@ class HubTables:
         if settings.tracing is not None:
             self._traces = TableTraces(settings.tracing, software(), platform.node(), clock.now, random.Random())
             of_tables = replace(of_tables, on_traced=self._traces.made)
-        self.service = tables = TableService(
-            store, cluster, settings=of_tables, clock=clock.now, is_sound=lambda: clock.wrong() is None,
+        is_first = settings.process == 0
+        self.maker = tables = TableService(
+            store, cluster, settings=of_tables, clock=clock.now, is_sound=lambda: clock.wrong() is None, node=name,
+            follows=is_first,
             terms=TableTerms(
                 declared.schemas.of, declared.quality.of, declared.tables.sort_of, declared.tables.is_instead,
                 lambda key: None if self._sizes is None else self._sizes.held(key),
@@ -98,6 +113,8 @@ class HubTables:
         self._beside.start()
         self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantines.status)
         self._quality.start()
+        if not is_first:
+            return
         self._keeper = LaneKeeper(
             EveryLog(maker, count), self._held, tables.position, settings, clock=clock, random_bits=self._random_bits,
             noted=OwnActs(store, cluster.cluster_id, clock.now),
@@ -113,12 +130,12 @@ class HubTables:
 
     def grow(self, cluster: Cluster) -> None:
         """Take up new shards."""
-        if self.service is not None:
-            self.service.grow(cluster)
+        if self.maker is not None:
+            self.maker.grow(cluster)
 
     async def close(self) -> None:
         """Stop. What was written stays, and the next process goes on from there."""
-        for each in (self._keeper, self._collector, self._beside, self._quality, self._sizes, self.service):
+        for each in (self._keeper, self._collector, self._beside, self._quality, self._sizes, self.maker):
             if each is not None:
                 await each.close()
         if self._traces is not None:
@@ -141,12 +158,12 @@ class HubTables:
     def error_of(self, key: StreamKey) -> str | None:
         """Return what holds a stream's tables up, if something does."""
         beside = self._beside.error_of(key) if self._beside else None
-        return beside or (self.service.error_of(key) if self.service else None)
+        return beside or (self.maker.error_of(key) if self.maker else None)
 
     def views(self) -> View:
         """Return the part of the status about tables."""
         return {
-            **tables_views(self.service),
+            **tables_views(self.maker),
             "latest_tables": self._beside.views() if self._beside else [],
             "quality": self._quality.views() if self._quality else [],
         }
@@ -164,7 +181,7 @@ class HubTables:
         """Return the figures of quality rules, sizes and traces for Prometheus."""
         return [
             *(self._quality.samples() if self._quality else ()),
-            *(self._sizes.samples() if self._sizes else ()),
+            *(self._sizes.samples() if self._sizes and self.service else ()),
             *_trace_samples(self._traces),
         ]
 

@@ -181,8 +181,11 @@ class DeclaredTableWork:
             return
         self._take_views()
         for key, document in declared.items():
-            if document.latest is not None and self._tables.keeps_beside(key):
-                await self._make_latest(key, document.latest)
+            if document.latest is not None:
+                if self._tables.keeps_beside(key):
+                    await self._make_latest(key, document.latest)
+                else:
+                    self._latest.pop(key, None)  # another process makes it
             if document.retain_s or document.retain_bytes:
                 await self._retain(key, document)
             await asyncio.sleep(0)

@@ -69,6 +69,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Id of the cluster whose shards it serves; empty where its release did not say so yet."""
     restored: int = 0
     """Moment of the last restore of its store, as the cluster says it."""
+    tables: int | None = None
+    """Number of tables that it makes; None if it makes none, or its release does not say."""
 
     def is_of(self, cluster: str, restored: int) -> bool:
         """Return whether the process serves this history of a cluster, as far as it says: one that began with the store
@@ -91,6 +93,7 @@ def decode_entry(data: bytes) -> NodeEntry | None:
         and 0 < entry.weight <= 4096
         and 0 < entry.interval_s <= 3600
         and 0 <= entry.port < 1 << 16
+        and (entry.tables is None or entry.tables >= 0)
         and len(entry.tenants) <= TENANTS_MAX
         and all(number >= 0 for pair in entry.tenants.values() for number in pair)
     )

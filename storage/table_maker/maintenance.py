@@ -130,6 +130,19 @@ class Maintenance:
         if not conflict:
             self._tierer.keep(state)
 
+    async def measure(self) -> None:
+        """Read the size of a table that others maintain, as often as they do.
+
+        Raises:
+            TableError: the table cannot be read.
+            StoreError: the store did not answer.
+        """
+        known = self._small.version
+        if self._tierer.version >= 0 and (
+            known < 0 or self._tierer.version - known >= self._settings.compact_files_min
+        ):
+            await self._tierer.log.follow(self._small)
+
     async def compact(self, state: DeltaState) -> DeltaState:
         """Join neighbouring small files of a shard. Return the table's version. One rewrite per shard and call.
 

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from weft.bounds.background import BackgroundTask
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -18,7 +19,7 @@ from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog
 from weft.storage.every_shard import first_logs, missing_shards
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
-from weft.storage.presence.keepers import Claim, Keepers
+from weft.storage.presence.keepers import TROUBLES_MAX, Claim, Keepers
 from weft.storage.table.delta.entries import TableSize
 from weft.storage.table_maker.errors import NoHistory, TableError
 from weft.storage.table_maker.maintenance import Maintenance
@@ -43,7 +44,7 @@ class TableService:
     """A service that finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
 
     An error of a table or the store does not end it: ``status`` has the error and the next round tries again. Several
-    nodes may run it on one store: they divide the streams (``Keepers``), and never double rows.
+    processes may run it on one store: they divide the streams (``Keepers``), and never double rows.
 
     Args:
         clock: nanoseconds since 1970.
@@ -53,6 +54,9 @@ class TableService:
             process.
         claim: the tables that it makes instead of the hub's nodes; None for one of these.
         name: unique to each start; None for a random one.
+        node: name of the hub process, for people.
+        follows: whether it also reads how far the tables are that others make. Otherwise it knows only those that it
+            makes, or stands beside.
         terms: what is declared of streams.
     """
 
@@ -68,10 +72,12 @@ class TableService:
         writer: FileWriter | None = None,
         claim: Claim | None = None,
         name: str | None = None,
+        node: str = "",
+        follows: bool = True,
         terms: TableTerms = UNDECLARED,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
-        self._writer, self._claim, self._terms = writer, claim, terms
+        self._writer, self._claim, self._terms, self._follows = writer, claim, terms, follows
         self._clock, self._is_sound, self._monotonic = clock, is_sound, monotonic
         self._views: list[ShardView] = []
         self._logs = {log.shard: log for log in first_logs(store, cluster)}
@@ -79,9 +85,9 @@ class TableService:
         self._streams: dict[StreamKey, StreamWork] = {}
         self._task = BackgroundTask()
         self._changed = asyncio.Event()
-        """Set when other streams may be this node's."""
+        """Set when other streams may be this process's."""
         own = name or secrets.token_hex(8)
-        self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim)
+        self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node)
         self._makes_all = False
         self._round: TablePositions | None = None
         """Positions that were read in ``opened_once``."""
@@ -90,6 +96,8 @@ class TableService:
         self._repeats = Repeats()
         self._due = WritesDue(settings.write_bytes, settings.write_after_s, settings.interval_s, monotonic)
         self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
+        self.made = 0
+        """Number of tables that this process makes, as of the last round."""
         self.error: str | None = None
         """Error of the last round's reading of the log; None when it succeeded."""
 
@@ -137,7 +145,11 @@ class TableService:
         keys = sorted(self._streams)
         if limit is not None and len(keys) > limit:
             keys = sorted(sorted(keys, key=lambda key: self._streams[key].error is None)[:limit])
-        return [self._streams[key].status(key, self._keepers.claimed_by(key)) for key in keys]
+        return [self._status(key) for key in keys]
+
+    def _status(self, key: StreamKey) -> TableStatus:
+        keepers = self._keepers
+        return self._streams[key].status(key, keepers.claimed_by(key), keepers.process_of(key), keepers.trouble_of(key))
 
     @property
     def count(self) -> int:
@@ -180,7 +192,7 @@ class TableService:
         found = self._streams.get((tenant, stream))
         if found is None or found.tierer.version < 0:
             return None
-        return found.status((tenant, stream), self._keepers.claimed_by((tenant, stream))), found.tierer.columns
+        return self._status((tenant, stream)), found.tierer.columns
 
     async def first_untabled(self, shard: int) -> int | None:
         """Return the number of the first chunk of a shard with records that a table lacks; None while the tables are
@@ -216,7 +228,10 @@ class TableService:
     def error_of(self, key: StreamKey) -> str | None:
         """Return the reason why a stream's table is not being updated; None if it is, as far as this process knows."""
         found = self._streams.get(key)
-        return self.error if found is None else found.error
+        if found is None:
+            return self.error
+        told = self._keepers.trouble_of(key) if found.error is None else None
+        return found.error if told is None else told.error
 
     def _in_trouble(self, key: StreamKey) -> bool:
         found = self._streams.get(key)
@@ -245,6 +260,8 @@ class TableService:
             more = more or left
         for view in self._views:
             view.chunks.clear()
+        troubled = (each.trouble(*key) for key, each in self._streams.items() if self._is_ours(key))
+        self._keepers.troubles = [*islice((each for each in troubled if each is not None), TROUBLES_MAX)]
         return moved
 
     def grow(self, cluster: Cluster) -> None:
@@ -289,24 +306,33 @@ class TableService:
         deleted = {key for view in self._views for key in view.state.forgotten}.difference(keys)
         for key in deleted & self._streams.keys():
             del self._streams[key]
-        wanting = []
+        wanting, made = [], 0
         for start in range(0, len(keys), SLICE_STREAMS):
             for key in keys[start : start + SLICE_STREAMS]:
+                is_made = self._is_ours(key)
+                made += is_made
+                if not (self._follows or is_made or self._keepers.keeps_beside(key)):
+                    self._streams.pop(key, None)
+                    continue
                 stream = self._stream(key)
                 if not stream.tierer.is_behind:
                     self._due.written(key)
                 if self._wants_turn(key, stream):
                     wanting.append(key)
             await asyncio.sleep(0)
+        self.made = made
         return wanting
 
+    def _is_ours(self, key: StreamKey) -> bool:
+        return self._makes_all or self._keepers.keeps(key)
+
     def _keeps(self, key: StreamKey) -> bool:
-        return (self._makes_all or self._keepers.keeps(key)) and not self._stream(key).is_look
+        return self._is_ours(key) and not self._stream(key).is_look
 
     def _wants_turn(self, key: StreamKey, stream: StreamWork) -> bool:
         if self._keeps(key):
             return stream.wants_turn(self._due.is_due(key))
-        return stream.tierer.is_behind  # as far as this node has seen: it looks
+        return stream.tierer.is_behind  # as far as this process has seen: it looks
 
     async def _run(self) -> None:
         await self._keepers.start()
@@ -362,6 +388,8 @@ class TableService:
                 await self._make(key, stream)
             else:
                 await stream.tierer.look()
+                if not stream.is_look:
+                    await stream.maintenance.measure()
             if stream.error is not None:
                 _logger.info("the table of %s/%s is being updated again", *key)
                 self._repeats.forget(what)

@@ -10,7 +10,7 @@ from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import latest_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.presence.keepers import Claim
+from weft.storage.presence.keepers import Claim, TableTrouble
 from weft.storage.table.delta.log import TableLog
 from weft.storage.table.instead import has_all_rows
 from weft.storage.table.names import app_ids
@@ -60,7 +60,9 @@ class TableStatus(msgspec.Struct, frozen=True):
     """Error of the last round; None when it succeeded."""
     stopped: list[StoppedRange]
     made_by: Claim | None = None
-    """Maker of the table instead of the hub's nodes; None if one of these makes it."""
+    """Maker of the table instead of the hub's processes; None if one of these makes it."""
+    process: str | None = None
+    """Name of the hub process that makes it; None while unknown, and if another maker does."""
     kind: str = "all"
     """`all` for the table of all rows, `latest` for the latest table that stands instead of it."""
     files: int | None = None
@@ -89,8 +91,21 @@ class StreamWork:
         """Return whether it has work. ``is_due``: whether new rows are written now."""
         return (is_due and self.tierer.is_behind) or self.error is not None or self.maintenance.is_due
 
-    def status(self, key: StreamKey, made_by: Claim | None) -> TableStatus:
-        """Return the status for operators."""
+    def trouble(self, tenant: str, stream: str) -> TableTrouble | None:
+        """Return what holds up the table, for processes that do not make it; None without any."""
+        if self.error is None:
+            return None
+        stopped = ((each.shard, each.first, each.end, str(each.reason)) for each in self.tierer.stopped.values())
+        return TableTrouble(tenant, stream, self.error, tuple(sorted(stopped)))
+
+    def status(
+        self, key: StreamKey, made_by: Claim | None, process: str | None, told: TableTrouble | None = None
+    ) -> TableStatus:
+        """Return the status for operators.
+
+        Args:
+            told: what the process says that makes the table, if it is another one.
+        """
         ends, positions, size = self.tierer.ends(), self.tierer.positions, self.maintenance.size
         shards = [ShardPosition(shard, positions.get(shard, 0), end) for shard, end in sorted(ends.items())]
         return TableStatus(
@@ -100,12 +115,15 @@ class StreamWork:
             sum(max(0, item.log - item.table) for item in shards),
             self.tierer.rows_moved,
             self.committed_at,
-            self.error,
+            self.error if told is None else told.error,
             [
                 StoppedRange(each.shard, each.first, each.end, each.reason)
                 for _, each in sorted(self.tierer.stopped.items())
-            ],
+            ]
+            if told is None
+            else [StoppedRange(*each) for each in told.stopped],
             made_by,
+            process,
             "latest" if self.is_look else "all",
             None if size is None or self.is_look else size.files,
             None if size is None or self.is_look else size.bytes,

@@ -380,16 +380,22 @@ def _backup(last: dict[str, str] | None) -> str:
 
 
 def _join(facts: dict[str, Any], peer: RunningHub) -> set[str]:
-    """Add another process's links and own shards to the facts of the first. Return its name."""
+    """Add another process's links, own shards and tables to the facts of the first. Return its name."""
     try:
         others = peer.get("/v1/status")
     except Failed as failure:
-        click.echo(f"warning: {failure}. That process's shards and links are missing here", err=True)
+        click.echo(f"warning: {failure}. That process's shards, links and tables are missing here", err=True)
         return set()
     owned = [shard for shard in others["shards"] if shard["own"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
-    facts["links"] = [*facts["links"], *others["links"]]
+    # Only the process that makes a table knows what stops it.
+    made = {
+        (each["tenant"], each["stream"]): each for each in others["tables"] if each.get("process") == others["name"]
+    }
+    facts["tables"] = [made.get((each["tenant"], each["stream"]), each) for each in facts["tables"]]
+    for part in ("links", "latest_tables", "quality"):
+        facts[part] = [*facts.get(part, []), *others.get(part, [])]
     return {others["name"]}
 
 

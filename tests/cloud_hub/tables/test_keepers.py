@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, table
+from tests.cloud_hub.live import get, running_hub
+from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, contents, table
 from tests.cloud_hub.tables.test_requests import CountingStore
+from tests.support.processes import weft
 from tests.support.waiting import until
+from weft.cloud_hub.hub import Hub
+from weft.demo.fabric import free_port
 from weft.storage import hub_keys
 from weft.storage.object_store import open_store
 from weft.storage.object_store.memory import MemoryStore
@@ -19,14 +27,16 @@ from weft.storage.table_maker.service import TableService
 from weft.storage.table_maker.settings import TableSettings
 
 STREAMS = [f"stream-{number}" for number in range(6)]
+MANY = [f"stream-{number}" for number in range(20)]
+"""So many that two keepers of any names have some each."""
 SETTINGS = TableSettings(interval_s=0.5)
 
 
 class Fleet:
     """A log that grows by ten records of each stream, and nodes that keep its tables."""
 
-    def __init__(self, root: Path, log: LogWriter) -> None:
-        self.root, self.log = root, log
+    def __init__(self, root: Path, log: LogWriter, streams: Sequence[str] = STREAMS) -> None:
+        self.root, self.log, self.streams = root, log, streams
         self.services: list[TableService] = []
         self.records = 0
 
@@ -40,26 +50,27 @@ class Fleet:
         return service
 
     def kept(self, service: TableService) -> int:
-        return sum(service._keepers.keeps(("default", stream)) for stream in STREAMS)
+        return sum(service._keepers.keeps(("default", stream)) for stream in self.streams)
 
     async def write(self) -> None:
         first, self.records = self.records, self.records + 10
         runs = [
-            Run(LANE._replace(stream=stream), first, 10, topics=TOPICS if first == 0 else None) for stream in STREAMS
+            Run(LANE._replace(stream=stream), first, 10, topics=TOPICS if first == 0 else None)
+            for stream in self.streams
         ]
         await self.log.append(0, *runs)
 
     async def tabled(self) -> None:
         """Return once all records are rows."""
         # Each node knows how far the others' tables are.
-        known = [(service, stream) for service in self.services for stream in STREAMS]
+        known = [(service, stream) for service in self.services for stream in self.streams]
         await until(lambda: all(service.rows("default", stream) == self.records for service, stream in known))
-        counts = {table(open_store(str(self.root)), s).to_pyarrow_dataset().count_rows() for s in STREAMS}
+        counts = {table(open_store(str(self.root)), s).to_pyarrow_dataset().count_rows() for s in self.streams}
         assert counts == {self.records}
 
     def files(self) -> tuple[int, int]:
         """The number of Parquet files there are, and of those in a table."""
-        named = sum(len(table(open_store(str(self.root)), stream).file_uris()) for stream in STREAMS)
+        named = sum(len(table(open_store(str(self.root)), stream).file_uris()) for stream in self.streams)
         return len(list(self.root.glob("tables/*/*/*.parquet"))), named
 
 
@@ -86,6 +97,56 @@ async def test_no_file_is_made_twice_and_a_killed_keeper_is_replaced(tmp_path: P
         await service.close()
 
 
+async def test_the_processes_of_a_host_share_its_tables_and_each_says_which_it_makes(tmp_path: Path) -> None:
+    store, port = open_store(str(tmp_path)), free_port()
+    fleet = Fleet(tmp_path, await LogWriter.open(store, 1), MANY)
+    await fleet.write()
+    of_node = {"shards": 1, "processes": 2, "table_interval_s": 0.2}
+
+    async def tables(hub: Hub) -> dict[str, Any]:
+        found = (await get(hub, "/v1/status"))[1]
+        return {each["stream"]: each for each in found["tables"]}
+
+    async def are_shared() -> bool:
+        of_first, of_second = [await tables(each) for each in (first, second)]
+        makers = {each["process"] for each in of_first.values()}
+        mine = {stream for stream, each in of_first.items() if each["process"] == names[1]}
+        return makers == {*names} and of_second.keys() == mine
+
+    async def are_rows() -> bool:
+        rows = [each["shards"][0]["table"] for each in (await tables(first)).values()]
+        return rows == [fleet.records] * len(MANY)
+
+    async with (
+        running_hub(store, port=port, process=0, **of_node) as first,
+        running_hub(store, port=port + 1, process=1, **of_node) as second,
+    ):
+        names = [(await get(hub, "/v1/status"))[1]["name"] for hub in (first, second)]
+        await until(are_shared)
+        await until(are_rows)
+        moved = {stream: each["rows_moved"] for stream, each in (await tables(second)).items()}
+        await fleet.write()
+        await until(are_rows)
+        now = {stream: each["rows_moved"] - moved[stream] for stream, each in (await tables(second)).items()}
+        assert set(now.values()) == {10}, "it has made the new rows of its tables"
+        assert first.health().unhealthy() == second.health().unhealthy() == []
+        assert first._tables.maker is not None
+        config = tmp_path / "hub.yaml"
+        config.write_text(f"listen: 127.0.0.1:{port}\nstore: {tmp_path}\n")
+        shown = json.loads((await asyncio.to_thread(weft, "hub", "status", config, "--json")).stdout)
+        told = {each["stream"]: each for each in shown["tables"]}
+        made = await tables(second)
+        assert {stream: told[stream]["committed_at"] for stream in made} == {
+            stream: each["committed_at"] for stream, each in made.items()
+        }, "as the maker says"
+        assert {each["process"] for each in told.values()} == {*names}
+        assert (first._work().tables or 0) + (second._work().tables or 0) == len(MANY)
+    there, named = fleet.files()
+    assert there == named == 2 * len(MANY)
+    for stream in MANY:
+        assert len(contents(store, stream)) == len(set(contents(store, stream))) == fleet.records
+
+
 async def test_who_joins_waits_until_the_others_know() -> None:
     now = 100.0
     store = MemoryStore()
@@ -105,7 +166,7 @@ async def test_who_joins_waits_until_the_others_know() -> None:
         await first.look()
         await second.look()
     assert now < 135
-    now += 6
+    now += 9
     await first.look()
     await second.look()
     assert first.keeps(stream) is not second.keeps(stream)
@@ -114,6 +175,52 @@ async def test_who_joins_waits_until_the_others_know() -> None:
     assert (first.alive, first.keeps(stream)) == (1, True)
     await first.close()
     assert await store.list(hub_keys.KEEPERS) == []
+
+
+async def test_while_processes_join_each_table_has_a_maker_but_for_a_beat() -> None:
+    now, store = 100.0, MemoryStore()
+    keepers: list[Keepers] = []
+    without = dict.fromkeys(STREAMS, 0)
+
+    def makers(stream: str) -> list[Keepers]:
+        return [each for each in keepers if each.keeps(("default", stream))]
+
+    for number in range(3):
+        keepers.append(Keepers(store, f"hub-{number}", 120.0, lambda: now, node=f"host:{number}"))
+        await keepers[-1].start()
+        await keepers[-1]._task.close()
+        for _ in range(12):
+            now += 5
+            for each in keepers:
+                await each.look()
+                found = {stream: makers(stream) for stream in STREAMS}
+                assert max(map(len, found.values())) <= 1, "no file is made twice"
+            for stream, by in found.items():
+                without[stream] = 0 if by else without[stream] + 1
+                assert without[stream] <= 1
+    assert all(each.keeps(("default", stream)) for stream in STREAMS for each in makers(stream))
+    assert {len([each for stream in STREAMS for each in makers(stream)])} == {len(STREAMS)}
+    assert len({makers(stream)[0]._own for stream in STREAMS}) == 3
+    for stream in STREAMS:
+        key = "default", stream
+        assert {each.process_of(key) for each in keepers} == {makers(stream)[0]._node}
+
+
+async def test_who_joins_none_that_lives_makes_all_tables_once_those_are_gone() -> None:
+    now, store = 100.0, MemoryStore()
+    await store.create(hub_keys.keeper_key("killed"), b"7")  # by a release that writes a number
+    started = [Keepers(store, name, 120.0, lambda: now) for name in "ab"]
+    for each in started:
+        await each.start()
+        await each._task.close()
+    assert not any(each.keeps(("default", stream)) for each in started for stream in STREAMS)
+    for _ in range(4):
+        now += 5
+        for each in started:
+            await each.look()
+    kept = [(each, stream) for each in started for stream in STREAMS if each.keeps(("default", stream))]
+    assert sorted(stream for _, stream in kept) == STREAMS
+    assert {each for each, _ in kept} == {*started}
 
 
 async def test_an_entry_that_is_nested_without_end_claims_nothing_and_stops_no_look() -> None:

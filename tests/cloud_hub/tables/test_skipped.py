@@ -77,6 +77,37 @@ async def test_a_poison_batch_stops_its_own_stream_and_shard_only(
     assert "offsets 5 to 7 of shard 0 cannot become rows" in str(telemetry.error)
 
 
+async def test_every_process_knows_which_table_is_stopped_that_another_one_makes(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await poisoned(directory, monkeypatch)
+    services = [TableService(directory, log.cluster, name=f"hub-{n}", node=f"host:{n}") for n in range(2)]
+
+    async def look() -> None:
+        for each in (*services, *services):
+            await each._keepers.look()
+
+    await look()
+    other, maker = sorted(services, key=lambda each: each._keepers.keeps(KEY))
+    for _ in range(2):
+        for each in (maker, other):
+            await each.run_once()
+        await look()
+    (told,), (known,) = (
+        [each for each in service.status() if each.stream == "telemetry"] for service in (other, maker)
+    )
+    assert told.process == known.process == f"host:{services.index(maker)}"
+    assert [(each.shard, each.first, each.end) for each in told.stopped] == [(0, 5, 8)]
+    assert told.error == known.error == other.error_of(KEY) is not None
+    assert (maker.stopped, other.stopped) == (1, 0), "a sum over processes counts it once"
+    assert told.files == 2, "it measures tables that others make"
+    await skip(directory, log, 5, 8)
+    for each in (maker, other):
+        await each.run_once()
+    await look()
+    assert other.error_of(KEY) is None
+
+
 async def test_the_table_goes_on_behind_what_is_skipped_and_says_so(
     directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             ",".join(map(str, each["owns"])),
             ",".join(map(str, each["shards"])),
             each["links"],
+            "" if each.get("tables") is None else each["tables"],  # an earlier release does not say it
             each["cluster_log"],
             each["software"],
             each["level"],
@@ -52,7 +53,19 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         for each in found
     ]
     print_table(
-        ("node", "host", "state", "owns shards", "shards loaded", "links", "cluster log", "release", "level", "seen"),
+        (
+            "node",
+            "host",
+            "state",
+            "owns shards",
+            "shards loaded",
+            "links",
+            "tables",
+            "cluster log",
+            "release",
+            "level",
+            "seen",
+        ),
         [[harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows],
     )
     there = [each for each in found if each["state"] not in (GONE, FOREIGN)]
