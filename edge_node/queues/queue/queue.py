@@ -116,8 +116,10 @@ class Queue:
     def add(self, message: LogRecord, priority: int) -> None:
         """Add a new message."""
         self.ready.add(message.seq, min(priority, self.definition.arguments.priority_max), len(message.payload))
-        if not self.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
-            self.expires = True
+        if not self.expires:
+            for name, _ in message.headers:
+                if name == EXPIRES:
+                    self.expires = True
 
     def put_back(self, delivery: Delivery) -> None:
         """Make a delivered message ready again."""
