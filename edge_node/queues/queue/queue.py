@@ -40,8 +40,10 @@ class Queue:
     | dead-lettered | ``unsettled``, with no reader as holder | is stored at its destination |
     """
 
-    __slots__ = ("client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "kept", "loaded",
-                 "lost", "marks", "number", "owner", "ready", "reserved", "returning", "timer", "unsettled")  # fmt: skip
+    __slots__ = (
+        "client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "kept", "loaded", "lost",
+        "marks", "number", "owner", "ready", "reserved", "returning", "timer", "unsettled",
+    )  # fmt: skip
 
     def __init__(self, definition: QueueDefinition, client: QueueClient | None = None) -> None:
         self.definition = definition
