@@ -93,7 +93,7 @@ class Request:
         self.known: Request | None = None
         """Earlier request with the same head, whose ``plan`` is for all of them; None for a head that is not known."""
         self.plan: object = None
-        """What the head alone decides, for the code that handles such requests."""
+        """Decisions that depend on the head alone, kept by the code that handles such requests."""
         self._query: dict[str, str] | None = None
 
     def again(self, body: bytes) -> Request:

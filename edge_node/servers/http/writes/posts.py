@@ -58,7 +58,7 @@ class SameKey:
 
 
 class Plan(NamedTuple):
-    """What is done with requests of one message with the same head."""
+    """Handling of requests of one message that have the same head."""
 
     target: PostTarget | None
     key: str
