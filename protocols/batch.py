@@ -166,7 +166,8 @@ def encode(
         packed = compressor.compress(raw)
         if len(packed) < len(raw):
             body, codec = packed, Codec.ZSTD
-    present = (Column.HEADERS if columns.headers else 0) | (Column.FLAGS if columns.flags else 0)
+    # Numbers, since `|` of two flags makes an object, in some ten calls.
+    present = (int(Column.HEADERS) if columns.headers else 0) | (int(Column.FLAGS) if columns.flags else 0)
     first_time, last_time = ends_of(columns.times, count)
     header = bytearray(HEADER_BYTES)
     HEADER.pack_into(

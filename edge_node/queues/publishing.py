@@ -116,7 +116,7 @@ class ExchangePublishing:
         """Check each message from now on where shares are nearly used up."""
         waiting = self._admission.waiting
         for queue in queues:
-            owner = queue.definition.owner
+            owner = queue.owner
             if owner not in self._near and not waiting.fits(owner, NEAR_BYTES):
                 self._near.add(owner)
                 self._routing.forget()
@@ -146,7 +146,7 @@ class ExchangePublishing:
 
     def _is_roomy(self, bound: BoundQueues) -> bool:
         for queue in bound.queues:
-            owner = queue.definition.owner
+            owner = queue.owner
             if queue.definition.arguments.rejects:
                 return False
             if owner in self._near:
@@ -174,5 +174,5 @@ class ExchangePublishing:
         return (
             arguments.overflow is Overflow.REJECT_PUBLISH_DLX
             and arguments.dead_letter_exchange is not None
-            and self._admission.waiting.fits(queue.definition.owner, size + ENTRY_BYTES)
+            and self._admission.waiting.fits(queue.owner, size + ENTRY_BYTES)
         )

@@ -287,21 +287,24 @@ class Queues:
         self._admission.stored()
         due: dict[Queue, None] = {}
         first = -1
+        latest: Admitted | None = None
+        queues: list[Queue] = []
         for index, (seq, for_queues) in enumerate(zip(records.seqs, admitted, strict=True)):
             if seq is None:
                 continue
             first = seq if first < 0 else first
-            assert isinstance(for_queues, QueueSet), "no one else admits messages"
+            if for_queues is not latest:
+                assert isinstance(for_queues, QueueSet), "no one else admits messages"
+                latest = for_queues
+                # A queue may have been deleted between the publish and its commit.
+                queues = [queue for queue in for_queues.queues if not queue.deleted]
             headers = records.headers.get(index, ())
             message = LogRecord(
                 seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
             )  # fmt: skip
-            # A queue may have been deleted between the publish and its commit. A message without queues is released at
-            # once.
-            queues = [queue for queue in for_queues.queues if not queue.deleted]
             if queues:
                 self._holders.hold(seq, len(queues))
-            else:
+            else:  # it is released at once
                 self._holders.free.add(seq, seq + 1)
             priority = priority_of(headers)
             for queue in queues:
@@ -362,7 +365,7 @@ class Queues:
 
     def _expire(self, queue: Queue) -> None:
         # Thousands may be declared, and expire, at once.
-        self._rounds.wait(queue.definition.owner, partial(self._delete_unused, queue))
+        self._rounds.wait(queue.owner, partial(self._delete_unused, queue))
 
     def _delete_unused(self, queue: Queue) -> None:
         self._turn.store()
@@ -388,7 +391,7 @@ class Queues:
             self._contents.restore(queue, remembered)
             self._unused.used(queue)
             if queue.count:  # its messages may expire without any consumer
-                self._rounds.wait(queue.definition.owner, partial(self._deliveries.deliver, queue))
+                self._rounds.wait(queue.owner, partial(self._deliveries.deliver, queue))
         end = self._log.next_seq(self.stream)
         self._log.release(self.stream, self._holders.unneeded(end))
         if state.read:

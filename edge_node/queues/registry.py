@@ -298,7 +298,7 @@ class Registry:
         del self.queues[queue.name]
         self.topology.forget_key(DEFAULT_EXCHANGE, queue.name)
         self.writer.gone(queues=[queue.number] if queue.kept else ())
-        self._bounds.queues.free(queue.definition.owner)
+        self._bounds.queues.free(queue.owner)
         self._unbind_all(self.topology.take_destination(queue.name, is_exchange=False))
         self._deleted(queue)
 

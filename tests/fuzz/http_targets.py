@@ -22,7 +22,7 @@ from weft.edge_node.servers.http.exchange import Exchange, Taker
 from weft.edge_node.servers.http.idempotency import Once
 from weft.edge_node.servers.http.out.websocket import WebSocketWrapping, upgrade
 from weft.edge_node.servers.http.problem import Problem
-from weft.edge_node.servers.http.request import PIECE_BYTES, Request, RequestParser, unquoted
+from weft.edge_node.servers.http.request import PIECE_BYTES, KnownHeads, Request, RequestParser, unquoted
 from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
@@ -98,6 +98,7 @@ class _Storing:
 
 STORING = _Storing()
 POSTS = Posts(STORING, SETTINGS, HttpCounters(), lambda: NOW)  # type: ignore[arg-type]
+HEADS = KnownHeads()
 INFLUX = Influx(STORING, SETTINGS, HttpCounters())  # type: ignore[arg-type]
 
 
@@ -105,7 +106,7 @@ def _requests(data: bytes) -> None:
     """The first byte says in what pieces the rest comes."""
     if not data:
         return
-    parser = RequestParser(longest_body_by(SETTINGS), lambda _: None)
+    parser = RequestParser(HEADS, longest_body_by(SETTINGS), lambda _: None)
     size, stream, taken = data[0] << 1 or PIECE_BYTES, data[1:], 0
     try:
         for at in range(0, len(stream), size):

@@ -83,7 +83,7 @@ class Contents:
         self.added += 1
         is_next = len(queue.loaded.messages) == queue.ready.count
         queue.add(message, priority)
-        self._waiting.hold(queue.definition.owner, size + ENTRY_BYTES)
+        self._waiting.hold(queue.owner, size + ENTRY_BYTES)
         if is_next and (
             self.loaded_bytes + size <= LOADED_BYTES_MAX
             or (queue.consumptions and len(queue.loaded.messages) < NEXT_MAX)
@@ -100,7 +100,7 @@ class Contents:
 
     def leave(self, queue: Queue, seq: int, size: int) -> None:
         """Remove a message that was taken from its queue for good."""
-        self._waiting.free(queue.definition.owner, size + ENTRY_BYTES)
+        self._waiting.free(queue.owner, size + ENTRY_BYTES)
         self._holders.drop(seq)
         queue.marks.left(seq)
         self._writer.settled(queue, seq, seq + 1, size)
@@ -187,7 +187,7 @@ class Contents:
                 continue
             self.forget(delivery, queue)
             if queue.deleted:
-                self._waiting.free(queue.definition.owner, delivery.size + ENTRY_BYTES)
+                self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
                 self._holders.drop(delivery.seq)
             elif outcome is Outcome.ACCEPT:
                 self.accepted += 1
@@ -219,7 +219,7 @@ class Contents:
                 self._writer.settled(queue, first, seq, 0)
                 first = seq + 1
             self._writer.settled(queue, first, end, size)
-            self._waiting.free(queue.definition.owner, size + ENTRY_BYTES * count)
+            self._waiting.free(queue.owner, size + ENTRY_BYTES * count)
         self._let_go(queue, queue.forget_ready())
         return count
 
@@ -228,7 +228,7 @@ class Contents:
         count, size = queue.count, queue.ready.bytes
         self.unload_all(queue)
         if count:
-            self._waiting.free(queue.definition.owner, size + ENTRY_BYTES * count)
+            self._waiting.free(queue.owner, size + ENTRY_BYTES * count)
         self._let_go(queue, queue.forget_ready())
         self._forget_unsettled(queue)
 
@@ -238,16 +238,16 @@ class Contents:
             self._holders.drop_run(first, end)
         rest = next(runs, None)
         if rest is not None:
-            self._next_round(queue.definition.owner, partial(self._let_go, queue, chain([rest], runs)))
+            self._next_round(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
 
     def _forget_unsettled(self, queue: Queue) -> None:
         """Forget the deliveries of a deleted queue, some now, and the rest in later turns."""
         for delivery in queue.unsettled.first(FORGOTTEN_SLICE):
-            self._waiting.free(queue.definition.owner, delivery.size + ENTRY_BYTES)
+            self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
             self._holders.drop(delivery.seq)
             self.forget(delivery, queue)
         if queue.unsettled:
-            self._next_round(queue.definition.owner, partial(self._forget_unsettled, queue))
+            self._next_round(queue.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
         """Restore a queue from the state that a start read."""
@@ -259,7 +259,7 @@ class Contents:
         for seq in remembered.others:
             self._holders.hold(seq)
         if queue.count:
-            self._waiting.hold(queue.definition.owner, queue.ready.bytes + ENTRY_BYTES * queue.count)
+            self._waiting.hold(queue.owner, queue.ready.bytes + ENTRY_BYTES * queue.count)
 
     # --- memory
 

@@ -123,7 +123,7 @@ class DeadLetters:
 
     def has_room(self, queue: Queue) -> bool:
         """Return whether there is room for one more; if not, the queue is served when there is."""
-        owner = queue.definition.owner
+        owner = queue.owner
         if len(self._waiting.get(owner, ())) < WAITING_MAX:
             return True
         self._wanting.setdefault(owner, {})[queue] = None
@@ -132,7 +132,7 @@ class DeadLetters:
     def _put(self, dead: list[_Dead], *, first: bool = False) -> None:
         """Queue messages of one owner, before or behind its others."""
         for each in reversed(dead) if first else dead:
-            waiting = self._waiting.setdefault(each.queue.definition.owner, deque())
+            waiting = self._waiting.setdefault(each.queue.owner, deque())
             if first:
                 waiting.appendleft(each)
             else:
@@ -270,7 +270,7 @@ class DeadLetters:
         own, found = source.definition.owner, list[Queue]()
         freed = True
         for queue in bound.queues:
-            if freed and queue.definition.owner == own:
+            if freed and queue.owner == own:
                 freed = False
             elif not self._admission.has_share(queue, size):
                 continue

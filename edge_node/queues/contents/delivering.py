@@ -97,7 +97,7 @@ class Deliveries:
             if self._loop.time() < until:
                 self.deliver(queue)
             else:
-                self._next_round(queue.definition.owner, partial(self.deliver, queue))
+                self._next_round(queue.owner, partial(self.deliver, queue))
 
     def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
         """Deliver the messages that were just stored, from ``first`` on."""
@@ -121,6 +121,7 @@ class Deliveries:
         # A batch ends where another consumer has its turn: so a client with several consumers gets messages in order.
         batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = []
         latest: dict[QueueClient, tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = {}
+        has_share = partial(self._contents.has_share, queue)
         left, until = SLICE, self._loop.time() + DUE_S
         while left and queue.ready.count and (queue.consumptions or queue.getters):
             left = left - 1 if self._loop.time() < until else 0
@@ -132,7 +133,7 @@ class Deliveries:
                     continue
                 # Read only when a reader can take a message: pages of idle queues would use the memory that all queues
                 # share.
-                if self._chosen(queue, None) is not None:
+                if _chosen(queue, None, has_share) is not None:
                     self._read(queue)
                 break
             if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
@@ -140,7 +141,7 @@ class Deliveries:
                     self._contents.remove_next(queue, Death.EXPIRED)
                     continue
                 break
-            consumption = self._chosen(queue, message.topic)
+            consumption = _chosen(queue, message.topic, has_share)
             if consumption is None:
                 # A consumer with the right to the message only lacks credit: wait for it, which keeps the order.
                 # Otherwise set the message aside, so that it does not block the messages behind it.
@@ -162,7 +163,7 @@ class Deliveries:
 
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
-            self._next_round(queue.definition.owner, partial(self.deliver, queue))
+            self._next_round(queue.owner, partial(self.deliver, queue))
         # The queue is empty, and no page is on its way: answer the waiting gets.
         if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
             for getter in queue.take_getters():
@@ -208,17 +209,6 @@ class Deliveries:
 
     # --- readers
 
-    def _chosen(self, queue: Queue, topic: bytes | None) -> Consumption | None:
-        """Return the reader that gets the next message; None when no reader can take it now.
-
-        Args:
-            topic: of the message; None when it is not known yet.
-        """
-        for getter in queue.getters:
-            if topic is None or getter.client.may_read(topic):
-                return getter
-        return queue.consumptions.choose(topic, partial(self._contents.has_share, queue))
-
     def _withhold(self, queue: Queue) -> None:
         """Set the next message aside until another reader comes."""
         self._contents.unload(queue, queue.ready.withhold())
@@ -261,7 +251,7 @@ class Deliveries:
                 return
             left -= 1
             if not left or self._loop.time() >= until:
-                self._next_round(queue.definition.owner, partial(self.deliver, queue))
+                self._next_round(queue.owner, partial(self.deliver, queue))
                 return
             self._contents.remove_next(queue, Death.EXPIRED)
 
@@ -365,6 +355,19 @@ class Deliveries:
         queue.loaded.go_on()
         if error is None:
             self.soon(queue)
+
+
+def _chosen(queue: Queue, topic: bytes | None, has_share: Callable[[Owner], bool]) -> Consumption | None:
+    """Return the reader that gets the next message; None when no reader can take it now.
+
+    Args:
+        topic: of the message; None when it is not known yet.
+        has_share: as for ``Consumers.choose``.
+    """
+    for getter in queue.getters:
+        if topic is None or getter.client.may_read(topic):
+            return getter
+    return queue.consumptions.choose(topic, has_share)
 
 
 _FAR_NS = 1 << 60

@@ -40,11 +40,20 @@ class Queue:
     | dead-lettered | ``unsettled``, with no reader as holder | is stored at its destination |
     """
 
-    __slots__ = ("client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "loaded", "lost",
-                 "marks", "ready", "reserved", "returning", "timer", "unsettled")  # fmt: skip
+    __slots__ = (
+        "client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "kept", "loaded", "lost",
+        "marks", "number", "owner", "ready", "reserved", "returning", "timer", "unsettled",
+    )  # fmt: skip
 
     def __init__(self, definition: QueueDefinition, client: QueueClient | None = None) -> None:
         self.definition = definition
+        # The definition works these out at each call, and they are asked for with each message.
+        self.number = definition.number
+        """Number of the queue in records."""
+        self.kept = definition.kept
+        """True if the log records changes of the queue."""
+        self.owner = definition.owner
+        """Owner that the queue and its messages are charged to."""
         self.client = client
         """Connection that the queue is exclusive to."""
         self.deleted = False
@@ -70,16 +79,6 @@ class Queue:
     def name(self) -> str:
         """Return the queue's name."""
         return self.definition.name
-
-    @property
-    def number(self) -> int:
-        """Return the queue's number in records."""
-        return self.definition.number
-
-    @property
-    def kept(self) -> bool:
-        """Return whether the log records changes of the queue."""
-        return self.definition.kept
 
     @property
     def count(self) -> int:
@@ -119,8 +118,10 @@ class Queue:
     def add(self, message: LogRecord, priority: int) -> None:
         """Add a new message."""
         self.ready.add(message.seq, min(priority, self.definition.arguments.priority_max), len(message.payload))
-        if not self.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
-            self.expires = True
+        if not self.expires:
+            for name, _ in message.headers:
+                if name == EXPIRES:
+                    self.expires = True
 
     def put_back(self, delivery: Delivery) -> None:
         """Make a delivered message ready again."""
@@ -238,9 +239,9 @@ class Consumption:
     def room(self) -> int:
         """Return the number of messages that the consumer can take now."""
         room = UNLIMITED
-        for credit in self.credits:  # a loop: called for each message
-            left = credit.left
-            room = min(room, left)
+        for credit in self.credits:  # a loop without calls: made for each message
+            if (left := credit.left) < room:
+                room = left
         return room
 
     def take(self, count: int) -> None:

@@ -72,7 +72,7 @@ class Admission:
 
     def has_share(self, queue: Queue, size: int) -> bool:
         """Return whether a queue's owner may have one more message in queues, and count a rejection."""
-        owner = queue.definition.owner
+        owner = queue.owner
         if self.waiting.fits(owner, size + ENTRY_BYTES):
             return True
         queue.refused()

@@ -108,11 +108,14 @@ class Targets:
         headers = (*content.at(self._wall_clock()), *target.headers)
         size = FORM_BYTES + PAIR_BYTES * len(headers) + COPIES * (len(method) + len(properties))
         lasts = content.expires_ms is None
-        is_known = lasts and size <= FORM_BYTES_MAX and self._came_before(hash(key))
+        is_small = lasts and size <= FORM_BYTES_MAX
+        is_known = is_small and self._came_before(hash(key))
         if is_known:
             headers = packed_headers(headers)
         form = Form(
-            method, target.channel, properties, target.topic, headers, target.publisher, target.route, lasts=lasts
+            method, target.channel, properties, target.topic, headers, target.publisher, target.route,
+            # The next read makes the form that is kept: a publisher of equal messages would never look for it.
+            lasts=is_known if is_small else lasts,
         )  # fmt: skip
         if is_known and self._charge(size):
             self._forms[key] = form

@@ -55,7 +55,7 @@ class HttpConnection(WritingConnection):
         self._sender = Sender(service, door, arrival)
         self._held = Held(service.context.unfinished, self._sender.owner)
         self._turn = service.context.ingest.turn
-        self._parser = RequestParser(longest_body_by(service.settings), self._on_head)
+        self._parser = RequestParser(service.heads, longest_body_by(service.settings), self._on_head)
         self._replies = Replies(service, self._reply)
         self._pending = self._replies.pending
         self._broken: Problem | None = None

@@ -25,6 +25,16 @@ FIELDS_MAX = 128
 PIECE_BYTES = 16 << 10
 """Bytes that are parsed before their requests are handled."""
 QUERY_FIELDS_MAX = 32
+KNOWN_HEADS_MAX = 2048
+"""Maximum number of remembered heads; beyond it, all are forgotten and parsed again."""
+KNOWN_HEAD_BYTES_MAX = 1024
+"""Longest head that is remembered."""
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
+_OF_ONE_REQUEST = frozenset({
+    b"content-encoding", b"expect", b"idempotency-key", b"traceparent", b"transfer-encoding", b"weft-expiry",
+    b"weft-time",
+})  # fmt: skip
+"""Fields with which a head is not remembered: another request will have others, or is not handled by its head alone."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)", re.IGNORECASE)
 _ONCE = frozenset({
     b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"idempotency-key",
@@ -52,8 +62,10 @@ class Request:
         "headers",
         "is_http10",
         "keeps_alive",
+        "known",
         "method",
         "path",
+        "plan",
         "size",
         "target",
         "upgrades",
@@ -78,7 +90,21 @@ class Request:
         self.keeps_alive = True
         self.upgrades = False
         """True if the client wants to speak WebSocket from now on."""
+        self.known: Request | None = None
+        """Earlier request with the same head, whose ``plan`` is for all of them; None for a head that is not known."""
+        self.plan: object = None
+        """Decisions that depend on the head alone, kept by the code that handles such requests."""
         self._query: dict[str, str] | None = None
+
+    def again(self, body: bytes) -> Request:
+        """Return a request with the same head, except for its length, and a body."""
+        found = Request()
+        found.method, found.target, found.path = self.method, self.target, self.path
+        found.fields, found.headers, found._query = self.fields, self.headers, self._query
+        found.bytes_max, found.known = self.bytes_max, self
+        found.body.append(body)
+        found.size = len(body)
+        return found
 
     def header(self, name: bytes) -> str:
         """Return a field as text; empty without it.
@@ -127,18 +153,71 @@ def unquoted(segment: bytes) -> bytes:
     return unquote_to_bytes(segment) if b"%" in segment else segment
 
 
+class KnownHeads:
+    """Heads of earlier requests, of all connections. Devices send the same head again and again, and parsing it costs
+    more than storing the message. A head is equal if all of its bytes are, except for the digits of its length."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Request] = {}
+        self._seen: set[int] = set()
+
+    def find(self, data: bytes) -> Request | None:
+        """Return the request that ``data`` is, from first to last byte; None if its head is not known, or there is more
+        or less than one request."""
+        parts = _parts(data)
+        if parts is None or (known := self._known.get(parts[0])) is None:
+            return None
+        body = data[parts[1] :]
+        return known.again(body) if len(body) <= known.bytes_max.size else None
+
+    def note(self, data: bytes, request: Request) -> None:
+        """Remember the head of a parsed request, if it came before and ``data`` is this one request."""
+        if request.is_http10 or request.upgrades or not request.keeps_alive or request.method != "POST":
+            return
+        parts = _parts(data)
+        if parts is None or parts[1] > KNOWN_HEAD_BYTES_MAX or not _OF_ONE_REQUEST.isdisjoint(request.headers):
+            return
+        key = hash(parts[0])
+        if key not in self._seen:
+            if len(self._seen) >= KNOWN_HEADS_MAX:
+                self._seen.clear()
+            self._seen.add(key)
+            return
+        if len(self._known) >= KNOWN_HEADS_MAX:
+            self._known.clear()
+        known = self._known[parts[0]] = request.again(b"")
+        known.known = None
+
+
+def _parts(data: bytes) -> tuple[bytes, int] | None:
+    """Return the head of a request without the digits of its length, and the offset of its body; None if the data is
+    not one whole request with a length."""
+    end = data.find(b"\r\n\r\n") + 4
+    length = _LENGTH.search(data, 0, end)
+    if length is None or int(length[1]) != len(data) - end or end == len(data):
+        return None
+    first, last = length.span(1)
+    return data[:first] + data[last:end], end
+
+
 class RequestParser:
     """Parser of the requests of one connection.
 
     Args:
+        heads: known heads, of which requests are not parsed.
         longest_body: returns the bound on the body of a request whose head is complete.
         on_head: called when a head is complete; may raise ``Problem``.
     """
 
-    __slots__ = ("_failed", "_head_bytes", "_in_body", "_longest_body", "_now", "_on_head", "_parser",
-                 "_request", "_tail_bytes", "began", "complete", "rest")  # fmt: skip
+    __slots__ = ("_failed", "_head_bytes", "_heads", "_in_body", "_is_between", "_longest_body", "_now", "_on_head",
+                 "_parser", "_request", "_tail_bytes", "began", "complete", "rest")  # fmt: skip
 
-    def __init__(self, longest_body: Callable[[Request], LongestBody], on_head: Callable[[Request], None]) -> None:
+    def __init__(
+        self, heads: KnownHeads, longest_body: Callable[[Request], LongestBody], on_head: Callable[[Request], None]
+    ) -> None:
+        self._heads = heads
+        self._is_between = True
+        """True if the next byte begins a request."""
         self._longest_body = longest_body
         self._on_head = on_head
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -179,6 +258,11 @@ class RequestParser:
             Problem: the data is not a request, or exceeds a bound. Later data cannot be parsed.
         """
         self._now = now
+        is_whole = self._is_between
+        if is_whole and (again := self._heads.find(data)) is not None:
+            self.complete.append(again)
+            return
+        count = len(self.complete)
         within, size = (self._request, self._request.size) if self._request is not None else (None, 0)
         try:
             self._parser.feed_data(data)
@@ -190,6 +274,8 @@ class RequestParser:
             if self.complete and not self.complete[-1].keeps_alive:
                 return  # the request has announced the end of the connection: later data is ignored
             raise Problem(400, f"this is no request in HTTP/1.1: {_reason(error)}", closes=True) from None
+        if is_whole and self._is_between and len(self.complete) == count + 1:
+            self._heads.note(data, self.complete[-1])
         if self._request is not None and not self._in_body:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:  # bytes before it in its first piece count, too
@@ -210,6 +296,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._request = Request()
+        self._is_between = False
         self.began = self._now
         self._head_bytes, self._tail_bytes, self._in_body = 0, 0, False
 
@@ -282,6 +369,7 @@ class RequestParser:
         assert request is not None
         request.keeps_alive = self._parser.should_keep_alive()
         self._request, self._in_body = None, False
+        self._is_between = request.keeps_alive and not request.upgrades
         self.complete.append(request)
 
     def _fail(self, problem: Problem) -> None:

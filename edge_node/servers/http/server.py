@@ -10,7 +10,7 @@ from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.problem import Problem
-from weft.edge_node.servers.http.request import Request
+from weft.edge_node.servers.http.request import KnownHeads, Request
 from weft.edge_node.servers.http.settings import HttpSettings
 
 
@@ -31,6 +31,7 @@ class Server(Protocol):
     settings: HttpSettings
     counters: HttpCounters
     answers: Answers
+    heads: KnownHeads
 
     def arrived(self, connection: OpenConnection) -> None:
         """Register a connection."""

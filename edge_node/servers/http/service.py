@@ -20,12 +20,12 @@ from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
 from weft.edge_node.servers.http.out.readers import Readers
 from weft.edge_node.servers.http.problem import Problem, try_later
-from weft.edge_node.servers.http.request import Request, unquoted
+from weft.edge_node.servers.http.request import KnownHeads, Request, unquoted
 from weft.edge_node.servers.http.server import OpenConnection
 from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.misfits import MisfitRule, Misfits
-from weft.edge_node.servers.http.writes.posts import Posts
+from weft.edge_node.servers.http.writes.posts import Plan, Posts
 from weft.edge_node.servers.http.writes.storing import PostTarget, Storing
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.lane import Lane
@@ -73,6 +73,7 @@ class HttpService:
         self.settings = settings
         self.counters = counters
         self.answers = Answers(wall_clock)
+        self.heads = KnownHeads()
         self._config = config
         self._browsers: dict[str, Browsers] = {}
         """Rules for browsers by listener."""
@@ -151,6 +152,11 @@ class HttpService:
         """
         request = exchange.request
         path = request.path
+        known = request.known
+        if known is not None and type(plan := known.plan) is Plan and self._holds_still(plan.target):
+            if self.holds:
+                raise self.busy()
+            return self._posts.planned(exchange, plan)
         if path.startswith(b"/v1/"):
             return self._ours(exchange, path)
         if path in (b"/api/v2/write", b"/write"):
@@ -164,6 +170,10 @@ class HttpService:
             self._influx.answer(exchange, path, self.settings.software)
             return None
         raise Problem(404, f"there is nothing at this path; {_WHERE}")
+
+    def _holds_still(self, target: PostTarget | None) -> bool:
+        """Return whether the configuration has not changed since a request was posted to a target."""
+        return target is None or self.streams.takes.get(target.name) is target
 
     def _ours(self, exchange: Exchange, path: bytes) -> Iterator[None] | None:
         request = exchange.request

@@ -52,11 +52,10 @@ def record_sizes(keys: list[bytes], payloads: list[bytes], headers: dict[int, He
 
 
 def _pairs_bytes(pairs: HeaderPairs) -> int:
-    return 16 + sum(
-        # Most values are text: a call for each would cost as much as the rest.
-        len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
-        for name, value in pairs
-    )
+    size = 16
+    for name, value in pairs:  # most have one pair, with text: a call for each would cost as much as the rest
+        size += len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
+    return size
 
 
 def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
@@ -42,6 +43,31 @@ _COUNTING_FIELDS = (b"weft-", b"ce-", b"content-type")
 """Prefixes of the names of fields that affect the stored records."""
 
 
+class SameKey:
+    """Converter of messages that all have the same key and headers."""
+
+    __slots__ = ("_headers", "_key")
+
+    def __init__(self, key: bytes, headers: HeaderPairs) -> None:
+        self._key = key
+        self._headers = headers
+
+    def __call__(self, payload: bytes) -> NewRecord:
+        """Return the record of a message."""
+        return NewRecord(self._key, payload, self._headers)
+
+
+class Plan(NamedTuple):
+    """Handling of requests of one message that have the same head."""
+
+    target: PostTarget | None
+    key: str
+    make: SameKey
+    may_be_array: bool
+    """True if a body that begins with a bracket is several messages."""
+    answer: Answer
+
+
 class Posts:
     """Handler of posted messages. Belongs to the event loop's thread."""
 
@@ -76,6 +102,17 @@ class Posts:
             raise Problem(400, "the request names no topic; send it in the path or as Weft-Key")
         return self._store(exchange, None, key, _answer_topic)
 
+    def planned(self, exchange: Exchange, plan: Plan) -> Iterator[None] | None:
+        """Store the message of a request as that of the one before with the same head.
+
+        Raises:
+            Problem: nothing was stored.
+        """
+        body = exchange.request.payload()
+        if plan.may_be_array and _is_array(body):
+            return self._store(exchange, plan.target, plan.key, plan.answer)
+        return self._store_each(exchange, plan.target, [body], plan.make, None, plan.answer)
+
     # --- inside
 
     def _store(self, exchange: Exchange, target: PostTarget | None, key: str, answer: Answer) -> Iterator[None] | None:
@@ -102,13 +139,34 @@ class Posts:
     ) -> Iterator[None] | None:
         request = exchange.request
         payloads, make, is_json = self._messages(request, key, body)
+        if request.known is not None and type(make) is SameKey and not is_json:
+            may_be_array = _may_be_array(request, media_type_of(request.header(b"content-type")))
+            request.known.plan = Plan(target, key, make, may_be_array, answer)
+        return self._store_each(exchange, target, payloads, make, once, answer, is_json=is_json)
+
+    def _store_each(  # noqa: PLR0917
+        self,
+        exchange: Exchange,
+        target: PostTarget | None,
+        payloads: list[bytes],
+        make: Make,
+        once: Once | None,
+        answer: Answer,
+        *,
+        is_json: bool = False,
+    ) -> Iterator[None] | None:
+        """Store messages.
+
+        Args:
+            is_json: whether all are known to be JSON.
+        """
         if self._storing.misfits.knows_json and not is_json:
             make = partial(self._looked_at, exchange, target, make)
         self._counters.http_messages += len(payloads)
         is_long = len(payloads) > SLICE
         if self._storing.has_checks:
             make = partial(self._checked, exchange, target, once, make)
-            is_long |= len(body) > CHECKED_SLICE_BYTES or len(payloads) > CHECKED_SLICE_MESSAGES
+            is_long |= sum(map(len, payloads)) > CHECKED_SLICE_BYTES or len(payloads) > CHECKED_SLICE_MESSAGES
         if is_long:
             return self._in_steps(exchange, target, payloads, make, once, answer)
         return self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
@@ -164,11 +222,19 @@ class Posts:
         headers = headers_of(request, self._wall_clock())
         if bodies.is_lines(kind):
             payloads = bodies.lines(body, records_max)
-        elif kind == _JSON and body.lstrip()[:1] == b"[" and request.header(b"weft-batch") != "no":
+        elif _may_be_array(request, kind) and _is_array(body):
             payloads = bodies.elements(body, records_max)
         else:
-            return [body], _plain(request, key, with_content_type(headers, content_type), is_one=True), False
-        return payloads, _plain(request, key, tuple(headers), is_one=False), True
+            return [body], _plain(request, key, with_content_type(headers, content_type)), False
+        return payloads, _plain(request, key, tuple(headers), is_for_many=True), True
+
+
+def _may_be_array(request: Request, kind: str) -> bool:
+    return kind == _JSON and request.header(b"weft-batch") != "no"
+
+
+def _is_array(body: bytes) -> bool:
+    return body.lstrip()[:1] == b"["
 
 
 def _traced(request: Request, make: Make) -> Make:
@@ -184,11 +250,11 @@ def _traced(request: Request, make: Make) -> Make:
     return traced
 
 
-def _plain(request: Request, key: str, pairs: HeaderPairs, *, is_one: bool) -> Make:
+def _plain(request: Request, key: str, pairs: HeaderPairs, *, is_for_many: bool = False) -> Make:
     """Return the converter of messages that are not events.
 
     Args:
-        is_one: whether it is used once, so that headers need not be packed for many.
+        is_for_many: whether the request has many messages, for which headers are packed once.
     """
     time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
     own = placed(key, time_field, precision)
@@ -197,10 +263,7 @@ def _plain(request: Request, key: str, pairs: HeaderPairs, *, is_one: bool) -> M
             raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
         pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
     if own.is_plain:
-        encoded = key.encode()
-        if not is_one:
-            pairs = packed_headers(pairs)
-        return lambda payload: NewRecord(encoded, payload, pairs)
+        return SameKey(key.encode(), packed_headers(pairs) if is_for_many or request.known is not None else pairs)
 
     def make(payload: bytes) -> NewRecord:
         filled, time = own.key_and_time(payload)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
-from tests.edge_node.servers.http.harness import HttpNode
+from tests.edge_node.servers.http.harness import CONFIG, HttpNode
 from tests.support.waiting import PATIENCE_S
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import check
+from weft.edge_node.servers.http.connection import longest_body_by
 from weft.edge_node.servers.http.part import Http
+from weft.edge_node.servers.http.request import KNOWN_HEADS_MAX, KnownHeads, Request, RequestParser
 
 HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 GET = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -35,6 +41,70 @@ async def test_a_request_may_come_byte_by_byte_and_in_chunks(http: HttpNode) -> 
     assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
     writer.close()
     assert [record.payload for record in http.stored()] == [b"abcde"]
+
+
+class Client:
+    """A connection that is kept."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, data: bytes) -> bytes:
+        """Return status and body of the answer."""
+        self._writer.write(data)
+        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        size = int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0])
+        return head[9:12] + b" " + await asyncio.wait_for(self._reader.readexactly(size), PATIENCE_S)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def test_a_head_that_came_before_means_the_same_again(http: HttpNode) -> None:
+    bodies = [b"1", b"2", b"3", b"[4, 5]", b"12345", b"no JSON, so it is not as an array", b" [6]", b"7"]
+    client = Client(*await asyncio.open_connection("127.0.0.1", http.port))
+    json = b"Content-Type: application/json\r\nWeft-Header-Unit: kelvin\r\n"
+    for body in bodies:
+        assert (await client.ask(post(body, json))).startswith(b"200")
+    for data in (post(b"8", json) * 2, b""):  # two in one read
+        assert (await client.ask(data)).startswith(b"200")
+    too_long = post(b"x" * 5_000_000, json)
+    assert (await client.ask(too_long[: too_long.index(b"xx")])).startswith(b"413")
+    client.close()
+    found = http.stored()
+    payloads = [b"1", b"2", b"3", b"4", b"5", b"12345", bodies[5], b"6", b"7", b"8", b"8"]
+    assert [record.payload for record in found] == payloads
+    assert {(record.key, *record.headers) for record in found if len(record.headers) == 1} == {
+        (b"plant/a", ("unit", "kelvin"))
+    }, "elements of arrays"
+    assert {record.headers for record in found if len(record.headers) == 2} == {
+        (("unit", "kelvin"), ("weft.content-type", "application/json"))
+    }
+
+
+async def test_a_head_that_came_before_is_handled_by_the_present_configuration(http: HttpNode, tmp_path: Path) -> None:
+    client = Client(*await asyncio.open_connection("127.0.0.1", http.port))
+    for _ in range(3):
+        assert (await client.ask(post(b"1"))).startswith(b"200")
+    text = CONFIG.format(folder=tmp_path, listener="", more="").replace("plant/{line}/#", "other/#")
+    http.node.reconfigure.apply(parse(text, "edge.yaml", EdgeConfig, check).config)
+    assert (await client.ask(post(b"1"))).startswith(b"422")
+    client.close()
+    assert len(http.stored()) == 3
+
+
+def test_known_heads_are_bounded_and_have_no_bodies(http: HttpNode) -> None:
+    heads, service = KnownHeads(), http.node.part(Http).service
+    parser = RequestParser(heads, longest_body_by(service.settings), lambda _: None)
+    for number in range(3 * KNOWN_HEADS_MAX):
+        for _ in range(2):
+            parser.feed(post(b"body", b"X: %d\r\n" % number), 0.0)
+        parser.complete.clear()
+    known: dict[bytes, Request] = heads._known
+    assert 0 < len(known) <= KNOWN_HEADS_MAX
+    assert not any(b"".join(request.body) for request in known.values())
+    assert len(heads._seen) <= KNOWN_HEADS_MAX
+    parser.close()
 
 
 async def test_a_connection_is_kept_or_closed_as_the_client_says(http: HttpNode) -> None:
