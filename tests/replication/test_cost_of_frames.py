@@ -41,6 +41,7 @@ from weft.protocols.link.canary import Canary, CanaryBack
 from weft.protocols.link.configuration import ConfigDesired, ConfigState
 from weft.protocols.link.down import DownOpen, MessageOutcome, Messages, Outcomes
 from weft.protocols.link.pull import Pulls, PullState
+from weft.protocols.link.report import FUNCTIONS_MAX, FunctionReport, NodeReport
 from weft.protocols.link.stream import FrameEncoder
 from weft.protocols.link.throttle import Throttled
 from weft.protocols.origin import Origin, OriginKind
@@ -60,6 +61,7 @@ TRIES = 5
 HELLO = Hello(PROTOCOL_VERSION, "default", "press-1", 1, 1, 0, "test")
 RANGES = [(2 * at, 2 * at + 1) for at in range(2_000)]
 ORIGINS = [Origin(1 + at, OriginKind.FUNCTION, f"clean-{at}", "1", b"hash") for at in range(200)]
+FUNCTIONS = [FunctionReport(f"s{at}", "where", 1, 1, 1, "e" * 160) for at in range(FUNCTIONS_MAX)]
 
 
 def small_batch(seq: int) -> bytes:
@@ -99,6 +101,7 @@ SENT: dict[FrameType, Frames] = {
     FrameType.CANARY: lambda n: [Canary(2_000 * n + at) for at in range(2_000)],
     FrameType.CANARY_BACK: lambda _: [CanaryBack(1, 1)],
     FrameType.THROTTLED: lambda _: [Throttled(1, 1, "x")],
+    FrameType.NODE_REPORT: lambda n: [NodeReport(100 * n + at, 1, 1, 1, 1, FUNCTIONS, 0) for at in range(100)],
 }
 RESERVED = {FrameType.THROTTLE, FrameType.PULL, FrameType.CONFIG, FrameType.PUBLISH}
 

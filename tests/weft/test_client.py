@@ -35,11 +35,11 @@ from weft.storage.object_store.memory import MemoryStore
 EDGE = LinkIdentity("acme", "press-1", 0xABC, "test")
 OF_BODY = {
     "edges": ["press-1"], "expires_s": 60.0, "qos": 1, "redirect": True, "bytes_max": 1 << 20, "scope": "reader",
-    "end_oldest": True, "shard": 1, "force": True, "state": "running",
+    "end_oldest": True, "shard": 1, "force": True, "state": "running", "paused": True,
     **dict.fromkeys(("batch", "records", "seconds", "rate", "lag", "idle_seconds", "every_seconds"), 7),
 }  # fmt: skip
 """Arguments that are no text."""
-OF_QUOTAS = dict.fromkeys(Quotas.__struct_fields__, 40)
+OF_QUOTAS = dict.fromkeys((*Quotas.__struct_fields__, "version"), 40)
 ASKED = [each for each in OPERATIONS if each.content_type != EVENTS]
 """The client keeps no connection open, so it listens to no events."""
 FOR_PEOPLE = {("rows", "format")}
