@@ -106,6 +106,8 @@ class RegionSource:
         self._ready: dict[Lane, OfferedLane] = {}
         """The offers of the lanes that wait."""
         self._offered: list[OfferedLane] | None = None
+        self._offers_changed = False
+        """True until the listeners have been told that open lanes are offered otherwise."""
         self._last_number = 0
         self._listeners: list[Callable[[Collection[int] | None], None]] = []
         self.moved = asyncio.Event()
@@ -252,7 +254,7 @@ class RegionSource:
         self._by_number[lane.number] = lane
         if lane.offered is not None:
             lane.offered = lane.offered._replace(lane=lane.number)
-        self._offered = None
+        self._offered, self._offers_changed = None, True
 
     def _offer(self, lane: RelayedLane, left: LaneState | None, update: LaneUpdate) -> None:
         """Offer a lane, or have it wait for room; an open one again if the region has to know it otherwise."""
@@ -272,11 +274,12 @@ class RegionSource:
             return
         self._open.move_to_end(lane.lane)
         if lane.offered != offered:
-            lane.offered, self._offered = offered, None
+            lane.offered, self._offered, self._offers_changed = offered, None, True
 
     def _admit(self) -> None:
         """Open lanes that wait, in place of idle ones where too many are open."""
-        changed = self._offered is None
+        # Not by ``_offered``: whoever looked at the lanes since has made that anew.
+        changed, self._offers_changed = self._offers_changed, False
         until = self._now() - IDLE_S
         for name in list(self._waiting):
             if len(self._open) >= self._lanes_open_max and not self._close_one(until):

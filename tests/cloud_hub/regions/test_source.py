@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -204,3 +204,29 @@ async def test_acknowledgements_of_another_cluster_count_for_nothing() -> None:
     assert source.position == 0
     with pytest.raises(OSError, match="another cluster"):
         await source.prepare_to_send("cd" * 16, {lane.lane: 5})
+
+
+async def test_a_link_follows_a_lane_that_is_offered_again_whoever_looked_at_the_lanes_meanwhile() -> None:
+    """The status of a link looks at them once a second."""
+    writer = await LogWriter.open(MemoryStore(), 1)
+    await writer.append(0, Run(LANE, 3, 2, gaps=[GapRange(0, 3, GapReason.BUDGET)]))
+    source = RegionSource(
+        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
+        hub=lambda: PEER, peer=PEER, now=lambda: 0.0,
+    )  # fmt: skip
+    await source.fill()
+    [before] = source.lanes()
+    [gap] = source.states([before.lane])[before.lane].gaps
+    assert (gap.first, gap.end) == (0, 3)
+    followed: list[list[OfferedLane]] = []
+
+    def see(lanes: Collection[int] | None) -> None:
+        looked = source.lanes()
+        if lanes is None:
+            followed.append(looked)
+
+    source.listen(see)
+    await writer.append(0, Run(LANE, 0, 3))
+    await source.fill()
+    [[after]] = followed
+    assert after.lane != before.lane, "the region says again what it holds"
