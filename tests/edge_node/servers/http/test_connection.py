@@ -43,7 +43,7 @@ async def test_a_request_may_come_byte_by_byte_and_in_chunks(http: HttpNode) -> 
     assert [record.payload for record in http.stored()] == [b"abcde"]
 
 
-class Client:
+class KeptConnection:
     """A connection that is kept."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,7 +62,7 @@ class Client:
 
 async def test_a_head_that_came_before_means_the_same_again(http: HttpNode) -> None:
     bodies = [b"1", b"2", b"3", b"[4, 5]", b"12345", b"no JSON, so it is not as an array", b" [6]", b"7"]
-    client = Client(*await asyncio.open_connection("127.0.0.1", http.port))
+    client = KeptConnection(*await asyncio.open_connection("127.0.0.1", http.port))
     json = b"Content-Type: application/json\r\nWeft-Header-Unit: kelvin\r\n"
     for body in bodies:
         assert (await client.ask(post(body, json))).startswith(b"200")
@@ -83,7 +83,7 @@ async def test_a_head_that_came_before_means_the_same_again(http: HttpNode) -> N
 
 
 async def test_a_head_that_came_before_is_handled_by_the_present_configuration(http: HttpNode, tmp_path: Path) -> None:
-    client = Client(*await asyncio.open_connection("127.0.0.1", http.port))
+    client = KeptConnection(*await asyncio.open_connection("127.0.0.1", http.port))
     for _ in range(3):
         assert (await client.ask(post(b"1"))).startswith(b"200")
     text = CONFIG.format(folder=tmp_path, listener="", more="").replace("plant/{line}/#", "other/#")
