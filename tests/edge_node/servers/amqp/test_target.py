@@ -69,6 +69,17 @@ def test_properties_that_come_again_are_read_and_packed_once(targets: Targets) -
     assert headers_of(targets, PLAIN) is headers
 
 
+def test_a_publisher_of_equal_messages_has_packed_headers_from_the_second_read_on(targets: Targets) -> None:
+    message = method("a") + write_content(1, PLAIN, b"body", 1 << 17)
+    found = []
+    for _ in range(3):
+        gathered = Gathering()
+        assert scan(message * 2, 0, targets, gathered, 1 << 20) == 2 * len(message)
+        (run,) = gathered.groups.values()
+        found.append([type(pairs) is PackedHeaders for pairs in run.headers.values()])
+    assert found == [[False, False], [True, True], [True, True]]
+
+
 def test_messages_with_identifiers_of_their_own_are_taken_and_not_remembered(targets: Targets) -> None:
     for number in range(1_000):
         assert headers_of(targets, identified(number)) == ((MESSAGE_ID, f"m-{number}"), ("amqp.exchange", "x"))
