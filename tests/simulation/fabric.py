@@ -20,6 +20,7 @@ from tests.cloud_hub.fabric import check_log, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
 from tests.cloud_hub.routes import name_each_other
 from tests.cloud_hub.virtual_time import now_ns
+from tests.edge_node.functions.runtime.node import Inline
 from tests.simulation.edge import DERIVED, DROPPED, KEPT, LIMIT, VirtualEdge
 from tests.simulation.hub import VirtualNode
 from tests.simulation.network import Network, Session
@@ -305,6 +306,7 @@ def virtual() -> Iterator[None]:
         silent_logs(),
         mock.patch.object(connect, "_session", return_value=Session()),
         mock.patch.object(links, "run_link", partial(run_link, clock=now_ns)),
+        mock.patch("weft.replication.runner.serve._CHECKS", Inline(1)),  # a thread has a time of its own
     ):
         yield
 
