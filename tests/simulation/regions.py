@@ -31,7 +31,8 @@ from weft.cloud_hub.regions import link as region_link
 from weft.cloud_hub.regions import source as region_source
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.settings import RegionSettings
-from weft.protocols.chunk import Chunk, LaneFlag
+from weft.protocols.batch import decode_header
+from weft.protocols.chunk import Chunk, LaneFlag, section_entries
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -358,6 +359,9 @@ class _Ways:
         """From the lane's edge, in the order of the log."""
         self.relayed: dict[Lane, list[int]] = defaultdict(list)
         """From other regions, likewise."""
+        self.brought: dict[Lane, RangeSet] = defaultdict(RangeSet)
+        """Numbers in batches from the lane's edge, also those that the region had from others by then: it sends on the
+        batches whole."""
         self.healed: dict[Lane, RangeSet] = defaultdict(RangeSet)
         """Behind a gap of reason ``absent``. An edge may bring these, too: a power cut takes back a deletion."""
         absent: dict[Lane, RangeSet] = defaultdict(RangeSet)
@@ -371,6 +375,14 @@ class _Ways:
                     if update.flags & LaneFlag.RELAY:
                         relayed[lane].add(first, end)
                 absent[lane].update((gap.first, gap.end) for gap in update.gaps if gap.reason == GapReason.ABSENT)
+            for section in index.footer.streams:
+                updates = index.footer.lanes_of(section)
+                for entry in section_entries(
+                    section, data[section.position : section.position + section.length], updates
+                ):
+                    if not updates[entry.lane].flags & LaneFlag.RELAY:
+                        header = decode_header(entry.batch)
+                        self.brought[lane_of(updates[entry.lane])].add(header.base_seq, header.end_seq)
             for lane, seqs in records_of(index, data, offsets, lambda *_: True):
                 for seq in seqs:
                     (self.relayed if seq in relayed[lane] else self.own)[lane].append(seq)
@@ -392,7 +404,7 @@ def _check_order(ways: Sequence[_Ways]) -> None:
     """What an edge brought to one region alone, and in order, is in its order everywhere (I2)."""
     for mine in ways:
         for lane, seqs in mine.own.items():
-            elsewhere = [_ranges(way.own[lane]) for way in ways if way is not mine and lane in way.own]
+            elsewhere = [way.brought[lane] for way in ways if way is not mine and lane in way.brought]
             alone = {seq for seq in seqs if not any(seq in other for other in (*elsewhere, mine.healed[lane]))}
             for way in ways:
                 order = [seq for seq in (*way.own.get(lane, ()), *way.relayed.get(lane, ())) if seq in alone]
