@@ -16,7 +16,7 @@ import pytest
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("bash", "cat", "dirname", "env", "head", "sed", "sha256sum", "tr")
+TOOLS = ("bash", "cat", "dirname", "env", "head", "mkdir", "sed", "sha256sum", "tr")
 
 
 @pytest.fixture
@@ -122,9 +122,45 @@ def test_the_engine_of_amqp_1_0_is_compiled_where_that_can_be(machine: Path) -> 
     assert calls() == ["tests.stage"]
 
 
+ONE_AT_A_TIME = f"""\
+#!/bin/sh
+case "$1" in -c) exec {sys.executable} "$@" ;; esac
+mkdir "$HOME/busy" || exit 1
+echo "$*" >>"$HOME/calls"
+sleep 0.3
+rmdir "$HOME/busy"
+exit "$FAILS"
+"""
+"""Stands for the Python of ``.venv``, and fails where another installs into the same environment."""
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+def test_of_commands_at_once_one_installs_and_the_others_wait(machine: Path) -> None:
+    python = machine / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(ONE_AT_A_TIME)
+    python.chmod(0o755)
+    for tool in ("flock", "rmdir", "sleep"):
+        (machine / "bin" / tool).symlink_to(shutil.which(tool) or pytest.fail(f"{tool} is missing here"))
+
+    def three(fails: str) -> list[int]:
+        variables = {"PATH": str(machine / "bin"), "HOME": str(machine), "CC": "no-compiler", "FAILS": fails}
+        at_once = [
+            subprocess.Popen([machine / "run", "setup"], env=variables, stdout=subprocess.DEVNULL) for _ in "123"
+        ]
+        return [process.wait(PATIENCE_S) for process in at_once]
+
+    assert three(fails="4") == [4, 4, 4]
+    assert len((machine / "calls").read_text().splitlines()) == 3, "each tries, since none succeeded"
+    assert three(fails="0") == [0, 0, 0]
+    assert len((machine / "calls").read_text().splitlines()) == 4
+
+
 RECORDS = """\
 #!/bin/sh
-{ for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done; env; } >"called $*"
+called="called $*"
+[ ! -e "$called" ] || called="$called again"
+{ for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done; env; } >"$called"
 """
 """Stands for ``./run`` and notes each call in a file: the linters run beside the tests."""
 TOOLCHAIN = ("cc", "gcc-12", "java")
@@ -163,13 +199,13 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
     ahead, near = "called -m tests.support.third_party", "called -m tests.changed --commits 50"
-    slow, counted = "called test --all", "called bench count"
-    assert calls.keys() == {"called setup", "called lint", "called test", ahead, near, slow, counted}
+    slow, counted, again = "called test --all", "called bench count", "called setup again"
+    assert calls.keys() == {"called setup", "called lint", "called test", ahead, near, again, slow, counted}
     for call in calls.values():
         assert {f"{name}={value}" for name, value in passed.items()} <= call
         assert not [line for line in call if line.startswith(("PYTHON", "JAVA_", "AWS_"))]
     has = {name: {line for line in call if line.startswith("has ")} for name, call in calls.items()}
-    for name in (slow, counted, ahead, near):
+    for name in (again, slow, counted, ahead, near):
         assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= has.pop(name)
     for name, found in has.items():
         assert found == {"has python3", "has sh"}, name
