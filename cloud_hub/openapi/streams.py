@@ -64,7 +64,7 @@ class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):
     log: LogId | None
     reason: str
     """The reference page lists the reasons."""
-    severity: Literal["info", "warning", "error"]
+    severity: Literal["info", "warning", "error"] | UnsetType = UNSET
     """Nothing, a look or an act, as the reason asks of people."""
     since: Moment | None
     complete_up_to: Moment | None
