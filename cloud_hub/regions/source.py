@@ -278,7 +278,7 @@ class RegionSource:
 
     def _admit(self) -> None:
         """Open lanes that wait, in place of idle ones where too many are open."""
-        # Not by ``_offered``: whoever looked at the lanes since has made that anew.
+        # Not by ``_offered``: a look at the lanes since then has made the list again.
         changed, self._offers_changed = self._offers_changed, False
         until = self._now() - IDLE_S
         for name in list(self._waiting):
