@@ -150,7 +150,8 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     declares a term of the log, tests/weft/test_client.py asks a hub with tokens, tests/weft/test_doctor.py calls the
     doctor of an edge, tests/deploy/test_release.py checks a signed release, tests/deploy/test_debian_package.py
     installs packages, tests/cloud_hub/console opens a hub in a browser, tests/weft/test_second_person.py has a second
-    person approve acts, tests/weft/test_hub_regions.py compares regions, and
+    person approve acts, tests/weft/test_hub_regions.py compares regions,
+    tests/spark_sinks/source/test_moved_queries.py moves queries between them, and
     tests/cloud_hub/api/streams/test_series.py asks what a dashboard of Grafana asks."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
@@ -177,7 +178,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         ("see-a-hub-in-a-browser.md", "sh"),
         *(("chart-a-stream-in-grafana.md", language) for language in ("sh", "sql")),
         ("see-who-did-what.md", "sh"),
-        *[("two-regions.md", "sh")] * 2,
+        *[("two-regions.md", "sh")] * 3,
         ("lose-a-region.md", "sh"),
     ]
     steps += [("run-a-pipeline.md", "sh"), ("run-a-pipeline.md", "python")]
