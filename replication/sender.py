@@ -225,12 +225,15 @@ class Sender:
     def _lane_ended(self, lane: SenderLane, code: int, message: str, advice: str, *, by_peer: bool = True) -> None:
         """Note that a lane is closed. The link continues as long as it has another one.
 
-        An edge's own lanes share its identity: a conflict in one is a conflict of the link.
+        An edge's own lanes share its identity: a conflict in one is a conflict of the link. Lanes that are relayed are
+        many owners': the link stays up for the next one, unless this hub node cannot work at all.
         """
         self._lanes.close(lane, self._now + self._settings.lane_retry)
         self._drop(lane.key)
-        conflict = code == RefuseCode.IDENTITY_CONFLICT and not lane.offered.flags & LaneFlag.RELAY
-        if conflict or (self._lanes.all_closed and not lane.offered.is_background):
+        is_relayed = bool(lane.offered.flags & LaneFlag.RELAY)
+        conflict = code == RefuseCode.IDENTITY_CONFLICT and not is_relayed
+        stays = lane.offered.is_background or (is_relayed and code != RefuseCode.UNAVAILABLE)
+        if conflict or (self._lanes.all_closed and not stays):
             self._close(Refusal(code, message, advice, by_peer))
             return
         self._events.append(LaneEnded(lane.key, code, message, advice))

@@ -11,6 +11,7 @@ from weft.protocols.link import Clock
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import Range, RangeSet
+from weft.replication.events import LaneEnded, LaneTaken
 
 
 def nothing_acknowledged() -> list[tuple[str, list[Range]]]:
@@ -26,6 +27,10 @@ def no_origin(_number: int) -> Origin | None:
 def no_clock(_boot: int) -> Clock | None:
     """Correct no boot's clock: for logs whose owner tells the clocks of its boots for all lanes at once."""
     return None
+
+
+def ignore(_answer: LaneTaken | LaneEnded) -> None:
+    """Ignore the answer: for logs whose lanes the link alone offers again."""
 
 
 class OfferedLane(NamedTuple):
@@ -53,6 +58,8 @@ class OfferedLane(NamedTuple):
     continues_hub: bool = False
     """True when the lane takes its next number from LANE_OPENED: the hub may hold records that this log never had, and
     the owner judges them."""
+    answered: Callable[[LaneTaken | LaneEnded], None] = ignore
+    """Called with the hub's answer to each offer of the lane, and when the lane is closed later."""
 
 
 class LaneSnapshot(NamedTuple):

@@ -58,9 +58,10 @@ class RegionPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_lost(lost: tuple[tuple[int, int], ...], first: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Return runs of lost chunks with a further one at the end, at most ``LOST_MAX``."""
+    """Return runs of lost chunks with a further one, which joins the last one unless it is behind it, at most
+    ``LOST_MAX``."""
     if lost and lost[-1][1] >= first:
-        return (*lost[:-1], (lost[-1][0], end))
+        return (*lost[:-1], (min(lost[-1][0], first), max(lost[-1][1], end)))
     more = (*lost, (first, end))
     return more if len(more) <= LOST_MAX else ((more[0][0], more[1][1]), *more[2:])
 

@@ -258,11 +258,15 @@ class RegionLink:
         source = source or self._source
         status = self.status
         error, at = (self._trouble, self._trouble_at) if self._trouble else ("", None)
+        if not error and source is not None and status.state is LinkState.CONNECTED:
+            error, at = source.refusals, status.last_error_time
         if not error and status.last_error and self._is_troubled():
             error, at = status.last_error, status.last_error_time
         state = self._state()
         lag = 0.0
-        records = None if source is None or self._total is None else self._records(state) - self._total - source.passed
+        records = None if source is None or self._total is None else (
+            self._records(state) - self._total - source.passed - source.ahead
+        )  # fmt: skip
         if source is not None and source.position <= state.n:
             oldest = source.oldest or state.created
             lag = max(0.0, (self._clock.now() - oldest) / SECOND)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from weft.cloud_hub.regions.refused import RefusedLanes
 from weft.cloud_hub.regions.window import Entry, RelayedLane, WindowChunk
 from weft.cloud_hub.shard.message_lanes import is_hubs_own
 from weft.protocols import chunk as chunks
@@ -23,6 +24,7 @@ from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.completeness import matches
 from weft.protocols.shard.lane_state import LaneState, lane_of
 from weft.protocols.shard.shard_state import ShardState
+from weft.replication.events import LaneEnded, LaneTaken
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import NotFound, StoreError
@@ -70,6 +72,10 @@ class RegionSource:
     It holds a bounded window of chunks, in the order of the log, and offers the lanes that occur there. The position
     follows the region's acknowledgements and never passes one that is missing.
 
+    A lane that the region refuses waits by itself: the window goes on, and the position stays. The lane is offered
+    again after a while, with nothing. Once the region takes it, the window goes back to the position, so that its
+    records come in order.
+
     Args:
         state: returns the shard's state at present.
         position: number of the first chunk that the region may lack.
@@ -112,8 +118,9 @@ class RegionSource:
         self._listeners: list[Callable[[Collection[int] | None], None]] = []
         self.moved = asyncio.Event()
         """Set when the position has moved: there is room for more."""
-        self.passed = 0
-        """Records in chunks that the position has passed since the start."""
+        self._passed = 0
+        """Records in chunks that the window has passed since the start."""
+        self._refused = RefusedLanes()
         self.lost: list[Range] = []
         """Chunks that were collected before the region had them, since the last look of the owner."""
 
@@ -122,11 +129,35 @@ class RegionSource:
     @property
     def position(self) -> int:
         """Return the number of the first chunk that the region may lack something of."""
+        first = self._refused.first
+        return self._front if first is None else first
+
+    @property
+    def _front(self) -> int:
+        """Return the number of the first chunk that the region may lack something of in lanes that it takes."""
         return self._chunks[0].n if self._chunks else self._next
 
     @property
+    def passed(self) -> int:
+        """Return the records in chunks that the position has passed since the start."""
+        passed = self._refused.passed
+        return self._passed if passed is None else passed
+
+    @property
+    def ahead(self) -> int:
+        """Return the records behind the position that the window has passed, and the region has."""
+        return self._passed - self.passed - self._refused.records
+
+    @property
+    def refusals(self) -> str:
+        """Return a sentence for people about the lanes that the region refuses; empty without any."""
+        return self._refused.sentence()
+
+    @property
     def oldest(self) -> int | None:
-        """Return the time of the first chunk of the window, nanoseconds since 1970; None for an empty one."""
+        """Return the time of the chunk at the position, nanoseconds since 1970; None if none was read there."""
+        if (created := self._refused.created) is not None:
+            return created
         return self._chunks[0].chunk.header.created if self._chunks else None
 
     @property
@@ -147,8 +178,12 @@ class RegionSource:
         Raises:
             StoreError, CodecError: it is tried again with the next call.
         """
-        before = self._next
         self.moved.clear()
+        if self._refused.are_taken:
+            self._go_back()
+        before = self._next
+        if self.position < min(self._front, self._log.watermark):
+            self._lose(self._log.watermark)
         if self._next <= self._state().n and not self.is_full:
             try:
                 async with aclosing(self._log.indexes(self._next, ahead_max=AHEAD_MAX)) as found:
@@ -159,6 +194,7 @@ class RegionSource:
             except CollectedPast:
                 self._lose(self._log.watermark)
         self._advance()
+        self._offer_refused()
         self._admit()
         return self._next > before
 
@@ -169,9 +205,13 @@ class RegionSource:
             if not chunk.is_done():
                 self.lost.append((chunk.n, chunk.n + 1))
             self._take_out(self._chunks.popleft())
+        if (first := self._refused.lose(end, self._front)) is not None:
+            self.lost.insert(0, (first, min(end, self._next)))
         if self._next < end:
             self.lost.append((self._next, end))
             self._next = end
+        for lane in list(self._lanes.values()):
+            self._forget(lane)
         self._tell(None)
 
     async def _take(self, chunk: Chunk) -> None:
@@ -223,15 +263,19 @@ class RegionSource:
 
     def _take_out(self, chunk: WindowChunk) -> None:
         self._bytes, self._weight = self._bytes - chunk.bytes, self._weight - chunk.weight
-        self.passed += chunk.records
-        for name in chunk.lanes():
+        before, self._passed = self._passed, self._passed + chunk.records
+        for name in dict.fromkeys(chunk.lanes()):
             if (lane := self._lanes.get(name)) is not None:
+                if lane.is_refused:
+                    self._refused.leave_behind(lane, chunk, before)
                 lane.take_out(chunk.n)
+                if lane.is_idle and not lane.is_refused:
+                    lane.refusals = 0
                 self._forget(lane)
 
     def _forget(self, lane: RelayedLane) -> None:
         """Forget a lane that is neither in the window, nor open, nor about to be."""
-        if lane.is_idle and lane.offered is None and lane.lane not in self._waiting:
+        if lane.is_idle and lane.offered is None and lane.lane not in self._waiting and not lane.is_refused:
             self._lanes.pop(lane.lane, None)
             self._by_number.pop(lane.number, None)
 
@@ -266,8 +310,11 @@ class RegionSource:
         flags = LaneFlag.RELAY | (LaneFlag.PARTIAL if known.partial else LaneFlag(0))
         offered = OfferedLane(
             lane.number, lane.lane.stream, tuple(known.topics), _payload(known.payload), lane.lane, flags,
-            origin=lane.origin, clock=lane.clock, continues_hub=True,
+            origin=lane.origin, clock=lane.clock, continues_hub=True, answered=self._answered,
         )  # fmt: skip
+        if lane.is_refused:
+            self._refused.offer(offered)
+            return
         if lane.offered is None:
             self._waiting[lane.lane] = None
             self._ready[lane.lane] = offered
@@ -304,6 +351,42 @@ class RegionSource:
                 return True
         return False
 
+    # -- lanes that the region refuses
+
+    def _answered(self, answer: LaneTaken | LaneEnded) -> None:
+        """Note the region's answer to the offer of a lane, or that it closes it."""
+        lane = self._by_number.get(answer.lane)
+        if lane is None:
+            return
+        if isinstance(answer, LaneTaken):
+            if self._refused.taken(lane.lane):
+                self.moved.set()
+        elif self._refused.refuse(lane, answer, self._now()):
+            del self._open[lane.lane]
+            lane.offered = self._offered = None
+            self._advance()
+            self.moved.set()
+            self._tell(None)
+
+    def _offer_refused(self) -> None:
+        for lane, offer in self._refused.due(self._now()):
+            lane.idle_since = self._now()
+            self._waiting[lane.lane], self._ready[lane.lane] = None, offer
+
+    def _go_back(self) -> None:
+        """Read again from the position on, for a lane that the region takes again.
+
+        What the region has of other lanes is read once more and not sent: open lanes keep what it has said.
+        """
+        self._next, self._passed = self.position, self.passed
+        self._refused.go_back()
+        self._chunks.clear()
+        self._bytes = self._weight = 0
+        for lane in list(self._lanes.values()):
+            lane.empty()
+            self._forget(lane)
+        self._tell(None)
+
     # -- the link's side
 
     def lanes(self) -> list[OfferedLane]:
@@ -318,7 +401,7 @@ class RegionSource:
 
     def _snapshot(self, number: int) -> LaneSnapshot:
         lane = self._by_number.get(number)
-        if lane is None:
+        if lane is None or lane.is_refused:  # what comes before the window would come too late
             return LaneSnapshot(RangeSet(), 0, [], None)
         gaps = lane.missing()
         for gap in gaps:

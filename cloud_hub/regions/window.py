@@ -50,6 +50,10 @@ class RelayedLane:
         """None while it is not open on the link."""
         self.idle_since = 0.0
         """Monotonic seconds at which it was last used."""
+        self.refusals = 0
+        """Number of the region's refusals since it had all of it."""
+        self.is_refused = False
+        """True while it waits by itself, and the window does not wait for it."""
         self._origins: dict[int, Origin] = {}
         self._clocks: dict[int, Clock] = {}
 
@@ -81,6 +85,17 @@ class RelayedLane:
         """Note a mark of the next chunk."""
         if self.mark is None or mark.time > self.mark.time:
             self.mark = mark
+
+    def lacking(self, n: int) -> int | None:
+        """Return how many records of chunk ``n`` the region lacks; None if it lacks no gap notice either."""
+        missing = [part for piece in self.pieces if piece.n == n for part in self.safe.missing(piece.first, piece.end)]
+        if not missing and all(self.safe.covers(gap.first, gap.end) for gap, at in self.gaps if at == n):
+            return None
+        return sum(end - first for first, end in missing)
+
+    def empty(self) -> None:
+        """Remove everything that is in the window."""
+        self.held, self.pieces, self.gaps = RangeSet(), [], []
 
     def take_out(self, n: int) -> None:
         """Remove what is in chunk ``n``."""
@@ -158,10 +173,10 @@ class WindowChunk:
         return self.chunk.header.n
 
     def is_done(self) -> bool:
-        """Return whether the region has acknowledged everything."""
+        """Return whether the region has acknowledged everything of lanes that do not wait by themselves."""
         while self.awaited:
             lane, first, end = self.awaited[0]
-            if not lane.safe.covers(first, end):
+            if not lane.is_refused and not lane.safe.covers(first, end):
                 return False
             self.awaited.popleft()
         return True

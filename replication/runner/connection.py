@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import aiohttp
 
+from weft.protocols.chunk import LaneFlag
 from weft.protocols.errors import CodecError
 from weft.protocols.link import CONFIG, FEATURES, PROTOCOL_VERSION, Hello, RefuseCode
 from weft.protocols.link.configuration import ConfigDesired, ConfigState
@@ -352,8 +353,8 @@ class SenderConnection:
                     sender.say(self._taker.opening(event.cluster_id))
                 if self._puller is not None and PULL in sender.peer_features:
                     self._puller.opened(event.cluster_id, lambda told: self._tell(sender, told))
-                if not self._offered:
-                    self._connected(sender)
+                if all(lane.flags & LaneFlag.RELAY for lane in self._offered.values()):
+                    self._connected(sender)  # lanes that are relayed claim no epoch, so none has to be accepted
                 if self._config is not None and CONFIG in sender.peer_features:
                     sender.expected |= {ConfigDesired}
                     sender.say(self._config.opened(sender.cluster_id, lambda state: self._tell(sender, state)))
@@ -361,7 +362,8 @@ class SenderConnection:
                 self._config.desire(event, sender.cluster_id)
             case LaneTaken(lane):
                 if not self._is_of_pull(lane):
-                    self._progress.taken(sender, lane)
+                    self._progress.taken(sender, self._offered[lane])
+                    self._offered[lane].answered(event)
                 if self._taken_at is None:
                     self._connected(sender)
             case LaneEnded(lane, _, message, _) if self._puller is not None and self._is_of_pull(lane):
@@ -369,7 +371,10 @@ class SenderConnection:
             case Pulls(pulls) if self._puller is not None:
                 self._puller.take(pulls)
             case LaneEnded(lane, _, message, advice):
-                self._progress.failed(f"stream {self._offered[lane].stream} is not replicated: {message}; {advice}")
+                if lane in self._offered:  # or the source has withdrawn it since
+                    offered = self._offered[lane]
+                    self._progress.failed(f"stream {offered.stream} is not replicated: {message}; {advice}")
+                    offered.answered(event)
             case Refusal(code, message, advice, by_peer, url):
                 # An epoch that a hub accepted for one lane is used up: if proposed again, it would be refused each
                 # time.

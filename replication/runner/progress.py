@@ -16,7 +16,7 @@ from weft.replication.proof import Proof
 from weft.replication.runner.acknowledged import Acknowledged
 from weft.replication.runner.estimates import Estimates
 from weft.replication.sender import Sender
-from weft.replication.source import LogSource
+from weft.replication.source import LogSource, OfferedLane
 from weft.replication.status import CanaryState, LinkStatus
 
 log = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class Progress:
         self._data_bytes = 0
         """Bytes of messages with data since then."""
 
-    def taken(self, sender: Sender, lane: int) -> None:
+    def taken(self, sender: Sender, offered: OfferedLane) -> None:
         """Use ``sender``'s knowledge of the hub's ranges of a lane from now on, also after its connection has ended."""
+        lane = offered.lane
         self._known[lane] = safe, told = sender.known(lane)
-        offered = next(offered for offered in self._source.lanes() if offered.lane == lane)
         if offered.identity is not None:
             return  # many logs have a lane of this stream, and their owners keep these accounts
         stream = offered.stream

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 from unittest import mock
@@ -31,9 +31,11 @@ from weft.cloud_hub.regions import link as region_link
 from weft.cloud_hub.regions import source as region_source
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.settings import RegionSettings
+from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk import Chunk, LaneFlag, section_entries
 from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState, lane_of
@@ -53,7 +55,7 @@ WINDOW = 4
 """Chunks of a link's window, so that a backlog has several."""
 FAULTS: Mapping[str, float] = {
     "partition": 3, "fail_over": 4, "network": 4, "refuse": 1, "power": 1, "kill": 1, "full": 1, "node": 3,
-    "owner": 1, "suspend": 0.5, "store": 1, "pause": 0.5,
+    "owner": 1, "suspend": 0.5, "store": 1, "pause": 0.5, "lane": 1,
 }  # fmt: skip
 """Fault -> its weight among the others."""
 STREAMS = KEPT, DROPPED, DERIVED
@@ -78,6 +80,8 @@ class RegionNode(VirtualNode):
         super().__init__(inner, rng, cluster, peers=True)
         self.machine = rng.getrandbits(32)
         self.owns = False
+        self.refuses: set[Lane] = set()
+        """Lanes that no region may relay to this node."""
         self.declared = DeclaredRegions()
         self.network: Network
         self.to: Mapping[str, RegionSettings] = {}
@@ -85,8 +89,27 @@ class RegionNode(VirtualNode):
 
     async def start(self) -> None:
         await super().start()
+        assert self.sequencer is not None
+        self.sequencer.open = partial(self._open, self.sequencer.open)  # type: ignore[method-assign]
         if self.owns:
             self.relay()
+
+    def _open(self, opens: Callable[[LaneSession], None], session: LaneSession) -> None:
+        opens(session)
+        if session.is_relay and session.lane in self.refuses and not session.closed:
+            self._refuse(session)
+
+    def refuse(self, lane: Lane) -> None:
+        """Let no region relay a lane, those that do included."""
+        self.refuses.add(lane)
+        for session in list(self.sequencer.sessions) if self.sequencer is not None else ():
+            if session.is_relay and session.lane == lane and not session.closed:
+                self._refuse(session)
+
+    def _refuse(self, session: LaneSession) -> None:
+        assert self.sequencer is not None
+        why = "it is not for this region", "ask its operator"
+        self.sequencer.sessions.refuse(session, RefuseCode.UNAUTHORISED, *why)
 
     def relay(self) -> None:
         """Begin the links to other regions."""
@@ -251,6 +274,13 @@ class Regions(Fabric):
                 self.network.wall_off(ways, self.rng.uniform(1.0, 10.0))
             case "owner":
                 await self._move_links(region)
+            case "lane":
+                lane = self.rng.choice(self._lanes())
+                for node in region.nodes:
+                    if lane in node.refuses:
+                        node.refuses.remove(lane)
+                    else:
+                        node.refuse(lane)
             case "pause":
                 paused = {peer.name: RegionDocument(paused=self.rng.random() < 0.5) for peer in region.peers}
                 region.nodes[0].declared._regions = paused
@@ -280,6 +310,8 @@ class Regions(Fabric):
     async def _heal(self) -> None:
         for region in self.regions:
             region.nodes[0].declared._regions = {}
+            for node in region.nodes:
+                node.refuses.clear()
         await super()._heal()
 
     async def _drain(self) -> None:

@@ -105,9 +105,15 @@ def end_with_the_first_connection(patch: Patch) -> None:
     patch.setattr(SenderConnection, "run", last)
 
 
+def go_on_with_a_lane_that_was_refused(patch: Patch) -> None:
+    """A lane that a region takes again goes on where the window is, without what was left behind."""
+    patch.setattr(RegionSource, "_go_back", lambda source: source._refused.go_back())
+
+
 PLANTS: tuple[Plant, ...] = (
     pass_what_was_sent, relay_under_another_name, relay_as_if_from_the_edge, drop_what_heals,
-    claim_what_another_region_has, end_with_the_first_connection, store_what_is_held,
+    claim_what_another_region_has, end_with_the_first_connection, go_on_with_a_lane_that_was_refused,
+    store_what_is_held,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from weft.replication.settings import SenderSettings
 
 LANE = Lane("default", "press-1", 7, "telemetry")
 NODE = LinkIdentity("default", "press-1", 7, "weft")
-QUICK = SenderSettings(mark_interval=SECOND // 20, ping_interval=SECOND // 20)
+QUICK = SenderSettings(mark_interval=SECOND // 20, ping_interval=SECOND // 20, lane_retry=SECOND // 20)
 
 
 def to(url: str, *, token_file: str | None = None, **settings: object) -> dict[str, RegionSettings]:

@@ -13,8 +13,10 @@ from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk import GapRange
 from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.replication.events import LaneEnded, LaneTaken
 from weft.replication.source import OfferedLane
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store.memory import MemoryStore
@@ -58,6 +60,16 @@ class Log:
         await self.writer.append(0, *runs)
         self.chunks.append(runs)
 
+    def late(self) -> dict[Lane, RangeSet]:
+        """By lane, the records that came behind later ones."""
+        late: dict[Lane, RangeSet] = {}
+        ends: dict[Lane, int] = {}
+        for run in (run for runs in self.chunks for run in runs):
+            if run.first < ends.get(run.lane, 0):
+                late.setdefault(run.lane, RangeSet()).add(run.first, run.first + run.count)
+            ends[run.lane] = max(ends.get(run.lane, 0), run.first + run.count)
+        return late
+
 
 class Region:
     """What a region has, and the connection to it, as a sender and a receiver make it."""
@@ -66,6 +78,9 @@ class Region:
         self.records: dict[Lane, RangeSet] = {}
         self.gaps: dict[Lane, RangeSet] = {}
         self.stored = 0
+        self.refuses: set[Lane] = set()
+        self.order: dict[Lane, list[int]] = {}
+        """Records by lane as they came."""
         self._open: dict[int, OfferedLane] = {}
         self._known: dict[int, RangeSet] = {}
 
@@ -74,11 +89,18 @@ class Region:
 
     def follow(self, source: RegionSource) -> None:
         lanes = {each.lane: each for each in source.lanes()}
-        for number in [number for number, lane in self._open.items() if lanes.get(number) != lane]:
-            del self._open[number], self._known[number]
+        for number, lane in list(self._open.items()):
+            if lane.identity in self.refuses:
+                lane.answered(LaneEnded(number, RefuseCode.UNAUTHORISED, "not this one", "see the operator"))
+            if lanes.get(number) != lane or lane.identity in self.refuses:
+                del self._open[number], self._known[number]
         for number, lane in lanes.items():
             if number not in self._open:
                 assert lane.identity is not None
+                if lane.identity in self.refuses:
+                    lane.answered(LaneEnded(number, RefuseCode.UNAUTHORISED, "not this one", "see the operator"))
+                    continue
+                lane.answered(LaneTaken(number))
                 self._open[number] = lane
                 held = self.records.setdefault(lane.identity, RangeSet()).copy()
                 self._known[number] = held
@@ -101,6 +123,7 @@ class Region:
             for header in map(decode_header, batches):
                 new = self.records[lane].missing(header.base_seq, header.end_seq)
                 self.stored += sum(end - first for first, end in new)
+                self.order.setdefault(lane, []).extend(seq for run in new for seq in range(*run))
                 self.records[lane].add(header.base_seq, header.end_seq)
                 known.add(header.base_seq, header.end_seq)
         if answers:
@@ -163,7 +186,7 @@ async def test_a_position_passes_nothing_that_is_not_acknowledged_wherever_the_l
     source, kept = begin(0), 0
     for _ in range(150):
         now[0] += rng.choice([0.1, 40.0])
-        match rng.choice(["grow", "fill", "take", "take", "take", "break", "restart"]):
+        match rng.choice(["grow", "fill", "take", "take", "take", "break", "restart", "refuse", "admit"]):
             case "grow":
                 await log.grow()
             case "fill":
@@ -174,6 +197,10 @@ async def test_a_position_passes_nothing_that_is_not_acknowledged_wherever_the_l
             case "break":
                 region.disconnect()
                 region.follow(source)
+            case "refuse" if len(region.refuses) < 4:
+                region.refuses.add(rng.choice(LANES))
+            case "admit" if region.refuses:
+                region.refuses.remove(rng.choice(sorted(region.refuses)))
             case "restart" if rng.random() < 0.3:
                 region.disconnect()
                 source = begin(kept)
@@ -183,12 +210,18 @@ async def test_a_position_passes_nothing_that_is_not_acknowledged_wherever_the_l
         window = sum(state.held.count() for state in source.states(region.numbers).values())
         assert window <= WINDOW * 5 * 5
         check(log, region, source.position, takes)
+    region.refuses.clear()
     await settle(source)
     check(log, region, len(log.chunks), takes)
     wanted = sum(
         run.count for runs in log.chunks for run in runs if takes.has_stream((run.lane.tenant, run.lane.stream))
     )
     assert region.stored == wanted
+    assert (source.ahead, source.refusals) == (0, "")
+    late = log.late()
+    for lane, order in region.order.items():
+        in_order = [seq for seq in order if seq not in late.get(lane, RangeSet())]
+        assert in_order == sorted(in_order), "records of a lane come in its order"
 
 
 async def test_acknowledgements_of_another_cluster_count_for_nothing() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cloud_hub.declared.test_hub import declare
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
@@ -16,7 +17,10 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.declared import changes
 from weft.cloud_hub.declared.changes import CannotDeclare, Decision
+from weft.cloud_hub.declared.documents import Quotas
+from weft.cloud_hub.declared.tenants.changes import set_tenant
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.regions import refused, source
 from weft.cloud_hub.regions.link import PAUSED
 from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
@@ -206,6 +210,41 @@ async def test_a_region_that_was_restored_to_an_earlier_state_gets_what_it_lost_
             await order(west, store, changes.compare_region("east"))
             await until(lambda: has(east, 9))
             assert stored(east) == 9
+
+
+async def test_a_lane_that_a_region_refuses_waits_by_itself_and_comes_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "CHUNKS_MAX", 2)
+    monkeypatch.setattr(refused, "AGAIN_S", 0.05)
+    monkeypatch.setattr(refused, "AGAIN_MAX_S", 0.05)
+    there, cluster_log = MemoryStore(), {"cluster_log_interval_s": 0.02}
+
+    async def set_quota(lanes: int, *, is_new: bool) -> None:
+        await declare(east, there, set_tenant("default", Quotas(lanes=lanes), is_new=is_new))
+
+    async with (
+        running_hub(there, shards=1, **cluster_log) as east,
+        running_hub(MemoryStore(), shards=1, regions=to(east.url)) as west,
+    ):
+        await set_quota(1, is_new=True)
+        (link,) = west.regions
+        log, waiting = log_of(0, 3), log_of(0, 6, lane=OTHER)
+        async with running_link(west, log, NODE, epochs=MemoryEpochs(1)):
+            await until(lambda: has(east, 3))
+            async with running_link(west, waiting, OTHER_NODE, epochs=MemoryEpochs(1)):
+                for end in range(6, 24, 3):  # each a chunk of its own, and more than the window has
+                    log.append(*log_of(end - 3, end).batches[0])
+                    await until(lambda end=end: has(east, end))  # type: ignore[misc]
+                await waiting.until_released(6)
+            assert not has(east, 6, OTHER)
+            await until(lambda: link.report().lag_records == 6)
+            assert "the others go on: stream telemetry of press-2" in link.report().error
+            assert "1 lanes, its quota" in link.report().error
+            await set_quota(2, is_new=False)
+            await until(lambda: has(east, 6, OTHER))
+            await until(lambda: (link.report().error, link.report().lag_records) == ("", 0))
+        assert stored(east) == 27
 
 
 def test_a_schedule_shuts_the_link_as_a_whole(tmp_path: Path) -> None:
