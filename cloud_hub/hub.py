@@ -214,7 +214,7 @@ class Hub:
         self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
         self._regions = Regions(
             settings.regions, self._shards, RegionPositions(store, self.cluster), clock=self._clock, host=owners.own,
-            declared=self._declared.regions)  # fmt: skip
+            declared=self._declared.regions, retain_log_s=settings.retain_log_s)  # fmt: skip
         try:
             await self._declared.start(store, self.cluster.cluster_id)
             await self._shards.start()

@@ -26,12 +26,14 @@ class Regions:
 
     Args:
         host: name of this process.
+        retain_log_s: seconds for which the log keeps all chunks; None if it deletes none.
     """
 
     def __init__(
         self, settings: Mapping[str, RegionSettings], shards: Shards, positions: RegionPositions, *, clock: HubClock,
-        host: str, declared: DeclaredRegions,
+        host: str, declared: DeclaredRegions, retain_log_s: float | None,
     ) -> None:  # fmt: skip
+        self._retain_log_s = retain_log_s
         self._settings, self._shards, self._positions = settings, shards, positions
         self._clock, self._host, self._declared = clock, host, declared
         self._links: dict[tuple[str, int], tuple[RegionLink, asyncio.Task[None]]] = {}
@@ -48,6 +50,9 @@ class Regions:
             report = link.report()
             yield Sample("weft_hub_region_connected", int(link.status.state == LinkState.CONNECTED), labels)
             yield Sample("weft_hub_region_lag_seconds", report.lag_seconds, labels)
+            if self._retain_log_s is not None:
+                kept_s = max(self._settings[link.name].pin_s, self._retain_log_s)
+                yield Sample("weft_hub_region_kept_seconds", kept_s, labels)
             yield Sample("weft_hub_region_lost_chunks", len(link.lost), labels)
 
     def start(self) -> None:

@@ -178,6 +178,12 @@ HUB_METRICS = (
         ("region", "shard"),
     ),
     Metric(
+        "weft_hub_region_kept_seconds",
+        "gauge",
+        "Age up to which the log keeps chunks that the region lacks: `pin`, or a longer `retain_log`. None without it.",
+        ("region", "shard"),
+    ),
+    Metric(
         "weft_hub_region_lost_chunks",
         "gauge",
         "Runs of chunks that were deleted before the region had their records.",

@@ -64,6 +64,7 @@ def slow(series: str, name: str, bound: str) -> Case:
     )
 
 
+REGION = 'region="east", shard="1"'
 LINK, STREAM = 'link="cloud"', 'stream="telemetry"'
 TABLE = f'tenant="default", {STREAM}'
 RULE = f'{TABLE}, rule="oil"'
@@ -178,6 +179,11 @@ CASES = {
     "WeftHubEdgesSilent": flag(hub("weft_hub_edges_silent", 'over="4m"'), 2, 0),
     "WeftHubEdgesSilentForADay": flag(hub("weft_hub_edges_silent", 'over="1d"'), 1, 0),
     "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 3 * DAY_S, DAY_S),
+    "WeftHubRegionBehind": Case(
+        {hub("weft_hub_region_lag_seconds", REGION): still(60), hub("weft_hub_region_kept_seconds", REGION): still(100)},
+        {hub("weft_hub_region_lag_seconds", REGION): still(40), hub("weft_hub_region_kept_seconds", REGION): still(100)},
+    ),
+    "WeftHubRegionLost": flag(hub("weft_hub_region_lost_chunks", REGION)),
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),
     "WeftHubIssuerAway": flag(hub("weft_hub_jwt_keys_failing_seconds"), 3700, 3500),
     "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 90, 3),

@@ -68,6 +68,19 @@ COMMITTING = (
         "backup-and-restore.md", by_instance=False,
     ),
     Alert(
+        "WeftHubRegionBehind",
+        "weft_hub_region_lag_seconds > 0.5 * weft_hub_region_kept_seconds", "15m",
+        WARNING, "the region has been lacking records for {{ $value | humanizeDuration }}, half of what the log keeps",
+        "`weft hub region status` says why. Mend the link, or raise `pin` before the log deletes them.",
+        "two-regions.md", ("region", "shard"),
+    ),
+    Alert(
+        "WeftHubRegionLost", "weft_hub_region_lost_chunks > 0", "1m", CRITICAL,
+        "the log deleted chunks before the region had their records",
+        "`weft hub region status` names them. What they had is in the tables of this hub.",
+        "two-regions.md", ("region", "shard"),
+    ),
+    Alert(
         "WeftHubConflict", "weft_hub_conflicts > 0", "1m", CRITICAL, "a second node claims the log of an edge",
         "`weft hub status` names it. Stop the copy that should not run.", "two-copies-of-a-node.md",
     ),

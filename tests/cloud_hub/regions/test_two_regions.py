@@ -256,3 +256,14 @@ def test_a_schedule_shuts_the_link_as_a_whole(tmp_path: Path) -> None:
     assert windows.has("any stream")
     assert windows.state(noon)[0] is False
     assert windows.opens_at(noon) == (24 + 1) * 3600 * SECOND
+
+
+@pytest.mark.parametrize(("pin_s", "kept_s"), [(600, 600), (60, 300)])
+async def test_metrics_say_for_how_long_the_log_waits_for_a_region(pin_s: float, kept_s: float) -> None:
+    regions = to(f"http://127.0.0.1:{free_port()}", pin_s=pin_s)
+    async with running_hub(MemoryStore(), regions=regions, retain_log_s=300) as west:
+
+        def kept() -> list[float]:
+            return [each.value for each in west.regions.samples() if each.name == "weft_hub_region_kept_seconds"]
+
+        await until(lambda: kept() == [kept_s, kept_s])
