@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.declared.test_hub import declare
-from tests.cloud_hub.live import EdgeLog, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
 from tests.edge_node.links.test_links_restored import Life
@@ -259,11 +259,14 @@ def test_a_schedule_shuts_the_link_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pin_s", "kept_s"), [(600, 600), (60, 300)])
-async def test_metrics_say_for_how_long_the_log_waits_for_a_region(pin_s: float, kept_s: float) -> None:
+async def test_metrics_say_for_how_long_the_log_waits_for_a_region(pin_s: int, kept_s: int) -> None:
     regions = to(f"http://127.0.0.1:{free_port()}", pin_s=pin_s)
     async with running_hub(MemoryStore(), regions=regions, retain_log_s=300) as west:
 
-        def kept() -> list[float]:
-            return [each.value for each in west.regions.samples() if each.name == "weft_hub_region_kept_seconds"]
+        async def are_told() -> bool:
+            _, text = await get(west, "/metrics")
+            return all(
+                f'weft_hub_region_kept_seconds{{region="east",shard="{shard}"}} {kept_s}' in text for shard in (0, 1)
+            )
 
-        await until(lambda: kept() == [kept_s, kept_s])
+        await until(are_told)
