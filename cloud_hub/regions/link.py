@@ -215,7 +215,7 @@ class RegionLink:
         if source.lost:
             _logger.error(
                 "shard %d: chunks %d to %d were collected before region %s had their records: it lacks these records, "
-                "and says so. `pin` of the region bounds how long the log waits", self.shard, source.lost[0][0],
+                "and says so. `weft hub region history` brings them from the tables", self.shard, source.lost[0][0],
                 source.lost[-1][1] - 1, self.name,
             )  # fmt: skip
         now, report = self._monotonic(), self.report(source)
@@ -239,8 +239,13 @@ class RegionLink:
             found, self._etag = await self._positions.read(self.name, self.shard)
             self._written_at = -REPORT_S
             known = found is not None and (found.peer, found.comparison) == (source.peer, self.comparison)
-            if found is not None and known and found.next > self._settled[0]:
-                self._stored = found
+            if found is not None and known:
+                # `weft hub region history` brought what the region lacked of some lost chunks.
+                self.lost, added = found.lost, [run for run in self.lost if run not in self._stored.lost]
+                for first, end in added:
+                    self.lost = with_lost(self.lost, first, end)
+                if found.next > self._settled[0]:
+                    self._stored = found
             return
         self._stored, self._etag = wanted, etag
 

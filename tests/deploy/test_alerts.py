@@ -66,6 +66,7 @@ def slow(series: str, name: str, bound: str) -> Case:
 
 REGION = 'region="east", shard="1"'
 LINK, STREAM = 'link="cloud"', 'stream="telemetry"'
+REGION_LAG, REGION_KEPT = hub("weft_hub_region_lag_seconds", REGION), hub("weft_hub_region_kept_seconds", REGION)
 TABLE = f'tenant="default", {STREAM}'
 RULE = f'{TABLE}, rule="oil"'
 UNTIL_FULL = (edge("weft_edge_log_budget_bytes"), edge("weft_edge_log_unsafe_bytes"))
@@ -180,8 +181,7 @@ CASES = {
     "WeftHubEdgesSilentForADay": flag(hub("weft_hub_edges_silent", 'over="1d"'), 1, 0),
     "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 3 * DAY_S, DAY_S),
     "WeftHubRegionBehind": Case(
-        {hub("weft_hub_region_lag_seconds", REGION): still(60), hub("weft_hub_region_kept_seconds", REGION): still(100)},
-        {hub("weft_hub_region_lag_seconds", REGION): still(40), hub("weft_hub_region_kept_seconds", REGION): still(100)},
+        {REGION_LAG: still(60), REGION_KEPT: still(100)}, {REGION_LAG: still(40), REGION_KEPT: still(100)}
     ),
     "WeftHubRegionLost": flag(hub("weft_hub_region_lost_chunks", REGION)),
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),

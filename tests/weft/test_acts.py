@@ -124,6 +124,7 @@ ON_STORE: dict[Words, Sequence[Sequence[str]]] = {
     ("hub", "region", "pause"): [("east",)],
     ("hub", "region", "resume"): [("east",)],
     ("hub", "region", "compare"): [("east",)],
+    ("hub", "region", "history"): [("east",)],
     ("hub", "second-person"): [("--require", "names", "--valid", "2h")],
 }  # fmt: skip
 

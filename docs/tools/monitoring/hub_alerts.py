@@ -77,7 +77,7 @@ COMMITTING = (
     Alert(
         "WeftHubRegionLost", "weft_hub_region_lost_chunks > 0", "1m", CRITICAL,
         "the log deleted chunks before the region had their records",
-        "`weft hub region status` names them. What they had is in the tables of this hub.",
+        "`weft hub region status` names them, and `weft hub region history` brings their records from the tables.",
         "two-regions.md", ("region", "shard"),
     ),
     Alert(

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import click
 
-from weft.commands.common import ExistingPath, config_argument, json_option
+from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
 from weft.commands.on_store.declaring import declare
-from weft.commands.on_store.opening import by_option, no_other_author, on_store, reason_option
+from weft.commands.on_store.opening import acting, by_option, no_other_author, on_store, reason_option
 from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
-from weft.output import Failed, harmless, print_json, print_table
+from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
 _token_file_option = click.option(
@@ -56,7 +56,6 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 
 def _of_store(config_file: str | None) -> list[dict[str, Any]]:
     from weft.cloud_hub.regions.requests import region_views
-    from weft.commands.common import load_hub
     from weft.storage.cluster import read_cluster
 
     name = named(config_file)
@@ -109,13 +108,56 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
 
     For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
-    the start of the log. What was deleted from the log is not sent (`retain_log`).
+    the start of the log. What was deleted from the log comes by `weft hub region history`.
     """
     from weft.cloud_hub.declared import changes
 
     _known(config_file, region)
     declare(config_file, lambda _now: changes.compare_region(region), by, reason)
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
+
+
+@command.command()
+@config_argument
+@click.argument("region")
+@reason_option
+@by_option
+def history(config_file: str, region: str, *, reason: str, by: str | None) -> int:
+    """Bring REGION of CONFIG what this hub has in tables alone: what its log deleted before the region had it.
+
+    For a region that was away for longer than `pin`, and for one that joins a hub with a past. All rows are compared
+    with what the region holds, and it gets those that it lacks. The links of the log go on meanwhile. The command may
+    be interrupted and run again. Status 1 if something could not be brought.
+    """
+    from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
+    from weft.commands.hub_settings import settings_of
+    from weft.protocols.errors import CodecError
+    from weft.storage.chunk_log import CollectedPast
+    from weft.storage.object_store import NotFound, StoreUnfit
+    from weft.storage.table.errors import TableError
+
+    _known(config_file, region)
+    settings = settings_of(load_hub(config_file)).regions[region]
+
+    async def work(store: ObjectStore) -> History:
+        transfer = HistoryTransfer(store, region, settings, wall_clock=time.time_ns, monotonic=time.monotonic)
+        return await transfer.run()
+
+    try:
+        done = acting(config_file, f"history for region {region}", work, by, reason)
+    except (HistoryError, TableError, StoreUnfit, NotFound, CodecError, CollectedPast) as error:
+        raise Failed(str(error)) from None
+    click.echo(f"{region} has all {counted(done.rows, 'row')} of the tables, each once")
+    if done.given_up:
+        click.echo(
+            f"{counted(done.given_up, 'record')} left the tables by erasure, by skips or by age: {region} has a gap of "
+            "reason `operator` for those that it lacks"
+        )
+    if done.chunks:
+        click.echo(f"{counted(done.chunks, 'chunk')} no longer count as lost; status and metrics follow within minutes")
+    for each in done.left_out:
+        click.echo(f"LEFT OUT: {harmless(each)}")
+    return FAILURE_EXIT_CODE if done.left_out else 0
 
 
 def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
@@ -131,7 +173,6 @@ def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str |
 
 
 def _known(config_file: str, region: str) -> None:
-    from weft.commands.common import load_hub
 
     known = load_hub(config_file).regions
     if region not in known:
