@@ -231,7 +231,7 @@ def test_fields_of_a_later_hub_are_ignored() -> None:
 
 
 def test_a_refusal_says_when_to_ask_again() -> None:
-    body = b'{"error": "too much", "advice": "wait"}'
+    body = b'{"detail": "too much", "advice": "wait"}'
     with once(b"HTTP/1.1 429 Slow\r\nRetry-After: 7\r\n\r\n" + body) as client, pytest.raises(HubRefusal) as got:
         client.publish("t", edge="press-1")
     assert (got.value.retry_after_s, str(got.value)) == (7, "429 Slow: too much; wait")
