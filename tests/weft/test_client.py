@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import re
 import socket
+import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -100,7 +101,7 @@ def test_the_client_asks_what_the_document_says(operation: Operation) -> None:
 
 def test_the_client_offers_nothing_else() -> None:
     offered = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
-    assert offered == {each.name for each in ASKED} | {"fetch", "all_records", "opened", "tail"}
+    assert offered == {each.name for each in ASKED} | {"fetch", "all_records", "all_rows", "opened", "tail"}
 
 
 @pytest.mark.slow
@@ -128,6 +129,13 @@ def read(hub: Hub, tokens: dict[str, str]) -> None:
     assert [lane.edge for page in pages(reader.lanes, "telemetry", limit=1) for lane in page.lanes] == ["press-1"]
     assert reader.completeness("telemetry").covers[0].edge == "press-1"
     assert reader.rows("telemetry", shard=shard, limit=7).next_offset == 7
+    tables = list(reader.all_rows("telemetry", shard, limit=700))
+    assert [each.arrow().num_rows for each in tables] == [700, 700, 100], "an answer is in memory at a time"
+    offsets = list(range(1500))
+    assert [n for each in tables for n in each.pandas()["_offset"]] == offsets
+    assert [n for each in tables for n in each.polars()["_offset"]] == offsets
+    assert [each.next_offset for each in reader.all_rows("telemetry", shard, offset=1499)] == [1500]
+    assert list(reader.all_rows("telemetry", shard, offset=1500)) == []
     assert (reader.whoami().token, reader.whoami().tenant, reader.whoami().scope) == ("reader", "acme", "reader")
     assert reader.openapi()["openapi"].startswith("3.1")
     with pytest.raises(HubUnreachable, match="more than 10 bytes"):
@@ -176,6 +184,12 @@ def show(hub: Hub, folder: Path) -> None:
     assert (said.startswith(told[0]), said.endswith(told[1])) == (True, True), said
     token.write_text("forged")
     assert "401 Unauthorized: no valid token" in CliRunner().invoke(whoami, words).output
+
+
+def test_a_package_that_is_missing_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ModuleNotFoundError, match="python -m pip install polars"):
+        Rows(b"", None, None, 0).polars()
 
 
 def assert_refused(ask: Callable[[], object], status: int, word: str) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import importlib
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -62,6 +63,11 @@ from weft.cloud_hub.openapi.tenants import (
 )
 from weft.network.token_file import read_token
 
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 256 << 20
 """Longest answer: the hub's bound, which a setting may raise, and a record of the largest size."""
@@ -88,15 +94,38 @@ class Fetched(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one shard."""
+    """Rows of one shard. What makes a table of them is imported when it is asked for; ``ModuleNotFoundError`` says what
+    to install."""
 
     data: bytes
-    """A stream of Arrow: ``pyarrow.ipc.open_stream(data)``."""
+    """A stream of Arrow."""
     next_offset: int | None
     """Offset to go on with; None while the search for the first row goes on."""
     next_chunk: int | None
     end: int
     """End of the shard when the request came."""
+
+    def arrow(self) -> pyarrow.Table:
+        """Return the rows as a table of Arrow, which uses the memory of ``data``."""
+        return _imported("pyarrow.ipc", "pyarrow").open_stream(self.data).read_all()
+
+    def pandas(self) -> pandas.DataFrame:
+        """Return the rows as a data frame of pandas. Whole numbers in a column with nulls become floating-point ones,
+        as pandas has it."""
+        _imported("pandas", "pyarrow pandas")
+        return self.arrow().to_pandas()
+
+    def polars(self) -> polars.DataFrame:
+        """Return the rows as a data frame of polars, which needs no pyarrow."""
+        return _imported("polars", "polars").read_ipc_stream(self.data)
+
+
+def _imported(module: str, packages: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        told = f"{error}: install it with `python -m pip install {packages}`"
+        raise ModuleNotFoundError(told, name=error.name) from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -505,6 +534,29 @@ class Client:
             page = self.records(stream, shard=shard, offset=offset, chunk=chunk, tenant=tenant, limit=1000)
             yield from (record for record in page.records if record.offset < stop)
             was, (offset, chunk) = (offset, chunk), (page.next_offset.get(name, offset), page.next_chunk.get(name))
+            if (offset, chunk) == was:
+                raise HubUnreachable(f"{self._url} does not go on at offset {offset} of shard {shard}")
+
+    def all_rows(
+        self, stream: str, shard: int, *, offset: int | None = None, limit: int | None = None, tenant: str | None = None
+    ) -> Iterator[Rows]:
+        """Yield the rows of one shard in the order of their offsets, up to the end that it had at the beginning or
+        somewhat behind it: ``next_offset`` of the last answer goes on. One answer is in memory at a time.
+
+        Args:
+            offset: of the first row; None for the first that the log has.
+            limit: most rows of an answer.
+        """
+        chunk: int | None = None
+        stop: int | None = None
+        while True:
+            page = self.rows(stream, shard=shard, offset=offset, chunk=chunk, limit=limit, tenant=tenant)
+            stop = page.end if stop is None else stop
+            was, (offset, chunk) = (offset, chunk), (page.next_offset, page.next_chunk)
+            if offset not in (None, was[0]):
+                yield page
+            if (offset is None and chunk is None) or (offset is not None and offset >= stop):
+                return
             if (offset, chunk) == was:
                 raise HubUnreachable(f"{self._url} does not go on at offset {offset} of shard {shard}")
 
