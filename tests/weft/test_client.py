@@ -22,6 +22,8 @@ from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.waiting import PATIENCE_S
 from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, pages
+from weft.client.aio import AsyncClient
+from weft.client.aio import pages as each_page
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.declared.documents import Quotas
 from weft.cloud_hub.hub import Hub
@@ -61,7 +63,7 @@ def test_the_client_follows_the_document(operation: Operation) -> None:
         # One argument is both: text, or bytes that travel as base64.
         described |= {field.name for field in msgspec.structs.fields(operation.body)} - {"payload_base64"}
     assert taken == described, f"give weft.client.Client.{operation.name} the parameters of the operation"
-    returned = typing.get_type_hints(method)["return"]
+    (returned,) = typing.get_args(typing.get_type_hints(method)["return"])
     assert returned == (Rows if operation.answer is None else operation.answer)
 
 
@@ -114,6 +116,7 @@ async def test_the_client_reads_a_hub_and_tells_its_refusals(tmp_path: Path) -> 
     async with running_hub(MemoryStore(), shards=1, tokens_file=path) as hub:
         await deliver(hub, log, 1500, EDGE, link)
         await asyncio.to_thread(read, hub, tokens)
+        await read_without_waiting(hub, tokens["reader"])
         await asyncio.to_thread(order, hub, tokens)
         await asyncio.to_thread(rotate, hub, tokens, tmp_path / "token")
         await asyncio.to_thread(show, hub, tmp_path)
@@ -132,9 +135,9 @@ def read(hub: Hub, tokens: dict[str, str]) -> None:
     tables = list(reader.all_rows("telemetry", shard, limit=700))
     assert [each.arrow().num_rows for each in tables] == [700, 700, 100], "an answer is in memory at a time"
     offsets = list(range(1500))
-    assert [n for each in tables for n in each.pandas()["_offset"]] == offsets
-    assert [n for each in tables for n in each.polars()["_offset"]] == offsets
-    assert [each.next_offset for each in reader.all_rows("telemetry", shard, offset=1499)] == [1500]
+    assert [n for rows in tables for n in rows.pandas()["_offset"]] == offsets
+    assert [n for rows in tables for n in rows.polars()["_offset"]] == offsets
+    assert [last.next_offset for last in reader.all_rows("telemetry", shard, offset=1499)] == [1500]
     assert list(reader.all_rows("telemetry", shard, offset=1500)) == []
     assert (reader.whoami().token, reader.whoami().tenant, reader.whoami().scope) == ("reader", "acme", "reader")
     assert reader.openapi()["openapi"].startswith("3.1")
@@ -148,6 +151,29 @@ def read(hub: Hub, tokens: dict[str, str]) -> None:
         (Client(hub.url, token="forged").whoami, 401, "no valid token"),
     ):
         assert_refused(ask, status, word)
+
+
+async def read_without_waiting(hub: Hub, token: str) -> None:
+    async with AsyncClient(hub.url, token=token) as reader:
+        (stream,) = (await reader.streams()).streams
+        shard = int(next(iter(stream.next_offset)))
+        assert [lane.edge async for page in each_page(reader.lanes, "telemetry", limit=1) for lane in page.lanes] == [
+            "press-1"
+        ]
+        assert (await reader.rows("telemetry", shard=shard, limit=7)).arrow().num_rows == 7
+        found = list[int]()
+        async with contextlib.aclosing(reader.tail("telemetry", position=f"{shard}:0")) as tail:
+            async for event in tail:
+                found += [record.offset for record in event.records]
+                if len(found) == 1500:
+                    break
+        assert found == list(range(1500))
+        with pytest.raises(HubRefusal, match="has no stream 'nothing'") as refusal:
+            await reader.stream("nothing")
+        assert (refusal.value.status, bool(refusal.value.advice)) == (404, True)
+    async with AsyncClient(hub.url, token=token, bytes_max=10) as reader:
+        with pytest.raises(HubUnreachable, match="more than 10 bytes"):
+            await reader.streams()
 
 
 def order(hub: Hub, tokens: dict[str, str]) -> None:

@@ -44,11 +44,23 @@ class HubUnreachable(HubError):
 
 def refusal(error: urllib.error.HTTPError) -> HubRefusal:
     """Return the refusal in an answer."""
-    wait = error.headers.get("Retry-After", "")
-    retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
     try:
         with error:
-            told = msgspec.json.decode(error.read(ERROR_BYTES_MAX), type=_Told)
-    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # msgspec's errors are ValueErrors
+            body = error.read(ERROR_BYTES_MAX)
+    except (OSError, ValueError, http.client.HTTPException):
+        body = b""
+    return refusal_of(error.code, error.reason, error.headers.get("Retry-After", ""), body)
+
+
+def refusal_of(status: int, reason: str, wait: str, body: bytes) -> HubRefusal:
+    """Return the refusal in the parts of an answer.
+
+    Args:
+        wait: its header ``Retry-After``.
+    """
+    retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
+    try:
+        told = msgspec.json.decode(body, type=_Told)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         told = _Told()
-    return HubRefusal(error.code, error.reason, told.detail, told.advice, retry_after_s)
+    return HubRefusal(status, reason, told.detail, told.advice, retry_after_s)
