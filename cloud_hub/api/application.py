@@ -37,11 +37,11 @@ from weft.cloud_hub.health import Health
 from weft.cloud_hub.shard.retry import told_to_others
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE
+from weft.network.problem import PROBLEM_JSON, problem
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.problem import PROBLEM_JSON, problem
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import StreamKey
 from weft.replication.runner import LINK_PATH

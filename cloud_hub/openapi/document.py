@@ -15,7 +15,7 @@ import msgspec
 from weft.cloud_hub.openapi.common import Problem
 from weft.cloud_hub.openapi.operation import ERRORS, Operation, Parameter
 from weft.cloud_hub.openapi.operations import OPERATIONS
-from weft.protocols.problem import PROBLEM_JSON
+from weft.network.problem import PROBLEM_JSON
 
 Schema = dict[str, Any]
 OPENAPI = "3.1.0"

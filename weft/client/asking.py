@@ -1,4 +1,4 @@
-"""What a request to a hub is made of, with and without waiting for its answer."""
+"""Parts of requests, which both clients share."""
 
 from __future__ import annotations
 

@@ -316,8 +316,12 @@ class Operations:
 
     @operation
     def pulls(
-        self, *, tenant: str | None = None, edge: str | None = None, id: str | None = None
-    ) -> Request[PullsAnswer]:  # noqa: A002
+        self,
+        *,
+        tenant: str | None = None,
+        edge: str | None = None,
+        id: str | None = None,  # noqa: A002
+    ) -> Request[PullsAnswer]:
         """Return pulls of the tenant, the latest first."""
         return _get("/v1/pulls", PullsAnswer, tenant=tenant, edge=edge, id=id)
 

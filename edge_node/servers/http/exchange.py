@@ -11,8 +11,8 @@ from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.http.answers import JSON, Answers, Fields, influx_error
 from weft.edge_node.servers.http.problem import Problem, try_later
 from weft.edge_node.servers.http.request import Request
-from weft.protocols.problem import PROBLEM_JSON
-from weft.protocols.problem import problem as problem_document
+from weft.network.problem import PROBLEM_JSON
+from weft.network.problem import problem as problem_document
 from weft.storage.segment_log import LogFull
 from weft.storage.segment_log.errors import RecordTooLarge
 

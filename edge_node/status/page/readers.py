@@ -14,7 +14,7 @@ from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity
 from weft.network.admission import is_loopback
-from weft.protocols.problem import PROBLEM_JSON, problem
+from weft.network.problem import PROBLEM_JSON, problem
 
 # A browser would answer the challenge Basic by a window of its own, over the page's form.
 _CHALLENGE = {"WWW-Authenticate": 'FormBased realm="weft"', "Cache-Control": "no-store"}
