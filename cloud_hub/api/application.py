@@ -1,6 +1,6 @@
 """The hub's HTTP API: ``GET /v1/...`` for readers, ``/v1/link`` for edges, ``/metrics``, ``/healthz`` and ``/readyz``.
 
-Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tenant if the token allows it.
+Errors are problem documents (RFC 9457) with advice. ``?tenant=`` chooses the tenant if the token allows it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from weft.cloud_hub.health import Health
 from weft.cloud_hub.shard.retry import told_to_others
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE
+from weft.network.problem import PROBLEM_JSON, problem
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
@@ -52,6 +53,8 @@ from weft.storage.table.errors import TableError
 logger = logging.getLogger(__name__)
 
 UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what can be asked"
+PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
+"""Type of a problem: the URI, relative to the hub, of what the document says of its status."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -83,9 +86,14 @@ class HubNode(Protocol):
         ...
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def _json(value: Any) -> web.Response:
     body = msgspec.json.encode(value) + b"\n"  # people read it on a terminal
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+    return web.Response(body=body, content_type="application/json")
+
+
+def _problem(status: int, detail: str, advice: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = problem(status, detail, advice, type_=PROBLEM_TYPE.format(status=status))
+    return web.Response(body=body, status=status, headers=headers, content_type=PROBLEM_JSON)
 
 
 class Api:
@@ -129,32 +137,31 @@ class Api:
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn every failure into JSON with advice."""
+        """Turn every failure into a problem document."""
         try:
             return await handler(request)
         except ApiError as error:
             self._access.note_refusal(request, error)
-            return _json({"error": error.error, "advice": error.advice}, error.status, error.headers)
+            return _problem(error.status, error.error, error.advice, error.headers)
         except web.HTTPException as error:
-            told = {"error": f"{request.method} {request.path}: {error.reason}", "advice": UNKNOWN_PATH}
-            answer = _json(told, error.status)
+            answer = _problem(error.status, f"{request.method} {request.path}: {error.reason}", UNKNOWN_PATH)
             if "Allow" in error.headers:  # the methods that the path has
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
         except CollectedPast as error:
             advice = "read its table, if that has all rows (`kind`); since= finds the first that the log still has"
-            return _json({"error": str(error), "advice": advice}, 410)
+            return _problem(410, str(error), advice)
         except TableError as error:
             advice = "mend the table, or read it with an engine; since= finds the first record that the log still has"
             self._say(logging.WARNING, error)
-            return _json({"error": told_to_others(error), "advice": advice}, 503)
+            return _problem(503, told_to_others(error), advice)
         except (StoreError, NotFound) as error:
             self._say(logging.WARNING, error)
-            return _json({"error": told_to_others(error), "advice": SOON}, 503)
+            return _problem(503, told_to_others(error), SOON)
         except CodecError as error:
             self._say(logging.ERROR, error)
             said = f"the log is damaged: {told_to_others(error)}"
-            return _json({"error": said, "advice": "see the hub's log; keep the store"}, 500)
+            return _problem(500, said, "see the hub's log; keep the store")
 
     def _say(self, level: int, error: Exception) -> None:
         """Log what was in the way of a request, with a limit: readers request unreadable records again and again."""

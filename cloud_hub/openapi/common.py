@@ -12,10 +12,16 @@ LogId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="Id of an edge
 Count = Annotated[int, Meta(ge=0)]
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The body of every answer whose status is 400 or above."""
+class Problem(msgspec.Struct, frozen=True):
+    """The body of every answer whose status is 400 or above, as RFC 9457 has it."""
 
-    error: str
+    type: str
+    """URI of the kind of problem, relative to the hub: what this document says of the status."""
+    title: str
+    """The kind in words, the same for each problem of the type."""
+    status: Annotated[int, Meta(ge=400, le=599)]
+    """Status of the answer."""
+    detail: str
     """The mistake or the failure."""
     advice: str
     """The remedy."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from weft.cloud_hub.openapi.common import ErrorAnswer
+from weft.cloud_hub.openapi.common import Problem
 from weft.cloud_hub.openapi.operation import ERRORS, Operation, Parameter
 from weft.cloud_hub.openapi.operations import OPERATIONS
+from weft.network.problem import PROBLEM_JSON
 
 Schema = dict[str, Any]
 OPENAPI = "3.1.0"
@@ -24,7 +25,8 @@ _REFERENCE = "#/components/schemas/{name}"
 _DESCRIPTION = """\
 Later releases may add fields, parameters and operations; they remove none, and none changes its meaning. A client
 ignores fields that it does not know. Times are RFC 3339 text in UTC with nanoseconds. Ranges have `first` and `end`:
-`end` is one past the last. A hub without tokens asks for none. Every error is `{"error": ..., "advice": ...}`."""
+`end` is one past the last. A hub without tokens asks for none. Every error is a
+problem document (RFC 9457), whose `advice` is the remedy. Go by its status: its type may get narrower."""
 
 
 @functools.cache
@@ -56,7 +58,7 @@ def describe(operations: Sequence[Operation]) -> Schema:
 
 
 def _types(operations: Sequence[Operation]) -> Iterable[Any]:
-    yield ErrorAnswer
+    yield Problem
     yield int
     for each in operations:
         yield from (parameter.type for parameter in each.parameters)
@@ -102,7 +104,7 @@ def _parameter(parameter: Parameter, by_type: Mapping[str, Schema]) -> Schema:
 
 
 def _error(meaning: str, by_type: Mapping[str, Schema]) -> Schema:
-    return {"description": meaning, "content": {"application/json": {"schema": by_type[_key(ErrorAnswer)]}}}
+    return {"description": meaning, "content": {PROBLEM_JSON: {"schema": by_type[_key(Problem)]}}}
 
 
 def _structs(types: Iterable[Any]) -> list[type[msgspec.Struct]]:

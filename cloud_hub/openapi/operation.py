@@ -12,6 +12,7 @@ ERRORS = {
     401: "No token, or one that the hub does not know.",
     403: "The token does not open this.",
     404: "There is no such tenant, or it has no such stream, edge or pull.",
+    405: "The path does not take this method; the header `Allow` has those that it takes.",
     408: "The body did not come in time.",
     409: "It cannot be, beside what is there: the `Idempotency-Key` came with another message, the pull is over, or "
     "the declared facts forbid it.",

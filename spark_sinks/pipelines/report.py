@@ -142,5 +142,5 @@ def _words(error: Exception) -> str:
     if isinstance(error, urllib.request.HTTPError):
         with contextlib.suppress(Exception):
             told = json.loads(error.read(ANSWER_BYTES_MAX))
-            return f"{told['error']}; {told['advice']}"
+            return f"{told['detail']}; {told['advice']}"
     return str(error) or type(error).__name__

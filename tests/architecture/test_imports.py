@@ -24,7 +24,14 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     ),
     "psycopg": ("spark_sinks/sinks/jdbc/",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/", "weft/demo/"),
-    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "network/http_server", "network/pages/"),
+    "aiohttp": (
+        "edge_node/",
+        "cloud_hub/",
+        "replication/runner",
+        "network/http_server",
+        "network/pages/",
+        "weft/client/aio",
+    ),
     "websockets": (
         "edge_node/servers/listeners/",
         "edge_node/servers/http/out/websocket.py",

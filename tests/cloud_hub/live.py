@@ -136,4 +136,4 @@ async def running_link(
 async def get(hub: Hub, path: str, token: str | None = None, accept: str = "*/*") -> tuple[int, Any]:
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     async with aiohttp.ClientSession() as session, session.get(hub.url + path, headers=headers) as answer:
-        return answer.status, await (answer.json() if answer.content_type == "application/json" else answer.text())
+        return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())

@@ -125,14 +125,14 @@ async def test_a_certificate_ends_on_an_open_connection_when_it_is_revoked_or_ov
 
             async def is_refused() -> bool:
                 status, told = await ask(first, hub, "/v1/status")
-                return status == 403 and "revoked" in told["error"]
+                return status == 403 and "revoked" in told["detail"]
 
             await until(is_refused)
             assert (await ask(second, hub, "/v1/status"))[0] == 200
             now = hub._access._now
             monkeypatch.setattr(hub._access, "_now", lambda: now() + 2 * 86_400 * 10**9)
             status, told = await ask(second, hub, "/v1/status")
-            assert (status, told["error"]) == (401, "the certificate 'jo' has expired")
+            assert (status, told["detail"]) == (401, "the certificate 'jo' has expired")
 
 
 async def test_a_page_of_another_site_cannot_use_the_certificate_of_a_browser(
@@ -142,7 +142,7 @@ async def test_a_page_of_another_site_cannot_use_the_certificate_of_a_browser(
         assert (await ask(session, hub, "/v1/streams", Origin=hub.url))[0] == 200
         for origin in ("https://evil.example", "null", "https://127.0.0.1"):
             status, told = await ask(session, hub, "/v1/streams", Origin=origin)
-            assert (status, told["error"]) == (403, "the certificate 'mara' is not for pages of other sites")
+            assert (status, told["detail"]) == (403, "the certificate 'mara' is not for pages of other sites")
             async with session.post(hub.url + "/v1/messages", data=b"{}", headers={"Origin": origin}) as answer:
                 assert answer.status == 403
 

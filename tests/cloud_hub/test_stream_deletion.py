@@ -317,8 +317,8 @@ async def test_a_deleted_stream_is_in_no_answer_of_a_running_hub(store: ObjectSt
         assert (await get(hub, "/v1/streams"))[1]["streams"] == []
         status, answer = await get(hub, "/v1/streams/telemetry")
         assert status == 404
-        assert "was deleted at" in answer["error"]
-        assert "trial is over" in answer["error"]
+        assert "was deleted at" in answer["detail"]
+        assert "trial is over" in answer["detail"]
         hub._figures._refreshed_at = None  # type: ignore[union-attr]
         assert 'stream="telemetry"' not in (await get(hub, "/metrics"))[1]
         async with running_link(hub, log, EDGE, epochs=epochs):

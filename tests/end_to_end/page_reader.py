@@ -105,7 +105,7 @@ class PageReader:
         told = f"$ {command}\n{done.stdout}{done.stderr}"
         self.said += told
         assert done.returncode == 0, told
-        assert not (command.startswith("curl") and '"error":' in done.stdout), told
+        assert not (command.startswith("curl") and '"detail":' in done.stdout), told
 
     def replaced(self, text: str) -> str:
         """Return a page's text with free ports, and with what stands for other machines and folders of root."""

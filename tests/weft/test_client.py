@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import re
 import socket
+import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.waiting import PATIENCE_S
 from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, pages
+from weft.client.aio import AsyncClient
+from weft.client.aio import pages as each_page
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.declared.documents import Quotas
 from weft.cloud_hub.hub import Hub
@@ -60,7 +63,7 @@ def test_the_client_follows_the_document(operation: Operation) -> None:
         # One argument is both: text, or bytes that travel as base64.
         described |= {field.name for field in msgspec.structs.fields(operation.body)} - {"payload_base64"}
     assert taken == described, f"give weft.client.Client.{operation.name} the parameters of the operation"
-    returned = typing.get_type_hints(method)["return"]
+    (returned,) = typing.get_args(typing.get_type_hints(method)["return"])
     assert returned == (Rows if operation.answer is None else operation.answer)
 
 
@@ -100,7 +103,7 @@ def test_the_client_asks_what_the_document_says(operation: Operation) -> None:
 
 def test_the_client_offers_nothing_else() -> None:
     offered = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
-    assert offered == {each.name for each in ASKED} | {"fetch", "all_records", "opened", "tail"}
+    assert offered == {each.name for each in ASKED} | {"fetch", "all_records", "all_rows", "opened", "tail"}
 
 
 @pytest.mark.slow
@@ -113,6 +116,7 @@ async def test_the_client_reads_a_hub_and_tells_its_refusals(tmp_path: Path) -> 
     async with running_hub(MemoryStore(), shards=1, tokens_file=path) as hub:
         await deliver(hub, log, 1500, EDGE, link)
         await asyncio.to_thread(read, hub, tokens)
+        await read_without_waiting(hub, tokens["reader"])
         await asyncio.to_thread(order, hub, tokens)
         await asyncio.to_thread(rotate, hub, tokens, tmp_path / "token")
         await asyncio.to_thread(show, hub, tmp_path)
@@ -128,6 +132,13 @@ def read(hub: Hub, tokens: dict[str, str]) -> None:
     assert [lane.edge for page in pages(reader.lanes, "telemetry", limit=1) for lane in page.lanes] == ["press-1"]
     assert reader.completeness("telemetry").covers[0].edge == "press-1"
     assert reader.rows("telemetry", shard=shard, limit=7).next_offset == 7
+    tables = list(reader.all_rows("telemetry", shard, limit=700))
+    assert [each.arrow().num_rows for each in tables] == [700, 700, 100], "an answer is in memory at a time"
+    offsets = list(range(1500))
+    assert [n for rows in tables for n in rows.pandas()["_offset"]] == offsets
+    assert [n for rows in tables for n in rows.polars()["_offset"]] == offsets
+    assert [last.next_offset for last in reader.all_rows("telemetry", shard, offset=1499)] == [1500]
+    assert list(reader.all_rows("telemetry", shard, offset=1500)) == []
     assert (reader.whoami().token, reader.whoami().tenant, reader.whoami().scope) == ("reader", "acme", "reader")
     assert reader.openapi()["openapi"].startswith("3.1")
     with pytest.raises(HubUnreachable, match="more than 10 bytes"):
@@ -140,6 +151,29 @@ def read(hub: Hub, tokens: dict[str, str]) -> None:
         (Client(hub.url, token="forged").whoami, 401, "no valid token"),
     ):
         assert_refused(ask, status, word)
+
+
+async def read_without_waiting(hub: Hub, token: str) -> None:
+    async with AsyncClient(hub.url, token=token) as reader:
+        (stream,) = (await reader.streams()).streams
+        shard = int(next(iter(stream.next_offset)))
+        assert [lane.edge async for page in each_page(reader.lanes, "telemetry", limit=1) for lane in page.lanes] == [
+            "press-1"
+        ]
+        assert (await reader.rows("telemetry", shard=shard, limit=7)).arrow().num_rows == 7
+        found = list[int]()
+        async with contextlib.aclosing(reader.tail("telemetry", position=f"{shard}:0")) as tail:
+            async for event in tail:
+                found += [record.offset for record in event.records]
+                if len(found) == 1500:
+                    break
+        assert found == list(range(1500))
+        with pytest.raises(HubRefusal, match="has no stream 'nothing'") as refusal:
+            await reader.stream("nothing")
+        assert (refusal.value.status, bool(refusal.value.advice)) == (404, True)
+    async with AsyncClient(hub.url, token=token, bytes_max=10) as reader:
+        with pytest.raises(HubUnreachable, match="more than 10 bytes"):
+            await reader.streams()
 
 
 def order(hub: Hub, tokens: dict[str, str]) -> None:
@@ -176,6 +210,12 @@ def show(hub: Hub, folder: Path) -> None:
     assert (said.startswith(told[0]), said.endswith(told[1])) == (True, True), said
     token.write_text("forged")
     assert "401 Unauthorized: no valid token" in CliRunner().invoke(whoami, words).output
+
+
+def test_a_package_that_is_missing_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ModuleNotFoundError, match="python -m pip install polars"):
+        Rows(b"", None, None, 0).polars()
 
 
 def assert_refused(ask: Callable[[], object], status: int, word: str) -> None:
@@ -231,7 +271,7 @@ def test_fields_of_a_later_hub_are_ignored() -> None:
 
 
 def test_a_refusal_says_when_to_ask_again() -> None:
-    body = b'{"error": "too much", "advice": "wait"}'
+    body = b'{"detail": "too much", "advice": "wait"}'
     with once(b"HTTP/1.1 429 Slow\r\nRetry-After: 7\r\n\r\n" + body) as client, pytest.raises(HubRefusal) as got:
         client.publish("t", edge="press-1")
     assert (got.value.retry_after_s, str(got.value)) == (7, "429 Slow: too much; wait")

@@ -7,10 +7,15 @@ import urllib.error
 
 import msgspec
 
-from weft.cloud_hub.openapi.common import ErrorAnswer
-
 ERROR_BYTES_MAX = 64 << 10
 RETRY_DIGITS_MAX = 5
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """The words of a problem document for people."""
+
+    detail: str = ""
+    advice: str = ""
 
 
 class HubError(Exception):
@@ -21,15 +26,15 @@ class HubRefusal(HubError):
     """An answer of status 400 or above, or one that leads elsewhere.
 
     Args:
-        error, advice: the hub's words; empty if another program answers at the address.
+        detail, advice: the hub's words; empty if another program answers at the address.
         retry_after_s: time after which to ask again, if the hub says one.
     """
 
     def __init__(
-        self, status: int, reason: str, error: str, advice: str, retry_after_s: int | None = None
+        self, status: int, reason: str, detail: str, advice: str, retry_after_s: int | None = None
     ) -> None:  # fmt: skip
-        super().__init__(f"{status} {reason}" + (f": {error}; {advice}" if error else ""))
-        self.status, self.reason, self.error, self.advice = status, reason, error, advice
+        super().__init__(f"{status} {reason}" + (f": {detail}; {advice}" if detail else ""))
+        self.status, self.reason, self.detail, self.advice = status, reason, detail, advice
         self.retry_after_s = retry_after_s
 
 
@@ -39,11 +44,23 @@ class HubUnreachable(HubError):
 
 def refusal(error: urllib.error.HTTPError) -> HubRefusal:
     """Return the refusal in an answer."""
-    wait = error.headers.get("Retry-After", "")
-    retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
     try:
         with error:
-            told = msgspec.json.decode(error.read(ERROR_BYTES_MAX), type=ErrorAnswer)
-    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # msgspec's errors are ValueErrors
-        told = ErrorAnswer(error="", advice="")
-    return HubRefusal(error.code, error.reason, told.error, told.advice, retry_after_s)
+            body = error.read(ERROR_BYTES_MAX)
+    except (OSError, ValueError, http.client.HTTPException):
+        body = b""
+    return refusal_of(error.code, error.reason, error.headers.get("Retry-After", ""), body)
+
+
+def refusal_of(status: int, reason: str, wait: str, body: bytes) -> HubRefusal:
+    """Return the refusal in the parts of an answer.
+
+    Args:
+        wait: its header ``Retry-After``.
+    """
+    retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
+    try:
+        told = msgspec.json.decode(body, type=_Told)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        told = _Told()
+    return HubRefusal(status, reason, told.detail, told.advice, retry_after_s)

@@ -21,6 +21,11 @@ Open = Callable[[dict[str, str]], AbstractContextManager[Any]]
 """Function that sends the request with more headers, and returns the answer to read."""
 
 
+def event_of(line: bytes) -> TailEvent | None:
+    """Return the event in a line of a tail; None if the line has none."""
+    return msgspec.json.decode(line[len(_DATA) :], type=TailEvent) if line.startswith(_DATA) else None
+
+
 def follow(opened: Open, position: str | None, wait_s: float) -> Iterator[TailEvent]:
     """Yield events with records, and go on behind the last one after each end.
 
@@ -31,9 +36,8 @@ def follow(opened: Open, position: str | None, wait_s: float) -> Iterator[TailEv
         try:
             with opened({} if position is None else {"Last-Event-ID": position}) as answer:
                 for line in answer:
-                    if not line.startswith(_DATA):
+                    if (event := event_of(line)) is None:
                         continue
-                    event = msgspec.json.decode(line[len(_DATA) :], type=TailEvent)
                     position = event.position
                     if event.records:
                         yield event

@@ -302,7 +302,7 @@ def certificate_of(config: HubConfig) -> str | None:
 
 def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
     """Return advice on a refusal, in the terms of a command line."""
-    if not refusal.error:
+    if not refusal.detail:
         return ANOTHER_PROGRAM
     scope = _SCOPES.get(path.partition("?")[0], "reader")
     makes = f"`weft hub token add CONFIG NAME --scope {scope} --to FILE`"
@@ -311,10 +311,10 @@ def _advice(path: str, refusal: HubRefusal, *, has_token: bool) -> str:
             f"the hub wants a token, and none was given. Give one with --token-file or `weft login`; {makes} makes one"
         )
     if refusal.status == 401:
-        return f"{refusal.error}. Give another one with --token-file; {makes} makes one"
+        return f"{refusal.detail}. Give another one with --token-file; {makes} makes one"
     if refusal.status == 403:
-        return f"{refusal.error}. Give another one with --token-file: {refusal.advice}"
-    return f"{refusal.error}. {refusal.advice}"
+        return f"{refusal.detail}. Give another one with --token-file: {refusal.advice}"
+    return f"{refusal.detail}. {refusal.advice}"
 
 
 _SCOPES = {

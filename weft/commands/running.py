@@ -117,7 +117,7 @@ class RunningHub:
                 except HubRefusal as refusal:
                     wait = refusal.retry_after_s
                     if not waits_left or refusal.status != TOO_MANY or wait is None or wait > WAIT_S_MAX:
-                        said = f"{refusal.error}; {refusal.advice}" if refusal.error else ANOTHER_PROGRAM
+                        said = f"{refusal.detail}; {refusal.advice}" if refusal.detail else ANOTHER_PROGRAM
                         raise Failed(f"the hub answered {refusal.status} {refusal.reason}: {said}") from None
                     time.sleep(wait)
         except HubUnreachable as error:

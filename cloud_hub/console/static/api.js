@@ -48,7 +48,7 @@ async function send(path, query, { signal, accept, method = "GET", body } = {}) 
     // another program than a hub: a proxy
   }
   const retry = Number(answer.headers.get("Retry-After")) || null;
-  throw new Refused(answer.status, told.error || `${answer.status} ${answer.statusText}`, told.advice || "", retry);
+  throw new Refused(answer.status, told.detail || `${answer.status} ${answer.statusText}`, told.advice || "", retry);
 }
 
 /** Return the answer to GET /v1/PATH. */

@@ -68,8 +68,6 @@ class Answers:
         return head + length if is_head else head + length + body
 
 
-def sentence(problem: Problem, *, is_influx: bool) -> bytes:
-    """Return the body of a refusal."""
-    if is_influx:
-        return msgspec.json.encode({"code": problem.code, "message": str(problem), "error": str(problem)})
-    return msgspec.json.encode({"error": str(problem)})
+def influx_error(problem: Problem) -> bytes:
+    """Return the body of a refusal to a client of InfluxDB."""
+    return msgspec.json.encode({"code": problem.code, "message": str(problem), "error": str(problem)})

@@ -8,9 +8,11 @@ from typing import Protocol
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.routing import RouteCache
-from weft.edge_node.servers.http.answers import JSON, Answers, Fields, sentence
+from weft.edge_node.servers.http.answers import JSON, Answers, Fields, influx_error
 from weft.edge_node.servers.http.problem import Problem, try_later
 from weft.edge_node.servers.http.request import Request
+from weft.network.problem import PROBLEM_JSON
+from weft.network.problem import problem as problem_document
 from weft.storage.segment_log import LogFull
 from weft.storage.segment_log.errors import RecordTooLarge
 
@@ -120,11 +122,12 @@ class Exchange:
         """Answer that the request is refused."""
         if problem.closes:
             self.request.keeps_alive = False
-        fields = problem.fields
-        if self.is_influx:
-            text = str(problem).replace("\r", " ").replace("\n", " ")
-            fields = (*fields, ("X-Influxdb-Error", text.encode("ascii", "replace").decode()))
-        self.answer(problem.status, sentence(problem, is_influx=self.is_influx), fields=fields)
+        if not self.is_influx:
+            self.answer(problem.status, problem_document(problem.status, str(problem)), PROBLEM_JSON, problem.fields)
+            return
+        text = str(problem).replace("\r", " ").replace("\n", " ")
+        fields = (*problem.fields, ("X-Influxdb-Error", text.encode("ascii", "replace").decode()))
+        self.answer(problem.status, influx_error(problem), fields=fields)
 
     def stream_to(self, taker: Taker) -> None:
         """Pass the connection to a feed, once the earlier answers are sent."""

@@ -14,6 +14,7 @@ from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity
 from weft.network.admission import is_loopback
+from weft.network.problem import PROBLEM_JSON, problem
 
 # A browser would answer the challenge Basic by a window of its own, over the page's form.
 _CHALLENGE = {"WWW-Authenticate": 'FormBased realm="weft"', "Cache-Control": "no-store"}
@@ -31,8 +32,9 @@ class NotShown(Exception):
 
     def answer(self) -> web.Response:
         """Return the answer to it."""
-        body = {"error": self.error, "advice": self.advice}
-        return web.json_response(body, status=self.status, headers=_CHALLENGE if self.status == 401 else None)
+        body = problem(self.status, self.error, self.advice)
+        headers = _CHALLENGE if self.status == 401 else None
+        return web.Response(body=body, status=self.status, headers=headers, content_type=PROBLEM_JSON)
 
 
 class PageReaders:

@@ -237,6 +237,6 @@ def _missing_shard(body: bytes) -> str | None:
 def _told(error: urllib.error.HTTPError) -> str:
     try:
         answer = json.loads(error.read(ERROR_BYTES_MAX))
-        return f"{answer['error']}; {answer['advice']}"
+        return f"{answer['detail']}; {answer['advice']}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
         return f"{error.reason}; is a hub at that address?"

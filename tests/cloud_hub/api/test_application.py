@@ -6,10 +6,12 @@ import base64
 import struct
 import time
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
@@ -19,6 +21,8 @@ from weft.cloud_hub.api.access import _is_loopback
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.openapi.common import Problem
+from weft.cloud_hub.openapi.document import document
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from weft.protocols.chunk import GapRange, Mark
@@ -268,6 +272,7 @@ async def test_a_second_node_with_the_same_log_is_told_about_the_conflict(hub: H
     ("path", "status"),
     [
         ("/v1/nothing", 404),
+        ("/v1/link", 400),
         ("/v1/streams/unknown", 404),
         ("/v1/streams/unknown/records", 404),
         (f"{STREAM}/records?offset=3", 400),
@@ -286,10 +291,17 @@ async def test_errors_say_what_is_wrong_and_what_to_do(hub: Hub, path: str, stat
     log = EdgeLog()
     log.append(*records(0, [b"a"]))
     await deliver(hub, log, 1)
-    found, answer = await get(hub, path)
-    assert found == status
-    assert answer["error"]
-    assert answer["advice"]
+    async with aiohttp.ClientSession() as session, session.get(hub.url + path) as response:
+        answer = msgspec.json.decode(await response.read(), type=Problem)
+    assert (response.status, response.content_type) == (status, "application/problem+json")
+    assert (answer.status, answer.title, bool(answer.detail and answer.advice)) == (
+        status, HTTPStatus(status).phrase, True,
+    )  # fmt: skip
+    assert answer.type.startswith("/v1/openapi.json#/"), "its type leads to the document that the hub serves"
+    described: Any = document()
+    for key in answer.type.partition("#/")[2].split("/"):
+        described = described[key]
+    assert described["content"].keys() == {response.content_type}
 
 
 async def test_status_and_metrics_show_the_node(hub: Hub) -> None:

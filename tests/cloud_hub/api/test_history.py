@@ -233,7 +233,7 @@ async def test_without_a_table_the_answer_says_where_records_are(store: ObjectSt
     await asyncio.to_thread(table.rename, tmp_path / "away")
     async with running_hub(store) as hub:
         status, answer = await get(hub, f"{RECORDS}?shard=0&offset=0")
-    assert (status, "below the watermark" in answer["error"]) == (410, True)
+    assert (status, "below the watermark" in answer["detail"]) == (410, True)
 
 
 async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_order(

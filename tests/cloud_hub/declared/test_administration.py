@@ -98,7 +98,7 @@ async def test_a_process_is_drained_and_takes_its_shards_again() -> None:
         await open_to_an_administrator(hub, store)
         (own,) = (await act(hub, "GET", "/v1/nodes"))["nodes"]
         status, told = await call(hub, "POST", DRAINS, ADMIN, {"node": own["name"]})
-        assert (status, "no other process" in told["error"]) == (409, True)
+        assert (status, "no other process" in told["detail"]) == (409, True)
         assert (await call(hub, "POST", DRAINS, ADMIN, {"node": "nobody"}))[0] == 404
         async with running_hub(store, tokens_required=True, **SOON):
             drained = await act(hub, "POST", DRAINS, {"node": own["name"], "reason": "new disks"})
@@ -148,7 +148,7 @@ async def test_quotas_that_somebody_else_changed_meanwhile_are_not_taken_back() 
         assert (await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 9, "version": 0}))[0] == 409, "it is there"
         other = await act(hub, "PUT", f"{TENANTS}/acme", {"lanes": 7, "version": made["version"], "reason": "hall 2"})
         status, told = await call(hub, "PUT", f"{TENANTS}/acme", ADMIN, {"links": 4, "version": made["version"]})
-        assert (status, "changed meanwhile" in told["error"]) == (409, True)
+        assert (status, "changed meanwhile" in told["detail"]) == (409, True)
         there = await act(hub, "GET", f"{TENANTS}/acme")
         assert (there["version"], there["quotas"]["lanes"], there["quotas"]["links"]) == (other["version"], 7, None)
         assert ("token ada", "PUT /v1/tenants/{tenant}", "hall 2") in await lines(hub)

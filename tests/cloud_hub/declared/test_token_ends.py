@@ -103,7 +103,7 @@ async def test_a_link_ends_with_its_token_and_says_why(monkeypatch: pytest.Monke
         async with aiohttp.ClientSession() as session:
             answer = await session.get(f"{hub.url}/v1/whoami", headers={"Authorization": "Bearer edge"})
             assert answer.status == 401
-            assert "the token 'press' ended" in (await answer.json())["error"].replace('"', "'")
+            assert "the token 'press' ended" in (await answer.json())["detail"].replace('"', "'")
             assert answer.headers["WWW-Authenticate"].startswith('Bearer error="invalid_token", error_description="the')
             assert (await session.get(f"{hub.url}/v1/whoami")).headers["WWW-Authenticate"] == "Bearer"
         assert "weft_hub_token_next_end_seconds +Inf" in (await get(hub, "/metrics", "admin"))[1]

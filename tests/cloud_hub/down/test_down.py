@@ -277,7 +277,7 @@ async def test_no_more_wait_than_may() -> None:
         for at in range(16):
             assert (await post(hub, "x" * (256 << 10)))[0] == 200, at
         status, answer = await post(hub, "x")
-        assert (status, "wait for the edge" in answer["error"]) == (429, True)
+        assert (status, "wait for the edge" in answer["detail"]) == (429, True)
 
 
 async def test_a_page_in_a_browser_cannot_publish() -> None:

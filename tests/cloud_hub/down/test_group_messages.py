@@ -153,7 +153,7 @@ async def test_a_tenant_that_publishes_too_fast_is_told_when_to_go_on(
                 assert answer.status == 200
             async with session.post(url, json=body) as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (429, "10")
-                assert "too many messages a second" in (await answer.json())["error"]
+                assert "too many messages a second" in (await answer.json())["detail"]
             async with session.post(f"{url}?tenant=acme", json=body) as answer:
                 assert [each["status"] for each in (await answer.json())["messages"]] == [404, 404]
         slept: list[float] = []

@@ -71,7 +71,7 @@ async def test_the_disk_of_an_edge_that_tells_nothing_is_unknown() -> None:
         facts = await facts_of(hub, "press-1")
         assert (facts["disk"], facts["functions"], facts["functions_more"]) == (None, None, 0)
         status, answer = await get(hub, "/v1/edges/press-2")
-        assert (status, "default/press-2" in answer["error"]) == (404, True)
+        assert (status, "default/press-2" in answer["detail"]) == (404, True)
 
 
 async def test_texts_of_an_edge_are_text_and_one_beyond_a_bound_ends_its_link_alone() -> None:

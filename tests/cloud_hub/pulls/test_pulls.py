@@ -205,11 +205,11 @@ async def test_bounds_of_pulls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert answers == [202] * 8 + [429]
         monkeypatch.setattr(changes, "RUNNING_PER_TENANT_MAX", 8)
         status, told = await ask(hub, 0, 100)
-        assert (status, "wait for one" in told["error"]) == (429, True)
+        assert (status, "wait for one" in told["detail"]) == (429, True)
         monkeypatch.setattr(changes, "PULLS_PER_HOUR_MAX", 8)
         _, listed = await call(hub, "GET", "/v1/pulls")
         await call(hub, "DELETE", f"/v1/pulls/{listed['pulls'][0]['id']}")
-        assert "in an hour" in (await ask(hub, 0, 100))[1]["error"]
+        assert "in an hour" in (await ask(hub, 0, 100))[1]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,13 @@ async def test_requests_that_cannot_be(tmp_path: Path, fields: dict[str, Any], s
     async with running_hub(MemoryStore()) as hub:
         body = {"edge": "press-7", "stream": "vibration", "from": "2023-11-14T00:00Z", "to": "2023-11-15"} | fields
         answer, told = await call(hub, "POST", "/v1/pulls", body)
-        assert (answer, error in told["error"]) == (status, True), told
+        assert (answer, error in told["detail"]) == (status, True), told
 
 
 async def test_a_list_of_the_pulls_of_no_name_is_refused() -> None:
     async with running_hub(MemoryStore()) as hub:
         answer, told = await call(hub, "GET", "/v1/pulls?edge=", None)
-        assert (answer, told["error"]) == (400, "edge=''")
+        assert (answer, told["detail"]) == (400, "edge=''")
 
 
 async def test_an_edge_of_a_release_without_pulls_is_asked_for_nothing(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ async def test_a_hub_starts_without_a_damaged_shard_and_takes_it_up_when_it_is_m
             assert len(answer["records"]) == 6
             code, answer = await get(hub, "/v1/streams/telemetry/records?shard=1")
             assert code == 503
-            assert_neutral(answer["error"], tmp_path)
+            assert_neutral(answer["detail"], tmp_path)
             code, answer = await get(hub, "/v1/streams/alarms")
-            assert_neutral(answer["error"], tmp_path)
+            assert_neutral(answer["detail"], tmp_path)
             assert code == 503, "it may be in the shard that cannot be read"
 
             await swap_bytes(store, key, whole)
@@ -105,7 +105,7 @@ async def test_a_damaged_section_is_named_to_the_operator_and_other_records_can_
         await swap_bytes(store, key, bytes(damaged))
         code, answer = await get(hub, "/v1/streams/telemetry/records?shard=1")
         assert code == 500
-        assert_neutral(answer["error"], tmp_path)
+        assert_neutral(answer["detail"], tmp_path)
         assert f"{key} is damaged" in caplog.text
         code, answer = await get(hub, "/v1/streams/telemetry/records?shard=0")
         assert (code, len(answer["records"]), "missing_shards" in answer) == (200, 3, False)

@@ -151,7 +151,7 @@ async def test_http_says_which_field_and_stores_nothing_of_such_a_request(tmp_pa
     path, json_type = "/v1/streams/letter/dead_letter/a", {"Content_Type": "application/json"}
     async with running(tmp_path) as node:
         status, told = await post(node, "/v1/topics/refuse/a", b"[%b,%b]" % (GOOD, BAD), **json_type)
-        assert (status, REASON in told["error"]) == (400, True), told
+        assert (status, REASON in told["detail"]) == (400, True), told
         assert await places(node, "refuse") == ([], [])
         status, told = await post(
             node, "/v1/streams/letter/dead_letter/a", b"[%b,%b,%b]" % (GOOD, BAD, GOOD), **json_type

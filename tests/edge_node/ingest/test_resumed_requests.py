@@ -22,7 +22,7 @@ async def test_a_request_that_goes_on_says_what_is_stored_of_it(
     body = b"[%b,%b]" % (GOOD, BAD)
     async with running(tmp_path) as node:
         status, told = await post(node, path, body, **fields)
-        assert (status, "nothing of the request is stored" in told["error"]) == (400, True)
+        assert (status, "nothing of the request is stored" in told["detail"]) == (400, True)
         fingerprint = list[bytes]()
 
         def begun(_keys: IdempotencyKeys, _owner: object, _key: str) -> RememberedAnswer:
@@ -35,4 +35,4 @@ async def test_a_request_that_goes_on_says_what_is_stored_of_it(
         monkeypatch.setattr(Storing, "repeats", repeats)
         monkeypatch.setattr(IdempotencyKeys, "find", begun)
         status, told = await post(node, path, body, **fields)
-        assert (status, "of the request, 1 messages are stored" in told["error"]) == (400, True)
+        assert (status, "of the request, 1 messages are stored" in told["detail"]) == (400, True)

@@ -304,7 +304,7 @@ def answering() -> Iterator[Callable[..., HubClient]]:
 LOOKS_MAX = 20
 """More looks than a client makes at a node that is behind."""
 GOOD: Given = 200, {}, b'{"next_offset": {"0": 7}}'
-BUSY: Given = 429, {}, b'{"error": "busy", "advice": "wait"}'
+BUSY: Given = 429, {}, b'{"detail": "busy", "advice": "wait"}'
 
 
 def test_a_busy_hub_is_asked_again_and_a_refusal_is_not(answering: Callable[..., HubClient]) -> None:

@@ -154,10 +154,10 @@ def _asked(client: Client, request: PairRequest) -> PairAnswer:
             if refusal.status == 403 and left:
                 time.sleep(PAUSE_S)
                 continue
-            if not refusal.error:
+            if not refusal.detail:
                 message = "no hub answers there, or one of a release without pairing. Check the URL"
                 raise Failed(f"{message} ({refusal.status})") from None
-            raise Failed(f"{refusal.error}: {refusal.advice}") from None
+            raise Failed(f"{refusal.detail}: {refusal.advice}") from None
         except HubUnreachable as error:
             raise Failed(f"{error}. The same command goes on with the same token") from None
         except msgspec.MsgspecError:

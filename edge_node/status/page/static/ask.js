@@ -6,8 +6,8 @@ import { el, notice } from "./dom.js";
 const KEY = "weft-user";
 
 export class Refused extends Error {
-  constructor(status, { error, advice }) {
-    super(error);
+  constructor(status, { detail, advice }) {
+    super(detail);
     Object.assign(this, { status, advice });
   }
 }
@@ -25,7 +25,7 @@ export async function send(path, query = {}, signal = undefined) {
   try {
     said = await found.json();
   } catch {
-    said = { error: `the node answered ${found.status}`, advice: "" };
+    said = { detail: `the node answered ${found.status}`, advice: "" };
   }
   throw new Refused(found.status, said);
 }

@@ -50,10 +50,10 @@ async def test_requests_say_what_a_token_opens_and_why_it_does_not(caplog: pytes
         async with aiohttp.ClientSession() as session:
             answer = await session.get(f"{hub.url}/v1/streams", headers={"Authorization": f"Bearer {expired}"})
             assert answer.status == 401
-            assert "the JWT of 'press-1' expired at 20" in (await answer.json())["error"]
+            assert "the JWT of 'press-1' expired at 20" in (await answer.json())["detail"]
             assert "expired at" in answer.headers["WWW-Authenticate"]
         status, told = await get(hub, "/v1/streams", "eyJ" + "x" * 8000 + ".e30.")
-        assert (status, "more than 8,000" in told["error"]) == (401, True)
+        assert (status, "more than 8,000" in told["detail"]) == (401, True)
         status, _ = await get(hub, "/v1/status", token())
         assert status == 403
         _, facts = await get(hub, "/v1/status", token(scope="operator"))
@@ -153,7 +153,7 @@ async def test_an_issuer_that_hangs_harms_no_one(monkeypatch: pytest.MonkeyPatch
             took.append(stopwatch.seconds())
         answers = await asyncio.gather(*strangers)
         assert {status for status, _ in answers} == {503}
-        assert "could not be read again" in answers[0][1]["error"]
+        assert "could not be read again" in answers[0][1]["detail"]
         assert statistics.median(took) < 0.4, "no one waits for the issuer whose key is known"
         await until(lambda: hub.status()["jwt"]["trouble"] is not None)
         facts = (await get(hub, "/v1/status", token()))[1]["jwt"]
@@ -168,7 +168,7 @@ async def test_a_hub_starts_without_its_issuer() -> None:
     server.status = 500
     async with server.running(), running_hub(MemoryStore(), jwt=settings(server.url, unknown_key_s=0.1)) as hub:
         status, told = await get(hub, "/v1/whoami", token())
-        assert (status, told["error"]) == (503, "the hub has no keys of the issuer")
+        assert (status, told["detail"]) == (503, "the hub has no keys of the issuer")
         assert "HTTP status 500" in told["advice"]
         async with running_link(hub, EdgeLog(), LinkIdentity("default", "press-1", 7, "test"), token()) as link:
             await until(lambda: "(503): the hub has no keys of the issuer" in (link.last_error or ""))

@@ -137,7 +137,7 @@ async def test_what_never_comes_and_what_nobody_knows_is_said(store: ObjectStore
             (f"{TRACE}?edge=press-1&log=x&seq=1", "log"), (f"{TRACE}?edge=press-1&log={7:016x}", "seq= is missing"),
         ):  # fmt: skip
             status, answer = await get(hub, path)
-            assert (status, word in answer["error"]) == (400, True), answer
+            assert (status, word in answer["detail"]) == (400, True), answer
 
 
 def test_files_are_chosen_by_edge_and_number() -> None:

@@ -42,7 +42,9 @@ async def test_passwords_and_rules_hold(guarded: tuple[Path, str]) -> None:
     async with running(folder, ", anonymous: never", auth) as http:
         status, answer, fields = await http.post(PATH, b"1")
         assert (status, "Basic" in fields["WWW-Authenticate"]) == (401, True)
-        assert answer["error"]
+        assert fields["Content-Type"] == "application/problem+json"
+        told = {"type": "about:blank", "title": "Unauthorized", "status": 401, "detail": answer["detail"]}
+        assert (answer, bool(answer["detail"])) == (told, True)
         status, _, _ = await http.post(PATH, b"1", Authorization=basic("alice", "wrong"))
         assert status == 401
         for claim in (basic("alice"), "Bearer alice:alice", "Token alice:alice"):
@@ -50,9 +52,9 @@ async def test_passwords_and_rules_hold(guarded: tuple[Path, str]) -> None:
             assert status == 200
         for claim in ("Bearer alice", "Digest x", "Basic !!!"):
             status, answer, _ = await http.post(PATH, b"1", Authorization=claim)
-            assert (status, "send" in answer["error"]) == (401, True)
+            assert (status, "send" in answer["detail"]) == (401, True)
         status, answer, _ = await http.post(PATH, b"1", Authorization=basic("bob"))
-        assert (status, "plant/a" in answer["error"]) == (403, True)
+        assert (status, "plant/a" in answer["detail"]) == (403, True)
         status, _, _ = await http.post(PATH, b"no gzip", Content_Encoding="gzip", Authorization=basic("bob"))
         assert status == 403, "a body that may go nowhere is not unpacked"
         assert (await http.get("/ping"))[0] == 204
@@ -79,7 +81,7 @@ async def test_a_key_that_a_stream_does_not_match_needs_the_right_to_the_stream(
         status, _, _ = await http.post("/v1/streams/telemetry/plant/b/x", b"1", Authorization=basic("bob"))
         assert status == 200
         status, answer, _ = await http.post("/v1/streams/telemetry/other/x", b"1", Authorization=basic("bob"))
-        assert (status, "stream/telemetry" in answer["error"]) == (403, True)
+        assert (status, "stream/telemetry" in answer["detail"]) == (403, True)
         status, _, _ = await http.post("/v1/streams/copies/plant/b/x", b"1", Authorization=basic("bob"))
         assert status == 403
         status, _, _ = await http.post("/v1/streams/telemetry", b"1", Authorization=basic("alice"))
@@ -105,7 +107,7 @@ async def test_a_user_that_is_removed_loses_its_open_connection(guarded: tuple[P
 async def test_pages_of_strangers_are_refused(http: HttpNode) -> None:
     own = http.url
     status, answer, _ = await http.post(PATH, b"1", Origin="https://stranger.example")
-    assert (status, "origins" in answer["error"]) == (403, True)
+    assert (status, "origins" in answer["detail"]) == (403, True)
     status, _, fields = await http.post(PATH, b"1", Origin=own)
     assert (status, fields["Access-Control-Allow-Origin"]) == (200, own)
     rebound = {"Host": f"stranger.example:{http.port}"}

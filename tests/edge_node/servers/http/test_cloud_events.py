@@ -60,7 +60,7 @@ async def test_the_key_may_have_attributes_in_it(http: HttpNode) -> None:
 async def test_formats_that_are_not_known_are_no_plain_messages(http: HttpNode) -> None:
     for kind in ("application/cloudevents+xml", "application/cloudevents-batch+avro", "application/CloudEvents"):
         status, answer, _ = await http.post(PATH, b"<event/>", Content_Type=kind)
-        assert (status, "JSON" in answer["error"]) == (415, True)
+        assert (status, "JSON" in answer["detail"]) == (415, True)
     assert http.stored() == []
 
 
@@ -74,5 +74,5 @@ NO_EVENTS: list[object] = [
 async def test_what_is_no_event_is_refused(http: HttpNode) -> None:
     for event in NO_EVENTS:
         status, answer, _ = await http.post(PATH, json.dumps(event), Content_Type="application/cloudevents+json")
-        assert (status, len(answer["error"]) > 20) == (400, True), event
+        assert (status, len(answer["detail"]) > 20) == (400, True), event
     assert http.stored() == []

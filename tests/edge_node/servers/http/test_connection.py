@@ -228,7 +228,7 @@ async def test_while_too_much_waits_for_the_disk_clients_are_told_to_come_later(
     pressure = http.node.turn._store.back_pressure  # type: ignore[union-attr]
     pressure.holding = True
     status, answer, fields = await http.post("/v1/streams/telemetry/plant/a", b"1")
-    assert (status, fields["Retry-After"], "limits.pending" in answer["error"]) == (429, "1", True)
+    assert (status, fields["Retry-After"], "limits.pending" in answer["detail"]) == (429, "1", True)
     refused = await http.raw(HEAD + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 429")
     pressure.holding = False

@@ -189,7 +189,7 @@ async def test_readers_have_a_share(tmp_path: Path) -> None:
     async with running(tmp_path, more="limits: {http_readers: 4, http_readers_per_user: 1}") as http:
         async with events(http):
             status, answer, fields = await http.get(EVENTS)
-            assert (status, "http_readers" in answer["error"]) == (429, True)
+            assert (status, "http_readers" in answer["detail"]) == (429, True)
             assert fields["Retry-After"]
         await readers_are(http, 0)
         async with events(http):

@@ -37,7 +37,7 @@ async def test_a_key_for_other_data_is_refused(http: HttpNode) -> None:
     for path, body in ((PATH, b"2"), (PATH + "/b", b"1")):
         status, answer, _ = await http.post(path, body, Idempotency_Key="k")
         assert status == 422
-        assert "Idempotency-Key" in answer["error"]
+        assert "Idempotency-Key" in answer["detail"]
     assert len(http.stored()) == 1
 
 

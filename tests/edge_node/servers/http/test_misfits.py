@@ -42,7 +42,7 @@ async def test_what_does_not_fit_its_stream_is_refused_whole(fitting: HttpNode) 
     for path, body, fields, status, error in CASES:
         refused = counters.http_misfits_refused
         found, answer, _ = await fitting.post(f"/v1/{path}", body, **fields)
-        assert (found, error is None or error in answer["error"]) == (status, True), answer
+        assert (found, error is None or error in answer["detail"]) == (status, True), answer
         assert counters.http_misfits_refused - refused == (error is not None and "a level" not in error)
     assert fitting.stored("strict") == []
 

@@ -222,7 +222,7 @@ async def test_the_same_request_beside_itself_is_stored_once(http: HttpNode, rea
     assert sorted(status for status, _, _ in answers) == [200, 409, 409, 409, 409]
     for status, answer, fields in answers:
         if status == 409:
-            assert "send it again later" in answer["error"]
+            assert "send it again later" in answer["detail"]
             assert int(fields["Retry-After"]) > 0
     assert (await http.post(PATH, BODY, **JSON, Idempotency_Key="k"))[0] == 422
     assert (await http.post(PATH, body, **JSON, Idempotency_Key="k"))[2]["Idempotency-Replayed"] == "true"

@@ -53,7 +53,7 @@ async def test_of_a_batch_with_an_error_nothing_is_stored(http: HttpNode) -> Non
     for kind, body in ((LINES, b'{"a":1}\n{"a":\n'), (JSON, b'[{"a":1}, {"a":]')):
         status, answer, _ = await http.post("/v1/streams/telemetry", body, Weft_Key="plant/a", **kind)
         assert status == 400
-        assert "JSON" in answer["error"]
+        assert "JSON" in answer["detail"]
     assert http.stored() == []
 
 
@@ -80,7 +80,7 @@ async def test_a_body_may_be_packed_in_parts_but_not_in_many(http: HttpNode) -> 
         assert http.stored()[-1].payload == one + rest
     for coding, part in (("gzip", gzip.compress(b"")), ("zstd", zstandard.compress(b"")), ("zstd", skipped)):
         status, answer, _ = await http.post("/v1/topics/plant/a", part * 17 + b"x", Content_Encoding=coding)
-        assert (status, "more than 16" in answer["error"]) == (413, True)
+        assert (status, "more than 16" in answer["detail"]) == (413, True)
         assert http.stored()[2:] == []
     blocks = zstandard.compress(rest)[:8] + bytes(3 * 100_000)  # empty ones, of which none is the last
     assert (await http.post("/v1/topics/plant/a", blocks, Content_Encoding="zstd"))[0] == 400
@@ -92,7 +92,7 @@ async def test_what_a_body_unpacks_to_is_bounded(http: HttpNode, coding: str) ->
     packed = gzip.compress(body) if coding == "gzip" else zstandard.compress(body)
     status, answer, _ = await http.post("/v1/streams/telemetry", packed, Weft_Key="plant/a", Content_Encoding=coding)
     assert status == 413
-    assert "limits.message" in answer["error"]
+    assert "limits.message" in answer["detail"]
     body = random.Random(1).randbytes(2000)
     packed = gzip.compress(body) if coding == "gzip" else zstandard.compress(body)
     for damaged in (packed[:1500], b"no" + packed, packed + packed[:1500]):
@@ -153,7 +153,7 @@ async def test_what_makes_no_sense_is_refused_with_a_sentence(http: HttpNode) ->
     for fields, body in NO_SENSE:
         status, answer, _ = await http.post("/v1/streams/telemetry", body, **fields)
         assert 400 <= status < 500, fields
-        assert len(answer["error"]) > 20
+        assert len(answer["detail"]) > 20
     assert http.stored() == []
 
 
@@ -188,9 +188,9 @@ async def test_streams_that_are_not_there_or_take_nothing_are_refused(tmp_path: 
     more = "  made: {from_stream: telemetry, functions: [{where: 'true'}], payload: json}\n"
     async with running(tmp_path, more=more.replace("payload: json", "payload: json")) as http:
         status, answer, _ = await http.post("/v1/streams/nowhere", b"1")
-        assert (status, "telemetry" in answer["error"]) == (404, True)
+        assert (status, "telemetry" in answer["detail"]) == (404, True)
         status, answer, _ = await http.post("/v1/streams/made", b"1")
-        assert (status, "functions" in answer["error"]) == (403, True)
+        assert (status, "functions" in answer["detail"]) == (403, True)
         for name in ("weft-http", "weft-sessions", "unrouted", "..%2f"):
             status, _, _ = await http.post(f"/v1/streams/{name}", b"1")
             assert status == 404

@@ -121,7 +121,7 @@ async def test_users_see_what_access_rules_let_them_read(session: aiohttp.Client
                 async with session.get(url(node, path), headers=header) as answer:
                     assert answer.status == 401
                     assert "Basic" not in answer.headers["WWW-Authenticate"].split()
-                    assert set(await answer.json()) == {"error", "advice"}
+                    assert set(await answer.json()) == {"type", "title", "status", "detail", "advice"}
         await topics(session, node, Authorization=READER)
         client = PahoClient()
         client.paho.username_pw_set("writer", "battery staple")
