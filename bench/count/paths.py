@@ -275,7 +275,6 @@ async def _http_each(folder: Path, rounds: Rounds) -> None:
                 for client, request in zip(clients, requests[first:], strict=False):
                     await client.send_by_loop(request)
                 for client in clients:
-                    # Where answers are taken at once, a message takes twice as many; it is not known why.
                     answer = await client.receive_by_loop()
                     assert answer.startswith(b"HTTP/1.1 200"), answer
 
