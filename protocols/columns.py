@@ -129,7 +129,14 @@ def columns_from_lists(
         headers: record index -> header pairs, for the records that have any.
         flags: record index -> ``Flag`` bits, for the records that have any.
     """
-    table = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    table, count = [*dict.fromkeys(keys)], len(keys)
+    if len(table) == count:  # each device of a fleet has sent one
+        key_index = u32s(range(count)).tobytes()
+    elif len(table) == 1:  # one device has sent all
+        key_index = bytes(4 * count)
+    else:
+        indexes = dict(zip(table, range(len(table)), strict=True))
+        key_index = u32s(map(indexes.__getitem__, keys)).tobytes()
     flag_column = b""
     if flags:
         dense = bytearray(len(keys))
@@ -138,8 +145,8 @@ def columns_from_lists(
         flag_column = bytes(dense)
     return Columns(
         times,
-        u32s(map(table.__getitem__, keys)).tobytes(),
-        list(table),
+        key_index,
+        table,
         u32s(accumulate(map(len, payloads), initial=0)).tobytes(),
         b"".join(payloads),
         headers or {},

@@ -181,7 +181,9 @@ class Ingest:
     def _append(self, stream: int, records: Records, now: int) -> int:
         """Append a run to one stream; returns the first record's seq."""
         flags = _flags_in(stream, records)
-        return self.log.append(stream, now, records.keys, records.payloads, _headers_of(records), flags)
+        return self.log.append(
+            stream, now, records.keys, records.payloads, _headers_of(records), flags, records.payload_bytes
+        )
 
     def _append_kept(self, stream: int, records: Records, now: int) -> Sequence[int | None]:
         """Append the records of a run that a stream gets; return the seq of each record, None for the others."""
@@ -274,7 +276,7 @@ class Ingest:
             if destination.is_beside:
                 continue
             counters.publishes_received += len(records.keys)
-            counters.publish_bytes_received += sum(map(len, records.payloads))
+            counters.publish_bytes_received += records.payload_bytes
             if destination.unrouted:
                 self.routing.unrouted.count(records.keys)
         self.back_pressure.appended()

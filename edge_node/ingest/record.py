@@ -62,7 +62,10 @@ class NodeSource:
 class Records:
     """A run of records for one destination, in order of receipt."""
 
-    __slots__ = ("by_stream", "copied_in", "flags", "headers", "keys", "left", "marked", "payloads", "seqs", "sources")
+    __slots__ = (
+        "_payload_bytes", "by_stream", "copied_in", "flags", "headers", "keys", "left", "marked", "payloads", "seqs",
+        "sources",
+    )  # fmt: skip
 
     def __init__(self, copied_in: int = NOWHERE) -> None:
         self.copied_in = copied_in
@@ -83,6 +86,14 @@ class Records:
         """Once it is stored: the seq of each record in the first of its streams; None for one that is not there."""
         self.by_stream: dict[int, Sequence[int | None]] = {}
         """Once it is stored: the same for each of its streams."""
+        self._payload_bytes = -1
+
+    @property
+    def payload_bytes(self) -> int:
+        """Return the bytes of all payloads. They are counted once: ask when the run is whole."""
+        if self._payload_bytes < 0:
+            self._payload_bytes = sum(map(len, self.payloads))
+        return self._payload_bytes
 
     def add(self, key: bytes, payload: bytes, source: Source, flags: int, headers: HeaderPairs) -> None:
         """Add one record."""

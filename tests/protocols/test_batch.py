@@ -82,6 +82,13 @@ def test_records_are_the_lists_they_came_from(rows: list[tuple[int, bytes, bytes
     assert [r.seq for r in found] == list(range(100, 100 + len(rows)))
 
 
+@pytest.mark.parametrize("keys", [[b"a", b"b", b"c"], [b"a", b"a", b"a"], [b"b", b"a", b"b"], [b""]])
+def test_a_batch_has_each_key_once_in_order_of_first_use(keys: list[bytes]) -> None:
+    made = batch.columns_from_lists(bytes(8 * len(keys)), keys, keys)
+    assert made.keys == list(dict.fromkeys(keys))
+    assert [each.key for each in batch.records(encode(made))] == keys
+
+
 @given(batches(), st.data())
 def test_any_changed_byte_is_refused(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)
