@@ -302,7 +302,7 @@ async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shar
         await page.until('document.activeElement.id === "token"')
         await page.call("Input.insertText", text=ADMIN)
         await page.key("Enter", 13)
-        await page.until(f'{ROWS} === 2 && document.querySelector(".table tbody th").textContent === "ada"')
+        await page.until(f'{ROWS} === 1 && document.querySelector(".table tbody th").textContent === "ada"')
         await page.js('document.querySelector("form.filters button").focus()')
         await page.key("Enter", 13)
         await page.until('document.activeElement.name === "name"')
@@ -311,14 +311,14 @@ async def test_an_administrator_makes_a_token_drains_a_process_and_splits_a_shar
         secret = await page.until('document.querySelector("#secret")?.value')
         await until(lambda: hub._declared.credentials.identify(secret) is not None)
         await page.key("Escape", 27)
-        await page.until(f'!document.querySelector("dialog") && {ROWS} === 3')
+        await page.until(f'!document.querySelector("dialog") && {ROWS} === 2')
         assert secret not in await page.js("document.documentElement.outerHTML")
         assert await page.js('document.querySelector("main img")') is None
         await page.js(f'document.querySelector("button[aria-label=\\"Remove {HOSTILE[0]}\\"]").focus()')
         await page.key("Enter", 13)
         await page.until('document.activeElement.name === "reason"')
         await page.key("Enter", 13)
-        await page.until(f"{ROWS} === 2")
+        await page.until(f"{ROWS} === 1")
         assert hub._declared.credentials.identify(secret) is None
         await page.js('location.hash = "#/nodes"')
         drain = 'document.querySelector("button[aria-label^=Drain]")'
@@ -438,7 +438,8 @@ async def test_time_is_zoomed_from_weeks_to_seconds_and_charted_with_its_gap(pag
         await page.until('/^[0-9]{2}-[0-9]{2}$/.test(document.querySelector(".axis text").textContent)')
         await page.js('document.querySelector("#window").value = 21600000')
         await page.js('document.querySelector("#window").dispatchEvent(new Event("change"))')
-        await page.until('/^[0-9]{2}:[0-9]{2}$/.test(document.querySelector(".axis text").textContent)')
+        # Not the first: midnight has its date.
+        await page.until('/^[0-9]{2}:[0-9]{2}$/.test([...document.querySelectorAll(".axis text")].at(-2).textContent)')
         title = f'{gap}?.querySelector("title").textContent'  # its ends are asked for nearer and nearer
         await page.until(f"{GAP_S.format(title)} <= {(LOST[1] - LOST[0] + 1) * STEP_S}")
         # A stretch around the gap is drawn with the mouse; then the keys go on to seconds.
@@ -483,6 +484,7 @@ async def test_an_edge_has_a_page_of_its_own(page: BrowserPage) -> None:
         assert "hole" in await page.js('document.querySelector(".notice").innerText')
         await page.js('location.hash = "#/edges/default/nobody"')
         await page.until('document.querySelector(".notice")?.innerText.includes("knows no such edge")')
+        page.errors[:] = [each for each in page.errors if " 404 " not in each]  # the browser notes what is not there
 
 
 CLICK = """(() => {{ const found = [...document.querySelectorAll({within})].find((each) => each.offsetParent
