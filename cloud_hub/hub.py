@@ -68,7 +68,7 @@ from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
-from weft.cloud_hub.splits.busy import Clocks
+from weft.cloud_hub.splits.busy import Clocks, Load
 from weft.cloud_hub.splits.making import ShardMaker
 from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import HubTables
@@ -118,6 +118,8 @@ class Hub:
         self._rules = rules
         self._membership: Membership | None = None
         self._owners: Owners | None = None
+        self._clocks = Clocks(time.monotonic, time.process_time)
+        self._load = Load(self._clocks)
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
         self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
@@ -195,9 +197,8 @@ class Hub:
             level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
             pace=CommitPace(settings.sequencer, time.thread_time),
         )  # fmt: skip
-        clocks = Clocks(time.monotonic, time.process_time)
         own_acts = OwnActs(store, self.cluster.cluster_id, self._clock.now)
-        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon, own_acts)
+        beside = self._maker.beside(settings.shards_max, self._clocks, membership.read_soon, own_acts)
         self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer, beside=beside)
         self._to_edges = ToEdges(
             store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
@@ -252,7 +253,9 @@ class Hub:
     def _work(self) -> Work:
         loaded = self._shards.loaded if self._shards is not None else ()
         tables = self._tables.maker.made if self._tables.maker is not None else None
-        return Work(loaded, len(self._links), self._declared.position, self._tenants.entry(), tables)
+        return Work(
+            loaded, len(self._links), self._declared.position, self._tenants.entry(), tables, self._load.used()
+        )  # fmt: skip
 
     def _look_soon(self) -> None:
         if self._membership is not None:

@@ -26,6 +26,7 @@ from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.hub import Hub
+from weft.protocols.link.report import FunctionReport, NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
@@ -33,6 +34,7 @@ from weft.storage.object_store import open_store
 from weft.storage.object_store.memory import MemoryStore
 
 pytestmark = [pytest.mark.slow, needs_browser]
+HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
 SOON_S = 2.0
 WIDTHS = (390, 820, 1440)
 ROWS = 'document.querySelectorAll(".table tbody tr th").length'
@@ -87,6 +89,37 @@ async def test_edges_are_found_by_word_and_by_state_and_sorted(page: BrowserPage
             await page.key("Enter", 13)
         assert await page.js('document.querySelector("thead th").getAttribute("aria-sort")') == "descending"
         assert await page.js('document.querySelector(".table tbody th").textContent') == "press-1"
+
+
+COLUMN = '[...document.querySelectorAll(".table thead th")].findIndex((each) => each.textContent === "{}")'
+CELL = 'document.querySelector(".table tbody tr").children[{}]'
+NEARLY_FULL = NodeReport(
+    950 << 20, 1 << 30, 74 << 20, 10_000, 3 * 3600, [FunctionReport("hot", "where, set", 30, 20, 1, HOSTILE[0])], 2
+)  # fmt: skip
+
+
+async def test_an_edge_whose_disk_is_nearly_full_stands_out_with_its_functions(page: BrowserPage) -> None:
+    async with hub_with_fleet(report=NEARLY_FULL) as (hub, _):
+        await page.open(f"{hub.url}/console")
+        await page.until(f"{ROWS} === 41")
+        for title, wanted in (("Outage left", "3 h"), ("Disk", "74 MiB of 1 GiB free")):
+            button = f'[...document.querySelectorAll(".table thead button")].find((e) => e.textContent === "{title}")'
+            await page.js(f"{button}.click()")
+            cell = CELL.format(COLUMN.format(title))
+            # The edge that asks for something is first, with a mark; the others have not said it.
+            await page.until(f'{cell}?.querySelector(".badge.bad")?.textContent.includes("{wanted}")')
+            assert await page.js('document.querySelector(".table tbody th").textContent') == "press-1"
+        assert await page.js('document.querySelectorAll(".table tbody .unknown").length') > 40
+        await page.js('document.querySelector(".table tbody th a").click()')
+        await page.until('document.querySelector(".figures .badge.bad")?.textContent.includes("3 h")')
+        functions = 'document.querySelector("section[aria-label=Functions], [aria-label=Functions]")'
+        await page.until(f'{functions}.innerText.includes("where, set")')
+        assert HOSTILE[0] in await page.js(f"{functions}.innerText")
+        assert "2 more" in await page.js("document.body.innerText")
+        for width in WIDTHS:
+            await page.size(width)
+            assert await page.js(FITS), f"the page is wider than {width}"
+        await page.open("about:blank")  # before the hub ends: it goes on asking for the streams of the edge
 
 
 async def test_a_person_signs_in_once_and_the_token_goes_with_the_tab(page: BrowserPage, tmp_path: Path) -> None:
@@ -275,10 +308,16 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
                 f'document.querySelector("h1").textContent === "Tables" && {row}.innerText.includes("good")'
             )
             assert "660" in await page.js(f"{row}.innerText")
+            process = hub.status()["name"]
+            await page.until(f'{row}.innerText.includes("{process}")')  # who makes the table
+            assert await page.js(f'{row}.querySelector(".unknown[title*=removed]") !== null'), "no vacuum so far"
             if scope is Scope.ADMIN:
                 await page.js('location.hash = "#/nodes"')
                 await page.until(f'document.querySelector("h1").textContent === "Nodes" && {ROWS} === 3')
                 assert await page.js('document.querySelectorAll(".table tbody button").length') == 0
+                told = await page.js('document.querySelector(".table tbody tr").innerText')
+                assert " cores" in told, "its load"
+                assert "0.0 s" in told, "its clock"
                 await page.js('location.hash = "#/regions"')
                 await page.until('document.querySelector(".table tbody").innerText.includes("No region.")')
                 await page.js('location.hash = "#/tokens"')
@@ -391,9 +430,6 @@ async def test_an_administrator_sets_and_removes_a_quota_and_pauses_a_region_by_
         await page.until('document.querySelector(".table tbody").innerText.includes("Resume it")')
         assert "PUT /v1/tenants/{tenant}" in await page.js('document.querySelector(".table tbody").innerText')
         page.errors[:] = [each for each in page.errors if " 401 " not in each]
-
-
-HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
 
 
 async def test_topics_are_a_tree_that_is_searched_as_one_types(page: BrowserPage) -> None:
