@@ -5,6 +5,8 @@ A node can be killed at any instant and started again anywhere; ``close`` only s
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import platform
 import random
@@ -16,9 +18,9 @@ from aiohttp import web
 from weft.bounds import Refusals
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
-from weft.cloud_hub.api.edge_figures import EdgeFigures
+from weft.cloud_hub.api.edge_figures import REPORTS_AGE_S, EdgeFigures
 from weft.cloud_hub.api.edge_reports import newest
-from weft.cloud_hub.api.edges import EdgeViews
+from weft.cloud_hub.api.edges import EdgeViews, LinksElsewhere
 from weft.cloud_hub.api.fleet import FleetRequests
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.streams.completeness import StreamCompleteness
@@ -58,7 +60,7 @@ from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
 from weft.cloud_hub.openapi.asked import Asked
 from weft.cloud_hub.openapi.served import SelfDescription
-from weft.cloud_hub.pipelines import PipelineRequests
+from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.regions.link import RegionLink
 from weft.cloud_hub.regions.regions import Regions
 from weft.cloud_hub.regions.requests import RegionRequests
@@ -66,7 +68,7 @@ from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.schedule import CommitPace
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
-from weft.cloud_hub.splits.busy import Clocks
+from weft.cloud_hub.splits.busy import Clocks, Load
 from weft.cloud_hub.splits.making import ShardMaker
 from weft.cloud_hub.store import HubStore
 from weft.cloud_hub.tables.hub_tables import HubTables
@@ -116,6 +118,8 @@ class Hub:
         self._rules = rules
         self._membership: Membership | None = None
         self._owners: Owners | None = None
+        self._clocks = Clocks(time.monotonic, time.process_time)
+        self._load = Load(self._clocks)
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
         self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
@@ -193,9 +197,8 @@ class Hub:
             level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
             pace=CommitPace(settings.sequencer, time.thread_time),
         )  # fmt: skip
-        clocks = Clocks(time.monotonic, time.process_time)
         own_acts = OwnActs(store, self.cluster.cluster_id, self._clock.now)
-        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon, own_acts)
+        beside = self._maker.beside(settings.shards_max, self._clocks, membership.read_soon, own_acts)
         self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer, beside=beside)
         self._to_edges = ToEdges(
             store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
@@ -250,7 +253,9 @@ class Hub:
     def _work(self) -> Work:
         loaded = self._shards.loaded if self._shards is not None else ()
         tables = self._tables.maker.made if self._tables.maker is not None else None
-        return Work(loaded, len(self._links), self._declared.position, self._tenants.entry(), tables)
+        return Work(
+            loaded, len(self._links), self._declared.position, self._tenants.entry(), tables, self._load.used()
+        )  # fmt: skip
 
     def _look_soon(self) -> None:
         if self._membership is not None:
@@ -286,15 +291,9 @@ class Hub:
         self._figures.start()
         self._rates = StreamRates(lambda: followed(shards, self._tables.service, time.monotonic()), time.monotonic)
         self._rates.start()
-        figures = self._figures if self._settings.process == 0 else None
-        metrics = Metrics(
-            shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
-            edges=EdgeFigures(self._own, self._clock.now, time.monotonic, peers=peers),
-            tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
-            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
-            of_tables=self._tables.samples, tenants=self._tenants.samples,
-            regions=self._regions.samples if self._regions is not None else tuple,
-        )  # fmt: skip
+        changes = RequestedChanges(self._acts.log, self._access, self._clock, read_body)
+        pipelines = PipelineRequests(store, changes, self._clock.now, time.monotonic)
+        metrics = self._metrics(shards, store, pipelines)
         bytes_max = self._settings.response_bytes_max
         elsewhere = self._for_people[0].elsewhere
         of_shards = ShardViews(shards, self._maker.log, bytes_max, time.monotonic)
@@ -322,7 +321,8 @@ class Hub:
         PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
             application
         )
-        self._requests_for_changes(summaries, store, application)
+        pipelines.add_to(application)
+        self._requests_for_changes(changes, summaries, store, application)
         self._changes.add_to(application)
         self._tails = StreamTails(api.shards_of, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
@@ -330,10 +330,36 @@ class Hub:
         SelfDescription(self._access).add_to(application)
         await self._listener.start(application)
 
+    def _metrics(self, shards: Shards, store: ObjectStore, pipelines: PipelineRequests) -> Metrics:
+        # The first process of a host knows streams and pipelines as a whole.
+        is_first = self._settings.process == 0
+        figures = self._figures if is_first else None
+        return Metrics(
+            shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
+            edges=EdgeFigures(
+                self._own, self._clock.now, time.monotonic, peers=self._settings.peers, told=self._told_of_edges
+            ),
+            tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
+            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
+            of_tables=self._tables.samples, tenants=self._tenants.samples,
+            regions=self._regions.samples if self._regions is not None else tuple,
+            pipelines=pipelines.samples if is_first else None,
+        )  # fmt: skip
+
+    async def _told_of_edges(self) -> LinksElsewhere:
+        """Return the edges that are linked to any process, and the last reports of edges, for metrics."""
+        assert self._for_people is not None, "it is made before"
+        there, links = LinksElsewhere({}, []), self._links
+        with contextlib.suppress(TimeoutError):  # a store that hangs must not keep the metrics that say so
+            async with asyncio.timeout(FIGURES_READ_S):
+                there = await self._for_people[0].elsewhere(REPORTS_AGE_S)
+        return there._replace(
+            edges={**there.edges, **links.by_edge()}, reports=newest(links.reports(), there.reports)
+        )  # fmt: skip
+
     def _requests_for_changes(
-        self, summaries: ShardSummaries, store: ObjectStore, application: web.Application
+        self, changes: RequestedChanges, summaries: ShardSummaries, store: ObjectStore, application: web.Application
     ) -> None:
-        changes = RequestedChanges(self._acts.log, self._access, self._clock, read_body)
         TenantRequests(
             changes, self._tenants, summaries, quotas=self._declared.quotas.of, table_bytes=self._tables.bytes_of,
             stream_bytes=self._tables.stream_bytes,
@@ -343,7 +369,6 @@ class Hub:
             store, lambda: self.cluster, changes, regions=self._settings.regions, declared=self._declared.regions,
             monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
-        PipelineRequests(store, changes, self._clock.now, time.monotonic).add_to(application)
         assert self._membership is not None, "it is made before"
         NodeRequests(
             store, changes, self._declared.drained, random_bits=self._random_bits, split=self._membership.read_soon

@@ -8,7 +8,7 @@ between, the process that got a report knows a newer one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -19,8 +19,10 @@ from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.identity.rights import Right
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.declared.requested import RequestedChanges, json_answer
+from weft.config.metrics.exposition import Sample
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
 from weft.storage import hub_keys
+from weft.storage.hub_keys import PIPELINES
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
 
 WAY = "/v1/pipelines"
@@ -31,6 +33,12 @@ WRITE_NS = 30 * 1_000_000_000
 """Shortest time between two writes of a report whose state and error are as before."""
 READ_AGE_S = 5.0
 """Maximum age of what other processes wrote."""
+FIGURES_AGE_S = 60.0
+"""The same for metrics, which are asked for all the time: reading a report costs a bucket money."""
+FIGURES_READ_S = 2.0
+"""Longest time for which metrics wait for the store, whose trouble they tell of."""
+FIGURES_MAX = 500
+"""Maximum number of pipelines with metrics, the first by tenant and name."""
 KNOWN_MAX = 4096
 """Maximum number of reports that a process remembers."""
 TRIES_MAX = 4
@@ -80,6 +88,17 @@ class _Stored(msgspec.Struct, frozen=True):
     report: Report
 
 
+class _Read(NamedTuple):
+    """Reports as the store had them."""
+
+    at: float
+    """Moment of the reading, seconds of the monotonic clock."""
+    since: int
+    """The same, nanoseconds since 1970."""
+    reports: dict[str, _Known]
+    """Key -> report."""
+
+
 class PipelineRequests:
     """Handlers of the requests.
 
@@ -96,8 +115,10 @@ class PipelineRequests:
         """Key -> newest report of this process."""
         self._written: dict[str, tuple[str, int, Report]] = {}
         """Key -> tag, moment and content of its last write of this process."""
-        self._listed: dict[str, tuple[float, dict[str, _Known]]] = {}
-        """Tenant -> when its reports were read, and what they were."""
+        self._listed: dict[str, _Read] = {}
+        """Tenant -> its reports."""
+        self._all: _Read | None = None
+        """Those of all tenants, for metrics."""
         self._locks = [asyncio.Lock() for _ in range(16)]
 
     def add_to(self, application: web.Application) -> None:
@@ -197,33 +218,56 @@ class PipelineRequests:
         except NotFound:
             return None
 
+    async def samples(self) -> list[Sample]:
+        """Return the figures of all tenants' pipelines, as of a minute ago where another process got the report. While
+        the store does not answer, those that reported to this process are all."""
+        async with self._lock(PIPELINES):
+            if self._all is None or self._monotonic() - self._all.at >= FIGURES_AGE_S:
+                try:
+                    async with asyncio.timeout(FIGURES_READ_S):
+                        self._all = await self._read(PIPELINES, FIGURES_MAX)
+                except (StoreError, TimeoutError):
+                    self._all = _Read(self._monotonic(), 0, {})
+            found, now = self._merged(PIPELINES, self._all), self._now()
+        return [each for key in sorted(found)[:FIGURES_MAX] for each in _samples(key, found[key], now)]
+
     async def _of_tenant(self, tenant: str) -> dict[str, _Known]:
         """Return the reports of a tenant by the name of the pipeline, those of other processes some seconds old."""
+        prefix = hub_keys.pipelines_of(tenant)
         async with self._lock(tenant):
-            now = self._monotonic()
-            read_at, found = self._listed.get(tenant, (None, {}))
-            if read_at is None or now - read_at >= READ_AGE_S:
+            read = self._listed.get(tenant)
+            if read is None or self._monotonic() - read.at >= READ_AGE_S:
                 try:
-                    found = await self._read(tenant)
+                    read = await self._read(prefix, PIPELINES_MAX)
                 except StoreError as error:
                     raise ApiError(503, f"the reports cannot be read: {error}", "try again") from error
                 if len(self._listed) >= KNOWN_MAX:
                     self._listed.clear()
-                self._listed[tenant] = now, found
-        prefix = f"{hub_keys.pipelines_of(tenant)}/"
-        own = {key.removeprefix(prefix): known for key, known in self._known.items() if key.startswith(prefix)}
-        return {name: max((each[name] for each in (found, own) if name in each), key=lambda known: known.seen)
-                  for name in found.keys() | own.keys()}  # fmt: skip
+                self._listed[tenant] = read
+        return {key.rpartition("/")[2]: known for key, known in self._merged(prefix, read).items()}
 
-    async def _read(self, tenant: str) -> dict[str, _Known]:
-        listed = await self._store.list(hub_keys.pipelines_of(tenant), limit=PIPELINES_MAX)
+    def _merged(self, prefix: str, read: _Read) -> dict[str, _Known]:
+        """Return the reports below a prefix by key, of those in the store and this process's own the newer ones."""
+        found = dict(read.reports)
+        for key, own in self._known.items():
+            if not key.startswith(f"{prefix}/"):
+                continue
+            stored = read.reports.get(key)
+            # One that came before the reading and is not in the store was forgotten, through another process.
+            if own.seen > (read.since if stored is None else stored.seen):
+                found[key] = own
+        return found
+
+    async def _read(self, prefix: str, limit: int) -> _Read:
+        at, since = self._monotonic(), self._now()
+        listed = await self._store.list(prefix, limit=limit)
         keys, found = [each.key for each in listed], dict[str, _Known]()
-        for at in range(0, len(keys), READS_AT_ONCE):
-            part = keys[at : at + READS_AT_ONCE]
+        for start in range(0, len(keys), READS_AT_ONCE):
+            part = keys[start : start + READS_AT_ONCE]
             for key, known in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
                 if known is not None:
-                    found[key.rpartition("/")[2]] = known
-        return found
+                    found[key] = known
+        return _Read(at, since, found)
 
     async def _read_one(self, key: str) -> _Known | None:
         """Return a report; None if it was removed meanwhile, or is of a later release."""
@@ -239,10 +283,29 @@ def _same(before: Report, now: Report) -> bool:
     return (before.state, before.error, before.stream) == (now.state, now.error, now.stream)
 
 
-def _view(name: str, known: _Known, now: int) -> View:
+def _state(known: _Known, now: int) -> str:
+    """Return the state of a pipeline, which is ``silent`` for one that should have reported since."""
     report, age = known.report, max(0, now - known.seen) / 1e9
     is_silent = report.state == "running" and age > 3 * max(report.every_seconds, WRITE_NS / 1e9)
+    return "silent" if is_silent else report.state
+
+
+def _view(name: str, known: _Known, now: int) -> View:
     return {
-        "pipeline": name, **msgspec.structs.asdict(report), "state": "silent" if is_silent else report.state,
-        "seen": moment(known.seen), "seen_seconds_ago": age,
+        "pipeline": name, **msgspec.structs.asdict(known.report), "state": _state(known, now),
+        "seen": moment(known.seen), "seen_seconds_ago": max(0, now - known.seen) / 1e9,
     }  # fmt: skip
+
+
+def _samples(key: str, known: _Known, now: int) -> Iterator[Sample]:
+    """Yield the figures of a pipeline. One that does not run has no rate, and no lag that is known."""
+    labels, report, state = tuple(key.split("/")[1:]), known.report, _state(known, now)
+    yield Sample("weft_hub_pipeline_trouble", state in ("failed", "silent"), labels)
+    yield Sample("weft_hub_pipeline_seen_seconds", max(0, now - known.seen) / 1e9, labels)
+    if state == "running":
+        for name, value in (
+            ("lag_records", report.lag), ("records_per_second", report.rate), ("batch_seconds", report.seconds),
+            ("idle_seconds", report.idle_seconds),
+        ):  # fmt: skip
+            if value is not None:
+                yield Sample(f"weft_hub_pipeline_{name}", value, labels)

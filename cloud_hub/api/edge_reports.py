@@ -6,6 +6,7 @@ It is for people. A report is kept in the memory of the process that the edge is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,21 @@ def disk_view(told: EdgeReport | None) -> View | None:
         "bytes_per_second": report.bytes_per_second,
         "outage_seconds_left": report.outage_seconds,
     }
+
+
+def outage_left(told: EdgeReport | None, now: int, *, is_linked: bool) -> float | None:
+    """Return the seconds for which an edge can go on without a hub, at best infinite; None if they are not known.
+
+    Args:
+        now: nanoseconds since 1970 by the hub's clock.
+        is_linked: False for an edge whose outage has begun: it goes on since the edge said so.
+    """
+    if told is None:
+        return None
+    left = told.report.outage_seconds
+    if left is None:
+        return None if told.report.bytes_per_second is None else math.inf
+    return left if is_linked else max(0.0, left - max(0, now - told.told) / 1e9)
 
 
 def functions_view(told: EdgeReport | None) -> View:

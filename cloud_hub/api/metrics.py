@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING
 
 from weft.bounds.events import SecurityEvent
@@ -43,6 +44,7 @@ class Metrics:
         requests: calls of the store, by kind.
         of_listener, of_tables, tenants, regions: return the figures of the listener, of the tables' quality rules,
             sizes and traces, of tenants' use, and of links to other regions.
+        pipelines: returns the figures of pipelines; None if another process has them.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Metrics:
         of_tables: Callable[[], Iterable[Sample]] = tuple,
         tenants: Callable[[], Iterable[Sample]] = tuple,
         regions: Callable[[], Iterable[Sample]] = tuple,
+        pipelines: Callable[[], Awaitable[Iterable[Sample]]] | None = None,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
@@ -78,14 +81,16 @@ class Metrics:
         self._declared = declared
         self._of_listener = of_listener
         self._of_tables, self._tenants, self._regions = of_tables, tenants, regions
+        self._pipelines = pipelines
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
         if self._streams is not None:
             await self._streams.refresh()
         await self._edges.refresh()
+        of_pipelines = await self._pipelines() if self._pipelines is not None else ()
         await exposition.load()
-        return exposition.render(HUB_METRICS, self._samples())
+        return exposition.render(HUB_METRICS, itertools.chain(self._samples(), of_pipelines))
 
     def _samples(self) -> Iterator[AnySample]:
         yield Sample("weft_hub_links", len(self._links))

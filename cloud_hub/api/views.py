@@ -245,6 +245,7 @@ def table_status_view(table: TableStatus) -> View:
     return {
         **msgspec.to_builtins(table),
         "committed_at": moment(table.committed_at),
+        "vacuumed_at": moment(table.vacuumed_at),
         "made_by": None if made_by is None else {"name": made_by.name, "since": moment(made_by.since)},
     }
 
@@ -285,6 +286,8 @@ def table_view(table: TableStatus, columns: Sequence[tuple[str, str]], removed_u
         "removed_until": moment(removed_until),
         "files": table.files,
         "bytes": table.bytes,
+        "made_by": table.process if table.made_by is None else table.made_by.name,
+        "vacuumed_at": moment(table.vacuumed_at),
     }
 
 

@@ -65,6 +65,8 @@ class Work(NamedTuple):
     """Tenants with quotas, as ``NodeEntry`` has them."""
     tables: int | None = None
     """Number of tables that it makes; None if it makes none."""
+    load: float | None = None
+    """Cores that it used on average since its last entry, or its start; None if no time has passed."""
 
 
 class Membership:
@@ -183,7 +185,9 @@ class Membership:
         if self._owners is not None:
             interval_s = self._owners.beat_s if self._owners.beats() else ANNOUNCE_INTERVAL_S
             entry = self._owners.entered(entry, interval_s)
-            entry = msgspec.structs.replace(entry, **self._work()._asdict())
+            entry = msgspec.structs.replace(
+                entry, clock_off_s=self._clock.off_ns / 1e9, **self._work()._asdict()
+            )  # fmt: skip
         return msgspec.json.encode(entry)
 
     async def _looked(self) -> None:

@@ -58,6 +58,8 @@ def _view(entry: NodeEntry, now: int) -> dict[str, Any]:
         "tables": entry.tables,
         "cluster_log": entry.cluster_log,
         "cores": entry.weight,
+        "load": entry.load,
+        "clock_off_seconds": entry.clock_off_s,
         "software": entry.software,
         "level": entry.level,
         "seen_seconds_ago": max(0, now - entry.seen) / 1e9,

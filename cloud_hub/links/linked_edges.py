@@ -127,11 +127,11 @@ class LinkedEdges:
             except StoreError as error:
                 _logger.info("%s stays in the store until others remove it: %s", self._key, error)
 
-    async def elsewhere(self) -> LinksElsewhere:
-        """Return the edges that are linked to other processes, as of some seconds ago."""
+    async def elsewhere(self, age_s: float = READ_AGE_S) -> LinksElsewhere:
+        """Return the edges that are linked to other processes, as of so many seconds ago at most."""
         async with self._reading:
             now = self._monotonic()
-            if self._read_at is None or now - self._read_at >= READ_AGE_S:
+            if self._read_at is None or now - self._read_at >= age_s:
                 self._known, self._read_at = await self._read(), now
             return self._known
 

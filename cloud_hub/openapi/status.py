@@ -177,6 +177,8 @@ class TableOfNode(msgspec.Struct, frozen=True):
     """Files of the table of all rows, as of the last look for small ones; null: unknown."""
     bytes: Count | UnsetType | None = UNSET
     """Bytes of these files."""
+    vacuumed_at: Moment | UnsetType | None = UNSET
+    """Time at which a vacuum last ended that removed files, as of the last look for small ones; null: unknown."""
 
 
 class LatestOfNode(msgspec.Struct, frozen=True):
@@ -379,6 +381,10 @@ class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     cluster_log: Count
     """Last entry of the cluster log that it knows."""
     cores: float
+    load: float | UnsetType | None = UNSET
+    """Cores that it used on average since the entry before; null: not known yet, or its release does not say."""
+    clock_off_seconds: float | UnsetType | None = UNSET
+    """Least time by which its clock is ahead of the store's (negative: behind); null: its release does not say."""
     software: str
     level: int
     """Highest level that its release knows."""

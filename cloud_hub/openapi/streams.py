@@ -54,6 +54,10 @@ class TableOfStream(msgspec.Struct, frozen=True):
     """Files of the table of all rows, as of the last look for small ones; null: unknown."""
     bytes: Count | UnsetType | None = UNSET
     """Bytes of these files."""
+    made_by: str | UnsetType | None = UNSET
+    """Name of the hub process that makes it, or of another maker; null: unknown."""
+    vacuumed_at: Moment | UnsetType | None = UNSET
+    """Time at which a vacuum last ended that removed files, as of the last look for small ones; null: unknown."""
 
 
 class HeldBackReason(msgspec.Struct, frozen=True, kw_only=True):

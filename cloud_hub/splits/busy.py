@@ -71,6 +71,19 @@ class Clocks(NamedTuple):
     """Processor time of the process."""
 
 
+class Load:
+    """The cores that a process uses, from one question to the next."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks, self._last = clocks, (clocks.monotonic(), clocks.processor())
+
+    def used(self) -> float | None:
+        """Return the cores used since the last call; None if no time has passed since."""
+        (then, before), self._last = self._last, (self._clocks.monotonic(), self._clocks.processor())
+        now, after = self._last
+        return max(0.0, after - before) / (now - then) if now > then else None
+
+
 async def split_busy(  # noqa: PLR0917 - what is split, when, and what hears of it
     store: ObjectStore, shards: Shards, shards_max: int, clocks: Clocks, declared: Callable[[], None], noted: Noted
 ) -> None:

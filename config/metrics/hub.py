@@ -38,6 +38,18 @@ HUB_METRICS = (
         ("reason",),
     ),
     Metric(
+        "weft_hub_edges_outage_left_short",
+        "gauge",
+        "Of these edges, those whose disk lasts less than that without a hub, as they said: 4h and 1d. `linked` is 0"
+        " without a link.",
+        ("under", "linked"),
+    ),
+    Metric(
+        "weft_hub_edges_outage_left_unknown",
+        "gauge",
+        "Of these edges, those that did not say how long their disk lasts, to a process that still runs.",
+    ),
+    Metric(
         "weft_hub_certificate_expires_timestamp_seconds",
         "gauge",
         "End of the certificate of `tls`, in seconds since 1970; 0 without TLS.",
@@ -189,6 +201,34 @@ HUB_METRICS = (
         "Runs of chunks that were deleted before the region had their records.",
         ("region", "shard"),
     ),
+    Metric(
+        "weft_hub_pipeline_trouble",
+        "gauge",
+        "1 while a pipeline of Spark that reports to the hub has failed, or is silent without having ended.",
+        ("tenant", "pipeline"),
+    ),
+    Metric("weft_hub_pipeline_seen_seconds", "gauge", "Time since its last report.", ("tenant", "pipeline")),
+    Metric(
+        "weft_hub_pipeline_lag_records",
+        "gauge",
+        "Records of the log that a running one has not read; absent where its source does not say it.",
+        ("tenant", "pipeline"),
+    ),
+    Metric(
+        "weft_hub_pipeline_records_per_second", "gauge", "Records that a running one reads.", ("tenant", "pipeline")
+    ),
+    Metric(
+        "weft_hub_pipeline_batch_seconds",
+        "gauge",
+        "Time that the last micro-batch of a running one took.",
+        ("tenant", "pipeline"),
+    ),
+    Metric(
+        "weft_hub_pipeline_idle_seconds",
+        "gauge",
+        "Time since the last micro-batch with records of a running one ended.",
+        ("tenant", "pipeline"),
+    ),
     Metric("weft_hub_store_trouble", "gauge", "1 while the store does not answer.", ("shard",)),
     Metric("weft_hub_store_put_latency_seconds", "histogram", "Time that the store took to write one chunk."),
     Metric(
@@ -255,4 +295,4 @@ HUB_METRICS = (
     ),
 )
 """Metrics of a hub node at ``/metrics``. Streams beyond the first 500, or 400 of a tenant, are one: ``(other)``. Of
-quality rules, 1,000 have figures, those of streams with alarms first."""
+quality rules, 1,000 have figures, those of streams with alarms first; of pipelines, 500."""

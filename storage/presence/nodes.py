@@ -22,6 +22,7 @@ ENTRY_BYTES_MAX = 16 << 10
 """Size from which an entry is not read: one with 1,024 shards and the longest names has some 10 KiB."""
 RUNNING_MAX = 10_000
 """Maximum number of entries that are read to see which nodes run."""
+CLOCK_OFF_S_MAX = 1e11
 TENANTS_MAX = 32
 """Maximum number of tenants with quotas in an entry."""
 _READS_AT_ONCE = 16
@@ -71,6 +72,10 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Moment of the last restore of its store, as the cluster says it."""
     tables: int | None = None
     """Number of tables that it makes; None if it makes none, or its release does not say."""
+    load: float | None = None
+    """Cores that it used on average since its last entry; None if that is not known."""
+    clock_off_s: float | None = None
+    """Least time by which its clock is ahead of the store's; None if its release does not say."""
 
     def is_of(self, cluster: str, restored: int) -> bool:
         """Return whether the process serves this history of a cluster, as far as it says: one that began with the store
@@ -94,6 +99,8 @@ def decode_entry(data: bytes) -> NodeEntry | None:
         and 0 < entry.interval_s <= 3600
         and 0 <= entry.port < 1 << 16
         and (entry.tables is None or entry.tables >= 0)
+        and (entry.load is None or 0 <= entry.load <= 4096)
+        and (entry.clock_off_s is None or abs(entry.clock_off_s) <= CLOCK_OFF_S_MAX)
         and len(entry.tenants) <= TENANTS_MAX
         and all(number >= 0 for pair in entry.tenants.values() for number in pair)
     )

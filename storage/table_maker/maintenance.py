@@ -95,6 +95,13 @@ class Maintenance:
         return self._small.size if self._small.version >= 0 else None
 
     @property
+    def vacuumed(self) -> int | None:
+        """Return when a vacuum last ended that removed files, as of the last look for small ones, nanoseconds since
+        1970; None while unknown."""
+        found = self._small.vacuumed_ms
+        return None if found is None else found * 1_000_000
+
+    @property
     def _vacuum_due(self) -> bool:
         return self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s and self._is_sound()
 

@@ -68,6 +68,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     files: int | None = None
     bytes: int | None = None
     """Files of the table and their bytes, as of the last look for small ones; None while unknown."""
+    vacuumed_at: int | None = None
+    """Time at which a vacuum last ended that removed files, as of that look (ns since 1970); None while unknown."""
 
 
 class StreamWork:
@@ -127,6 +129,7 @@ class StreamWork:
             "latest" if self.is_look else "all",
             None if size is None or self.is_look else size.files,
             None if size is None or self.is_look else size.bytes,
+            None if self.is_look else self.maintenance.vacuumed,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from weft.cloud_hub import pipelines
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.pipelines import WAY
+from weft.storage.hub_keys import PIPELINES
 from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.protocol import Listing
 
 RUNNING = {"stream": "telemetry", "state": "running", "batch": 7, "records": 90, "rate": 12.5, "lag": 3}
 
@@ -56,6 +60,51 @@ async def test_a_report_is_seen_by_readers_of_its_stream_at_every_process_and_af
         assert await seen(hub, tokens["reader"]) == [("machine-hours", "failed", 9)]
         assert (await call(hub, "DELETE", f"{WAY}/machine-hours", tokens["job"]))[0] == 200
         assert await seen(hub, tokens["reader"]) == []
+
+
+async def figures(hub: Hub) -> dict[str, float]:
+    """Figure -> value, of the pipeline in the metrics."""
+    status, text = await get(hub, "/metrics")
+    assert status == 200
+    found = re.findall(r'^weft_hub_pipeline_(\w+){pipeline="machine-hours",tenant="default"} (.*)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found if name != "seen_seconds"}
+
+
+async def test_metrics_have_the_last_report_whichever_process_got_it_until_it_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipelines, "FIGURES_AGE_S", 0.0)
+    monkeypatch.setattr(pipelines, "READ_AGE_S", 0.0)
+    store = MemoryStore()
+    async with running_hub(store) as hub, running_hub(store) as other:
+        assert await figures(hub) == {}
+        assert (await call(hub, "PUT", f"{WAY}/machine-hours", "", RUNNING))[0] == 200
+        for each in (hub, other):
+            assert await figures(each) == {"trouble": 0, "lag_records": 3, "records_per_second": 12.5}
+        failed = RUNNING | {"state": "failed", "error": "no such column"}
+        assert (await call(other, "PUT", f"{WAY}/machine-hours", "", failed))[0] == 200
+        for each in (hub, other):
+            assert await figures(each) == {"trouble": 1}
+        assert (await call(other, "DELETE", f"{WAY}/machine-hours", ""))[0] == 200
+        for each in (hub, other):
+            assert await figures(each) == {}
+            assert await seen(each, "") == []
+
+
+class Hanging(MemoryStore):
+    """A store that does not answer listings of reports."""
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        if prefix == PIPELINES:
+            await asyncio.Event().wait()
+        return await super().list(prefix, after, limit)
+
+
+async def test_a_store_that_hangs_keeps_no_metrics_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "FIGURES_READ_S", 0.01)
+    async with running_hub(Hanging()) as hub:
+        assert (await call(hub, "PUT", f"{WAY}/machine-hours", "", RUNNING))[0] == 200
+        assert (await figures(hub))["lag_records"] == 3
 
 
 async def test_a_query_that_says_nothing_any_more_is_silent(

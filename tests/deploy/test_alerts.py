@@ -68,6 +68,7 @@ REGION = 'region="east", shard="1"'
 LINK, STREAM = 'link="cloud"', 'stream="telemetry"'
 REGION_LAG, REGION_KEPT = hub("weft_hub_region_lag_seconds", REGION), hub("weft_hub_region_kept_seconds", REGION)
 TABLE = f'tenant="default", {STREAM}'
+PIPELINE = 'tenant="default", pipeline="machine-hours"'
 RULE = f'{TABLE}, rule="oil"'
 UNTIL_FULL = (edge("weft_edge_log_budget_bytes"), edge("weft_edge_log_unsafe_bytes"))
 WAITS = edge("weft_edge_link_pending_seconds", LINK)
@@ -179,6 +180,14 @@ CASES = {
     ),
     "WeftHubEdgesSilent": flag(hub("weft_hub_edges_silent", 'over="4m"'), 2, 0),
     "WeftHubEdgesSilentForADay": flag(hub("weft_hub_edges_silent", 'over="1d"'), 1, 0),
+    "WeftHubEdgesDiskLastsHours": Case(
+        {hub("weft_hub_edges_outage_left_short", 'under="4h", linked="0"'): still(2)},
+        {hub("weft_hub_edges_outage_left_short", 'under="4h", linked="1"'): still(2)},
+    ),
+    "WeftHubEdgesDiskLastsADay": Case(
+        {hub("weft_hub_edges_outage_left_short", 'under="1d", linked="0"'): still(1)},
+        {hub("weft_hub_edges_outage_left_short", 'under="1d", linked="1"'): still(1)},
+    ),
     "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 3 * DAY_S, DAY_S),
     "WeftHubRegionBehind": Case(
         {REGION_LAG: still(60), REGION_KEPT: still(100)}, {REGION_LAG: still(40), REGION_KEPT: still(100)}
@@ -210,6 +219,7 @@ CASES = {
     "WeftHubStreamUnknown": flag(hub("weft_hub_stream_complete_up_to_timestamp_seconds", TABLE), 0, 10),
     "WeftHubTableBehind": flag(hub("weft_hub_stream_table_lag_seconds", TABLE), 7200, 30),
     "WeftHubTableStopped": flag(hub("weft_hub_stopped_tables")),
+    "WeftHubPipelineTrouble": flag(hub("weft_hub_pipeline_trouble", PIPELINE)),
     "WeftHubQualityRule": flag(hub("weft_hub_quality_rule_alarm", RULE)),
     "WeftHubFieldVanished": Case(
         {hub("weft_hub_quality_alarms"): still(2), hub("weft_hub_quality_rule_alarm", RULE): still(1)},

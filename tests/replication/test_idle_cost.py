@@ -17,7 +17,9 @@ from tests.support.certificates import Authority
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.protocols.chunk import Mark
+from weft.protocols.link.report import NodeReport
 from weft.replication.liveness import SECOND
+from weft.replication.report_ride import LatestReport
 from weft.replication.runner import LINK_PATH, LinkIdentity, LinkSettings, run_link
 from weft.replication.settings import ReceiverSettings, SenderSettings
 from weft.replication.source import LaneSnapshot
@@ -79,10 +81,11 @@ async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=at_hub).start()
     counter = Counter(runner.addresses[0][1])
     proxy = await asyncio.start_server(counter.connect, "127.0.0.1", 0)
-    usual = SenderSettings()
+    usual, told = SenderSettings(), LatestReport()
+    told.report = NodeReport(1 << 20, 1 << 30, 1 << 29, 0, None, [], 0)
     sender = SenderSettings(
         mark_interval=usual.mark_interval // FASTER, ping_interval=usual.ping_interval // FASTER,
-        canary_interval=usual.canary_interval // FASTER,
+        canary_interval=usual.canary_interval // FASTER, report=told,
     )  # fmt: skip
     log = IdleLog({key: f"stream-{key}" for key in range(1, STREAMS + 1)})
     settings = LinkSettings((f"https://localhost:{proxy.sockets[0].getsockname()[1]}",), sender=sender)

@@ -17,6 +17,23 @@ const SHARDS = [
   { key: "records", title: "Records written", kind: "number", value: (s) => s.written.records, cell: (s) => count(s.written.records) },
 ];
 
+const BUSY = 0.9;
+const CLOCK_BAD_S = 5;
+const unknown = () => el("span", { class: "unknown" }, "unknown");
+
+/** Cores that a process used lately, of those that it may use. */
+function load({ load: used, cores }) {
+  if (used === null || used === undefined) return unknown();
+  const text = `${used.toFixed(2)} of ${count(cores)} cores`;
+  return used >= BUSY * cores ? badge("warn", text, "It has hardly any time left.") : text;
+}
+
+function clock({ clock_off_seconds: off }) {
+  if (off === null || off === undefined) return unknown();
+  const text = `${off > 0 ? "+" : ""}${off.toFixed(1)} s`;
+  return Math.abs(off) >= CLOCK_BAD_S ? badge("bad", text, "The process takes no new work until its clock is right.") : text;
+}
+
 const STATES = { ready: "good", joining: "warn", leaving: "warn" };
 const NODES = [
   { key: "name", title: "Process", value: (n) => n.name || n.url },
@@ -26,7 +43,8 @@ const NODES = [
   { key: "owns", title: "Owns shards", value: (n) => n.owns.length, cell: (n) => n.owns.join(", ") || "none" },
   { key: "loaded", title: "Has loaded", kind: "number", value: (n) => n.shards.length, cell: (n) => count(n.shards.length) },
   { key: "links", title: "Links", kind: "number", value: (n) => n.links, cell: (n) => count(n.links) },
-  { key: "cores", title: "Cores", kind: "number", value: (n) => n.cores },
+  { key: "load", title: "Load", kind: "number", value: (n) => n.load ?? null, cell: load },
+  { key: "clock", title: "Clock", kind: "number", value: (n) => n.clock_off_seconds ?? null, cell: clock },
   { key: "software", title: "Release", value: (n) => n.software },
   { key: "seen", title: "Seen", kind: "number", value: (n) => n.seen_seconds_ago, cell: (n) => `${count(Math.round(n.seen_seconds_ago))} s ago` },
 ];

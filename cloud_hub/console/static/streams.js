@@ -49,6 +49,11 @@ const TABLES = [
     cell: (s) => (s.table ? count(s.table.lag_records) : "") },
   { key: "committed", title: "Last commit", value: of((t) => millis(t.committed_at)),
     cell: (s) => (s.table ? when(s.table.committed_at) : "") },
+  { key: "maker", title: "Made by", value: of((t) => t.made_by),
+    cell: (s) => s.table && (s.table.made_by || el("span", { class: "unknown" }, "unknown")) },
+  { key: "vacuum", title: "Last vacuum", value: of((t) => millis(t.vacuumed_at)),
+    cell: (s) => s.table && (s.table.vacuumed_at ? when(s.table.vacuumed_at)
+      : el("span", { class: "unknown", title: "None that removed files is in what this process has read." }, "unknown")) },
   { key: "files", title: "Files", kind: "number", value: of((t) => t.files), cell: (s) => (s.table ? count(s.table.files) : "") },
   { key: "bytes", title: "Size", kind: "number", value: of((t) => t.bytes), cell: (s) => (s.table ? size(s.table.bytes) : "") },
   { key: "version", title: "Version", kind: "number", value: of((t) => t.version), cell: (s) => (s.table ? count(s.table.version) : "") },

@@ -9,7 +9,10 @@ from docs.tools.monitoring.edge_alerts import EDGE_ALERTS
 from docs.tools.monitoring.edge_dashboard import edges
 from docs.tools.monitoring.hub_alerts import HUB_ALERTS
 from docs.tools.monitoring.hub_dashboard import hubs
+from docs.tools.monitoring.link_dashboard import links
+from docs.tools.monitoring.spark_dashboard import spark
 from docs.tools.monitoring.stream_dashboard import stream
+from docs.tools.monitoring.table_dashboard import tables
 
 _COMMENT = "# Written by docs/tools/generate.py from docs/tools/monitoring. Edit the code.\n"
 
@@ -20,6 +23,9 @@ def monitoring_files() -> dict[str, str]:
         "weft-alerts.yaml": rules_file([("weft-edges", EDGE_ALERTS), ("weft-hubs", HUB_ALERTS)], _COMMENT),
         "grafana-edges.json": edges(),
         "grafana-hub.json": hubs(),
+        "grafana-links.json": links(),
+        "grafana-tables.json": tables(),
+        "grafana-spark.json": spark(),
         "grafana-stream.json": stream(),
     }
 

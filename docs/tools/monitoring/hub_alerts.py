@@ -62,6 +62,20 @@ COMMITTING = (
         "watch-a-fleet.md", by_instance=False,
     ),
     Alert(
+        "WeftHubEdgesDiskLastsHours",
+        'sum by (job) (weft_hub_edges_outage_left_short{under="4h", linked="0"}) > 0', "5m", CRITICAL,
+        "{{ $value }} edges without a link have room for less than four hours of records",
+        "The console's *Fleet*, by *Outage left*, names them. Mend their links, or give their logs a larger budget.",
+        "watch-a-fleet.md", by_instance=False,
+    ),
+    Alert(
+        "WeftHubEdgesDiskLastsADay",
+        'sum by (job) (weft_hub_edges_outage_left_short{under="1d", linked="0"}) > 0', "1h", WARNING,
+        "{{ $value }} edges without a link have room for less than a day of records",
+        "The console's *Fleet*, by *Outage left*, names them. Mend their links before their logs are full.",
+        "watch-a-fleet.md", by_instance=False,
+    ),
+    Alert(
         "WeftHubBackupOld", f"min by (job) (weft_hub_backup_age_seconds < +Inf) > 2 * {_DAY_S}", "1h", WARNING,
         "the last complete backup has nothing of the last {{ $value | humanizeDuration }}",
         "Run `weft hub backup`, and look at the timer that should. `weft hub status` names the place of the last one.",
@@ -150,6 +164,12 @@ READING = (
         "WeftHubTableStopped", "weft_hub_stopped_tables > 0", "5m", CRITICAL,
         "{{ $value }} tables wait behind records that cannot become rows",
         "`weft hub status` names table and record; `weft hub skip` takes it out, with a reason.", "open-the-table.md",
+    ),
+    Alert(
+        "WeftHubPipelineTrouble", "max by (job, tenant, pipeline) (weft_hub_pipeline_trouble) == 1", "5m", WARNING,
+        "the query of Spark has failed, or says nothing any more",
+        "The console's *Pipelines* has its last error. Start it again, or `DELETE` its report if it is gone for good.",
+        "run-a-pipeline.md", ("tenant", "pipeline"), by_instance=False,
     ),
     Alert(
         "WeftHubQualityRule", "weft_hub_quality_rule_alarm == 1", "1m", WARNING,

@@ -13,6 +13,9 @@ from weft.storage.table.delta.entries import Action, AddedFile, DataFile, TableS
 
 FILES_MAX = 100_000
 """Maximum number of files that are kept, some 50 MB; others wait until these are joined and the table is read again."""
+VACUUM_END = "VACUUM END"
+"""Delta's name of what ends a vacuum."""
+MOMENT_MS_MAX = (1 << 63) // 1_000_000
 
 
 class _Bounds(msgspec.Struct):
@@ -48,6 +51,9 @@ class SmallFiles:
         self._files: dict[str, DataFile] = {}
         self.size: TableSize | None = TableSize(0, 0)
         """Files of the version, the large ones too; None after a removal of one whose size it does not say."""
+        self.vacuumed_ms: int | None = None
+        """Moment at which a vacuum last ended that removed files, milliseconds since 1970; None if no entry that was
+        read says it. A checkpoint does not."""
 
     def files(self) -> list[DataFile]:
         """Return the files of the version, in no order."""
@@ -65,6 +71,9 @@ class SmallFiles:
         elif action.remove is not None:
             self._count(-1, action.remove.size)
             self._files.pop(plain_path(action.remove.path), None)
+        elif action.commitInfo is not None and action.commitInfo.get("operation") == VACUUM_END:
+            moment = action.commitInfo.get("timestamp")
+            self.vacuumed_ms = moment if isinstance(moment, int) and 0 <= moment < MOMENT_MS_MAX else None
 
     def _count(self, files: int, size: int | None) -> None:
         if self.size is not None:

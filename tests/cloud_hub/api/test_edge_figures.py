@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 from weft.cloud_hub.api.edge_figures import REFRESH_S, EdgeFigures
+from weft.cloud_hub.api.edge_reports import EdgeReport
+from weft.cloud_hub.api.edges import Linked, LinksElsewhere
 from weft.protocols.chunk import Mark
-from weft.protocols.lane import Lane
+from weft.protocols.lane import Lane, NodeName
+from weft.protocols.link.report import NodeReport
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState, Retirement
 from weft.protocols.shard.shard_state import ShardState
@@ -30,6 +34,23 @@ def heard(age_s: int, **more: Any) -> LaneState:
     return LaneState(ranges=RangeSet([(0, 5)]), whole_mark=Mark(at, 5), last_seen=at, **more)
 
 
+def telling(linked: tuple[str, ...] = (), **reports: EdgeReport) -> Callable[[], Awaitable[LinksElsewhere]]:
+    """What the processes of a hub know of edges: which are linked, and their last reports."""
+
+    async def told() -> LinksElsewhere:
+        return LinksElsewhere(
+            {NodeName("default", name): Linked(NOW, "weft", None, "hub-1") for name in linked}, [],
+            {NodeName("default", name): report for name, report in reports.items()},
+        )  # fmt: skip
+
+    return told
+
+
+def lasting(hours: float | None, *, age_h: float = 0, rate: int | None = 2000) -> EdgeReport:
+    seconds = None if hours is None else int(hours * 3600)
+    return EdgeReport(NOW - int(age_h * 3600) * SECOND, NodeReport(1, 2, 1, rate, seconds, [], 0))
+
+
 async def counted(figures: EdgeFigures) -> dict[str, float]:
     await figures.refresh()
     found = {
@@ -44,9 +65,10 @@ async def test_edges_are_counted_once_by_how_long_they_are_silent() -> None:
         {"e": heard(90_000), "f": heard(8 * 86_400), "gone": heard(9_999, retired=Retirement(NOW, 2, ""))}, 1
     )
     clock = [0.0]
-    figures = EdgeFigures(lambda: [first, second], lambda: NOW, lambda: clock[0], peers=False)
+    figures = EdgeFigures(lambda: [first, second], lambda: NOW, lambda: clock[0], peers=False, told=telling())
     assert await counted(figures) == {
         "": 6, "_silent4m": 4, "_silent1h": 3, "_silent1d": 2, "_silent7d": 1, "_in_alarmsilent": 4,
+        "_outage_left_unknown": 6,
     }  # fmt: skip
     first.state.set_lane(Lane("default", "a", 1, "a"), LaneState(ranges=RangeSet([(0, 5)]), last_seen=NOW))
     assert "_in_alarmno_mark" not in await counted(figures), "counted at most once in some seconds"
@@ -54,11 +76,38 @@ async def test_edges_are_counted_once_by_how_long_they_are_silent() -> None:
     assert (await counted(figures))["_in_alarmno_mark"] == 1
 
 
+async def test_edges_whose_disk_lasts_for_few_hours_are_counted_by_whether_they_are_linked() -> None:
+    edges = shard({name: heard(1) for name in ("a", "b", "c", "d", "e", "f", "g")} | {
+        "gone": heard(1, retired=Retirement(NOW, 2, ""))
+    })  # fmt: skip
+    told = telling(
+        ("a", "b"),
+        a=lasting(3, age_h=20),  # linked: its outage has not begun
+        b=lasting(30),
+        c=lasting(30, age_h=20),  # since then, 20 hours of the 30 are over
+        d=lasting(5, age_h=20),
+        e=lasting(None),  # nothing comes in: no end
+        f=lasting(None, rate=None),  # it does not know its rate yet
+        gone=lasting(0),
+        elsewhere=lasting(0),  # of a shard of another process
+    )
+    figures = EdgeFigures(lambda: [edges], lambda: NOW, lambda: 0.0, peers=False, told=told)
+    found = await counted(figures)
+    assert {name: value for name, value in found.items() if name.startswith("_outage")} == {
+        "_outage_left_short4h1": 1, "_outage_left_short1d1": 1,
+        "_outage_left_short4h0": 1, "_outage_left_short1d0": 2, "_outage_left_unknown": 2,
+    }  # fmt: skip
+
+
 async def test_ten_thousand_edges_have_as_many_series_as_one() -> None:
-    few = EdgeFigures(lambda: [shard({"a": heard(1)})], lambda: NOW, lambda: 0.0, peers=False)
+    few = EdgeFigures(lambda: [shard({"a": heard(1)})], lambda: NOW, lambda: 0.0, peers=False, told=telling())
     many = EdgeFigures(
-        lambda: [shard({f"e{n}": heard(n) for n in range(10_000)})], lambda: NOW, lambda: 0.0, peers=False
+        lambda: [shard({f"e{n}": heard(n) for n in range(10_000)})],
+        lambda: NOW,
+        lambda: 0.0,
+        peers=False,
+        told=telling(),
     )
     await few.refresh()
     await many.refresh()
-    assert len(list(few.samples())) == len(list(many.samples())) == 12
+    assert len(list(few.samples())) == len(list(many.samples())) == 17

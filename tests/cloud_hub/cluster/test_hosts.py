@@ -11,6 +11,8 @@ import pytest
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
+from weft.cloud_hub.api import fleet
+from weft.cloud_hub.clock import LOOKS
 from weft.cloud_hub.cluster import owners
 from weft.cloud_hub.declared.changes import drain, undo_drain
 from weft.cloud_hub.hub import Hub
@@ -18,8 +20,11 @@ from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.storage.cluster_log.log import Author, ClusterLog
 from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.protocol import Written
 
 BEAT_S = 0.2
+AHEAD_S = 40
 SLOWLY_S = 30.0
 """Time for an entry to be believed, edges to be looked at, and shards to be loaded."""
 
@@ -37,6 +42,29 @@ def own(hub: Hub) -> set[int]:
 
 def linked(hub: Hub) -> list[str]:
     return [view["edge"] for view in hub.status()["links"] if view["edge"]]
+
+
+async def test_any_process_tells_load_and_clock_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "READ_AGE_S", 0.0)
+    store = MemoryStore()
+    async with running_hub(store) as hub, running_hub(store) as other:
+        for _ in range(LOOKS):  # the store's server says that the clock is ahead
+            boot = other._clock.boot()
+            other._clock.wrote(boot, boot, Written(time.time_ns() - AHEAD_S * 10**9, by_store=True))
+        assert other._membership is not None
+        other._membership.look_now()
+
+        async def told() -> dict[str, float | None]:
+            nodes = (await get(hub, "/v1/nodes"))[1]["nodes"]
+            assert all(node["load"] > 0 for node in nodes), nodes
+            return {node["name"]: node["clock_off_seconds"] for node in nodes}
+
+        wanted = {hub.status()["name"]: 0, other.status()["name"]: pytest.approx(AHEAD_S, abs=1.5)}
+
+        async def is_told() -> bool:
+            return await told() == wanted
+
+        await until(is_told)
 
 
 @pytest.mark.slow

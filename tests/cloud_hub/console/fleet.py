@@ -16,11 +16,14 @@ from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, NodeName
+from weft.protocols.link.report import NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.lane_state import LaneState
+from weft.replication.report_ride import LatestReport
 from weft.replication.runner import LinkIdentity
+from weft.replication.settings import SenderSettings
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
 
@@ -89,12 +92,20 @@ def press_log(now: int) -> EdgeLog:
 
 @asynccontextmanager
 async def hub_with_fleet(
-    edges: int = 40, streams: int = 6, *, token: str | None = None, store: ObjectStore | None = None, **settings: Any
+    edges: int = 40,
+    streams: int = 6,
+    *,
+    token: str | None = None,
+    store: ObjectStore | None = None,
+    report: NodeReport | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Hub, EdgeLog]]:
-    """A hub with a fleet, and a linked edge that has delivered what it has."""
+    """A hub with a fleet, and a linked edge that has delivered what it has, and has told ``report`` of itself."""
+    told = LatestReport()
+    told.report = report
     async with running_hub(store or MemoryStore(), **settings) as hub:
         add_edges(hub, edges, streams)
         log = press_log(time.time_ns())
-        async with running_link(hub, log, PRESS, token):
+        async with running_link(hub, log, PRESS, token, sender=SenderSettings(report=told)):
             await log.until_released(LOST[0])
             yield hub, log

@@ -248,8 +248,11 @@ async def test_a_table_that_starts_at_a_checkpoint_goes_on(directory: ObjectStor
 async def test_vacuum_takes_orphans_and_replaced_files_after_retention_only(
     directory: ObjectStore, tmp_path: Path
 ) -> None:
-    _, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
+    tierer, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
     await maintenance.maintain()
+    follower = Maintenance(directory, tierer)
+    await follower.measure()
+    began = time.time_ns() // 1_000_000 * 1_000_000
     folder = tmp_path / "store/tables/default/telemetry"
     orphan = folder / "shard-0-orphan.parquet"
     orphan.write_bytes(b"never committed")
@@ -263,6 +266,11 @@ async def test_vacuum_takes_orphans_and_replaced_files_after_retention_only(
     assert not orphan.exists()
     assert not part.exists()
     assert contents(directory) == expected(runs)
+    # Another process, or the one that made it after a restart, learns of it from the table.
+    assert follower.vacuumed is None
+    await tierer.log.follow(follower._small)
+    assert follower.vacuumed is not None
+    assert began <= follower.vacuumed <= time.time_ns()
 
 
 @pytest.mark.parametrize("life_h", [1, 8, 24, 100])
