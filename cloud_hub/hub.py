@@ -293,7 +293,7 @@ class Hub:
             tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
             declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
             of_tables=self._tables.samples, tenants=self._tenants.samples,
-            regions=self._regions.samples if self._regions is not None else tuple,
+            regions=self._regions.samples if self._regions is not None else tuple, disk=self._store.disk.samples,
         )  # fmt: skip
         bytes_max = self._settings.response_bytes_max
         elsewhere = self._for_people[0].elsewhere
@@ -447,7 +447,7 @@ class Hub:
         return {
             "software": software(),
             "cluster_id": self.cluster.cluster_id.hex(),
-            "store": {"trouble": self._store.fence.trouble},
+            "store": {"trouble": self._store.fence.trouble, "disk": self._store.disk.view()},
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
             "release_level": self._rules.level,

@@ -18,11 +18,26 @@ class ClockOfNode(msgspec.Struct, frozen=True):
     trouble: str | None
 
 
+class DiskOfStore(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system of a store in a folder, as the process has seen it since its start."""
+
+    free_bytes: Count | None
+    """Bytes that the hub's user may still write; null if they are not known."""
+    bytes_per_day: float | None
+    """Bytes by which these fall in a day, whatever writes them; negative: they rise. Null until an hour was seen."""
+    seen_seconds: float
+    """Time over which that was seen, at most a day."""
+    seconds_left: float | None
+    """Time until nothing is free at this rate; null if the rate is unknown, or nothing falls."""
+
+
 class StoreOfNode(msgspec.Struct, frozen=True):
     """The store, as the process sees it."""
 
     trouble: str | None
     """Reason why it may not be used, as it is not in its place; null while it is."""
+    disk: DiskOfStore | UnsetType | None = UNSET
+    """Its disk; null for a bucket, which has no such bound."""
 
 
 class CertificateInForce(msgspec.Struct, frozen=True):

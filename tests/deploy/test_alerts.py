@@ -80,6 +80,7 @@ def outage(hours: float) -> Case:
     return Case(bad, {**bad, WAITS: still(1)})
 
 
+FREE = hub("weft_hub_store_free_bytes")
 CASES = {
     "WeftEdgeDown": flag(edge("up"), 0, 1),
     "WeftEdgeLogFailed": flag(edge("weft_edge_log_failed")),
@@ -178,6 +179,8 @@ CASES = {
     "WeftHubEdgesSilent": flag(hub("weft_hub_edges_silent", 'over="4m"'), 2, 0),
     "WeftHubEdgesSilentForADay": flag(hub("weft_hub_edges_silent", 'over="1d"'), 1, 0),
     "WeftHubBackupOld": flag(hub("weft_hub_backup_age_seconds"), 3 * DAY_S, DAY_S),
+    "WeftHubDiskFillsUp": Case({FREE: f"{160 * GI}-{GI / 60}x{MINUTES}"}, {FREE: still(100 * GI)}),
+    "WeftHubDiskNearlyFull": flag(FREE, GI / 2, 100 * GI),
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),
     "WeftHubIssuerAway": flag(hub("weft_hub_jwt_keys_failing_seconds"), 3700, 3500),
     "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 90, 3),
