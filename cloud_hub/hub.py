@@ -250,7 +250,9 @@ class Hub:
     def _work(self) -> Work:
         loaded = self._shards.loaded if self._shards is not None else ()
         tables = self._tables.maker.made if self._tables.maker is not None else None
-        return Work(loaded, len(self._links), self._declared.position, self._tenants.entry(), tables)
+        return Work(
+            loaded, len(self._links), self._declared.position, self._tenants.entry(), tables, self._tenants.intake()
+        )
 
     def _look_soon(self) -> None:
         if self._membership is not None:

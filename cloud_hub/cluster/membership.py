@@ -24,7 +24,7 @@ from weft.storage import hub_keys
 from weft.storage.cluster import Cluster, ClusterUnusable, raise_level, read_cluster, read_level
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import nodes
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.presence.nodes import Intake, NodeEntry
 from weft.storage.presence.presence import BEAT_S, Presence
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ class Work(NamedTuple):
     """Tenants with quotas, as ``NodeEntry`` has them."""
     tables: int | None = None
     """Number of tables that it makes; None if it makes none."""
+    intake: Intake | None = None
+    """Rate of what links bring."""
 
 
 class Membership:

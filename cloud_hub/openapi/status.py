@@ -370,6 +370,16 @@ class TroublesAnswer(OfShards, frozen=True, kw_only=True):
     """Processes whose lost records are not known here; absent when all are."""
 
 
+class IntakeOfNode(msgspec.Struct, frozen=True, kw_only=True):
+    """The rate of what links bring to a process, repetitions included."""
+
+    records_per_second: float
+    bytes_per_second: float
+    """Bytes of batches, as the edges stored them."""
+    seconds: float
+    """Time before the entry that the rate covers, usually 60 to 90."""
+
+
 class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     """A hub process that shares the store."""
 
@@ -391,6 +401,8 @@ class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     links: Count
     tables: Count | UnsetType | None = UNSET
     """Number of tables that it makes; null: none, or its release does not say."""
+    intake: IntakeOfNode | UnsetType | None = UNSET
+    """Null: it has just started, is gone, or its release does not say."""
     cluster_log: Count
     """Last entry of the cluster log that it knows."""
     cores: float

@@ -27,6 +27,16 @@ TENANTS_MAX = 32
 _READS_AT_ONCE = 16
 
 
+class Intake(msgspec.Struct, frozen=True):
+    """The rate of what links bring to a process, repetitions included."""
+
+    records_per_s: float
+    bytes_per_s: float
+    """Bytes of batches as the edges stored them."""
+    seconds: float
+    """Time before the entry that the rate covers."""
+
+
 class NodeEntry(msgspec.Struct, frozen=True):
     """A running hub process. JSON; a later release may add fields."""
 
@@ -71,6 +81,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Moment of the last restore of its store, as the cluster says it."""
     tables: int | None = None
     """Number of tables that it makes; None if it makes none, or its release does not say."""
+    intake: Intake | None = None
+    """None right after the start, or if its release does not say."""
 
     def is_of(self, cluster: str, restored: int) -> bool:
         """Return whether the process serves this history of a cluster, as far as it says: one that began with the store
@@ -94,6 +106,7 @@ def decode_entry(data: bytes) -> NodeEntry | None:
         and 0 < entry.interval_s <= 3600
         and 0 <= entry.port < 1 << 16
         and (entry.tables is None or entry.tables >= 0)
+        and (entry.intake is None or all(each >= 0 for each in msgspec.structs.astuple(entry.intake)))
         and len(entry.tenants) <= TENANTS_MAX
         and all(number >= 0 for pair in entry.tenants.values() for number in pair)
     )

@@ -68,6 +68,8 @@ def disk_text(store: Mapping[str, Any], now: float) -> str:
         return "a bucket: it has no such bound"
     if disk["free_bytes"] is None:
         return _UNKNOWN
+    if not disk["free_bytes"]:
+        return "none free: the hub takes nothing until there is room"
     free = f"{approximate_size(disk['free_bytes'])} free"
     if (by_day := disk["bytes_per_day"]) is None:
         return f"{free}; until when it lasts is unknown for an hour after the start"
