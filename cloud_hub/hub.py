@@ -254,7 +254,8 @@ class Hub:
         loaded = self._shards.loaded if self._shards is not None else ()
         tables = self._tables.maker.made if self._tables.maker is not None else None
         return Work(
-            loaded, len(self._links), self._declared.position, self._tenants.entry(), tables, self._load.used()
+            loaded, len(self._links), self._declared.position, self._tenants.entry(), tables, self._load.used(),
+            self._tenants.intake(),
         )  # fmt: skip
 
     def _look_soon(self) -> None:
@@ -342,7 +343,7 @@ class Hub:
             tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
             declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
             of_tables=self._tables.samples, tenants=self._tenants.samples,
-            regions=self._regions.samples if self._regions is not None else tuple,
+            regions=self._regions.samples if self._regions is not None else tuple, disk=self._store.disk.samples,
             pipelines=pipelines.samples if is_first else None,
         )  # fmt: skip
 
@@ -472,7 +473,7 @@ class Hub:
         return {
             "software": software(),
             "cluster_id": self.cluster.cluster_id.hex(),
-            "store": {"trouble": self._store.fence.trouble},
+            "store": {"trouble": self._store.fence.trouble, "disk": self._store.disk.view()},
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
             "release_level": self._rules.level,

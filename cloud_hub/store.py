@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from weft.bounds.background import BackgroundTask
 from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.disk import StoreDisk
 from weft.cloud_hub.settings import HubSettings
 from weft.config.units import is_bucket
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
@@ -53,6 +55,8 @@ class HubStore:
         self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.fence: FencedStore
         """The store of the cluster, once it is open."""
+        self.disk: StoreDisk
+        """Its disk, once it is open."""
 
     async def open(self) -> tuple[ObjectStore, Cluster]:
         """Try the store, and return it, with the cluster in it; make one in an empty store, if the settings allow it.
@@ -79,6 +83,7 @@ class HubStore:
             )
         )
         self.fence = FencedStore(bare(store), cluster, self._clock.boot)
+        self.disk = StoreDisk(self.fence.inner, time.monotonic)
         store = PlacedStore(self.fence)
         await self.answered(lambda: self._clock.measure(store))
         if note is not None:
@@ -88,6 +93,7 @@ class HubStore:
 
     def listens(self) -> None:
         """Begin what the start has left for the time when the process serves edges."""
+        self.disk.start()
         if self._races_later is not None:
             self._task.start(self._races_later(), name="store-race")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -40,6 +41,7 @@ _EXTRAS = {
 }  # fmt: skip
 """Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
+_BELOW_ZERO = re.compile(r"-[0-9][0-9.]*").fullmatch
 
 
 _NODES = (("edge", "run"), ("hub", "run"))
@@ -90,7 +92,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         result = cli.main(arguments, prog_name="weft", standalone_mode=False)
     except click.Abort:
         _end("stopped before it was done", STOPPED_EXIT_CODE, as_json)
-    except click.UsageError as error:
+    except click.UsageError as found:
+        error = _of_a_number(found, given)
         if not as_json:
             with contextlib.suppress(OSError):
                 error.show()
@@ -107,6 +110,22 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         _end(_sentence(error), FAILURE_EXIT_CODE, as_json)
     _exit(result if isinstance(result, int) else 0)
+
+
+def _of_a_number(error: click.UsageError, given: list[str]) -> click.UsageError:
+    """Return what to say of an option that does not exist. A number below zero looks like one: then it is what the
+    command's number may be."""
+    word = next((each for each in given if _BELOW_ZERO(each)), None)
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None or word is None or error.option_name != word[:2]:
+        return error
+    numbers = (each for each in error.ctx.command.params if isinstance(each, click.Argument))
+    for argument in numbers:
+        if isinstance(argument.type, click.types.IntParamType):
+            try:
+                argument.type_cast_value(error.ctx, word)
+            except click.UsageError as says:
+                return says
+    return click.UsageError(f"'{word}' is neither an option nor a name: no name begins with a dash.", error.ctx)
 
 
 def _exit(status: int) -> NoReturn:

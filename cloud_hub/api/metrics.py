@@ -42,8 +42,8 @@ class Metrics:
         declared: returns the samples of the cluster log.
         edges: figures of the edges of its own shards.
         requests: calls of the store, by kind.
-        of_listener, of_tables, tenants, regions: return the figures of the listener, of the tables' quality rules,
-            sizes and traces, of tenants' use, and of links to other regions.
+        of_listener, of_tables, tenants, regions, disk: return the figures of the listener, of the tables' quality
+            rules, sizes and traces, of tenants' use, of links to other regions, and of the store's disk.
         pipelines: returns the figures of pipelines; None if another process has them.
     """
 
@@ -67,6 +67,7 @@ class Metrics:
         tenants: Callable[[], Iterable[Sample]] = tuple,
         regions: Callable[[], Iterable[Sample]] = tuple,
         pipelines: Callable[[], Awaitable[Iterable[Sample]]] | None = None,
+        disk: Callable[[], Iterable[Sample]] = tuple,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
@@ -82,6 +83,7 @@ class Metrics:
         self._of_listener = of_listener
         self._of_tables, self._tenants, self._regions = of_tables, tenants, regions
         self._pipelines = pipelines
+        self._disk = disk
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -97,6 +99,7 @@ class Metrics:
         yield from self._edges.samples()
         for kind, count in self._requests.items():
             yield Sample("weft_hub_store_requests_total", count, (kind,))
+        yield from self._disk()
         yield from self._of_listener()
         yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
         yield Sample("weft_hub_links_clock_differs", self._clocks_differ())

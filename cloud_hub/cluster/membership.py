@@ -24,7 +24,7 @@ from weft.storage import hub_keys
 from weft.storage.cluster import Cluster, ClusterUnusable, raise_level, read_cluster, read_level
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.presence import nodes
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.presence.nodes import Intake, NodeEntry
 from weft.storage.presence.presence import BEAT_S, Presence
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ class Work(NamedTuple):
     """Number of tables that it makes; None if it makes none."""
     load: float | None = None
     """Cores that it used on average since its last entry, or its start; None if no time has passed."""
+    intake: Intake | None = None
+    """Rate of what links bring."""
 
 
 class Membership:

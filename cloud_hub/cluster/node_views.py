@@ -56,6 +56,13 @@ def _view(entry: NodeEntry, now: int) -> dict[str, Any]:
         "shards": list(entry.shards),
         "links": entry.links,
         "tables": entry.tables,
+        "intake": None
+        if entry.intake is None or entry.state == GONE
+        else {
+            "records_per_second": entry.intake.records_per_s,
+            "bytes_per_second": entry.intake.bytes_per_s,
+            "seconds": entry.intake.seconds,
+        },
         "cluster_log": entry.cluster_log,
         "cores": entry.weight,
         "load": entry.load,

@@ -18,11 +18,26 @@ class ClockOfNode(msgspec.Struct, frozen=True):
     trouble: str | None
 
 
+class DiskOfStore(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system of a store in a folder, as the process has seen it since its start."""
+
+    free_bytes: Count | None
+    """Bytes that the hub's user may still write; null if they are not known."""
+    bytes_per_day: float | None
+    """Bytes by which these fall in a day, whatever writes them; negative: they rise. Null until an hour was seen."""
+    seen_seconds: float
+    """Time over which that was seen, at most a day."""
+    seconds_left: float | None
+    """Time until nothing is free at this rate; null if the rate is unknown, or nothing falls."""
+
+
 class StoreOfNode(msgspec.Struct, frozen=True):
     """The store, as the process sees it."""
 
     trouble: str | None
     """Reason why it may not be used, as it is not in its place; null while it is."""
+    disk: DiskOfStore | UnsetType | None = UNSET
+    """Its disk; null for a bucket, which has no such bound."""
 
 
 class CertificateInForce(msgspec.Struct, frozen=True):
@@ -357,6 +372,16 @@ class TroublesAnswer(OfShards, frozen=True, kw_only=True):
     """Processes whose lost records are not known here; absent when all are."""
 
 
+class IntakeOfNode(msgspec.Struct, frozen=True, kw_only=True):
+    """The rate of what links bring to a process, repetitions included."""
+
+    records_per_second: float
+    bytes_per_second: float
+    """Bytes of batches, as the edges stored them."""
+    seconds: float
+    """Time before the entry that the rate covers, usually 60 to 90."""
+
+
 class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     """A hub process that shares the store."""
 
@@ -378,6 +403,8 @@ class NodeOfStore(msgspec.Struct, frozen=True, kw_only=True):
     links: Count
     tables: Count | UnsetType | None = UNSET
     """Number of tables that it makes; null: none, or its release does not say."""
+    intake: IntakeOfNode | UnsetType | None = UNSET
+    """Null: it has just started, is gone, or its release does not say."""
     cluster_log: Count
     """Last entry of the cluster log that it knows."""
     cores: float

@@ -150,6 +150,11 @@ HUB_METRICS = (
         ("kind",),
     ),
     Metric(
+        "weft_hub_store_free_bytes",
+        "gauge",
+        "Bytes free of the file system of a store in a folder, looked at each minute. None for a bucket.",
+    ),
+    Metric(
         "weft_hub_backup_age_seconds",
         "gauge",
         "Time since the moment up to which the last complete backup has everything; +Inf if none is known.",

@@ -167,6 +167,14 @@ class DirectoryStore:
         self._check_held()
         return path, {}
 
+    async def free_bytes(self) -> int:
+        """Return the bytes of the file system that this user may still write.
+
+        Raises:
+            StoreError: it does not answer, or the held object is not in its place.
+        """
+        return await self._run(lambda _: self._fs.free_bytes(self._root), "")
+
     async def _run(self, call: Callable[..., T], key: str, *arguments: object, is_held: bool = True) -> T:
         """Run a blocking call in a thread, and add the key to its errors."""
         run = self._while_held if is_held else (lambda call, *given: call(*given))

@@ -28,6 +28,16 @@ TENANTS_MAX = 32
 _READS_AT_ONCE = 16
 
 
+class Intake(msgspec.Struct, frozen=True):
+    """The rate of what links bring to a process, repetitions included."""
+
+    records_per_s: float
+    bytes_per_s: float
+    """Bytes of batches as the edges stored them."""
+    seconds: float
+    """Time before the entry that the rate covers."""
+
+
 class NodeEntry(msgspec.Struct, frozen=True):
     """A running hub process. JSON; a later release may add fields."""
 
@@ -76,6 +86,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Cores that it used on average since its last entry; None if that is not known."""
     clock_off_s: float | None = None
     """Least time by which its clock is ahead of the store's; None if its release does not say."""
+    intake: Intake | None = None
+    """None right after the start, or if its release does not say."""
 
     def is_of(self, cluster: str, restored: int) -> bool:
         """Return whether the process serves this history of a cluster, as far as it says: one that began with the store
@@ -101,6 +113,7 @@ def decode_entry(data: bytes) -> NodeEntry | None:
         and (entry.tables is None or entry.tables >= 0)
         and (entry.load is None or 0 <= entry.load <= 4096)
         and (entry.clock_off_s is None or abs(entry.clock_off_s) <= CLOCK_OFF_S_MAX)
+        and (entry.intake is None or all(each >= 0 for each in msgspec.structs.astuple(entry.intake)))
         and len(entry.tenants) <= TENANTS_MAX
         and all(number >= 0 for pair in entry.tenants.values() for number in pair)
     )

@@ -196,7 +196,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runner",),
     ),
     "cloud_hub": (
-        ("clock", "settings"),
+        ("clock", "disk", "settings"),
         ("cluster", "store"),
         ("shard",),
         ("splits",),

@@ -83,6 +83,7 @@ def outage(hours: float) -> Case:
     return Case(bad, {**bad, WAITS: still(1)})
 
 
+FREE = hub("weft_hub_store_free_bytes")
 CASES = {
     "WeftEdgeDown": flag(edge("up"), 0, 1),
     "WeftEdgeLogFailed": flag(edge("weft_edge_log_failed")),
@@ -193,6 +194,8 @@ CASES = {
         {REGION_LAG: still(60), REGION_KEPT: still(100)}, {REGION_LAG: still(40), REGION_KEPT: still(100)}
     ),
     "WeftHubRegionLost": flag(hub("weft_hub_region_lost_chunks", REGION)),
+    "WeftHubDiskFillsUp": Case({FREE: f"{160 * GI}-{GI / 60}x{MINUTES}"}, {FREE: still(100 * GI)}),
+    "WeftHubDiskNearlyFull": flag(FREE, GI / 2, 100 * GI),
     "WeftHubConflict": flag(hub("weft_hub_conflicts")),
     "WeftHubIssuerAway": flag(hub("weft_hub_jwt_keys_failing_seconds"), 3700, 3500),
     "WeftHubDeclarationsOld": flag(hub("weft_hub_cluster_log_age_seconds"), 90, 3),

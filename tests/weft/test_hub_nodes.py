@@ -13,7 +13,7 @@ from tests.support.processes import weft
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.presence.nodes import Intake, NodeEntry
 
 SECOND = 1_000_000_000
 
@@ -25,7 +25,7 @@ def test_what_is_gone_or_of_another_cluster_does_not_count_as_ready(tmp_path: Pa
     own = cluster.cluster_id.hex()
     beside = NodeEntry("", "", "weft", 2, now, host="hub", interval_s=5.0, cluster=own)
     entries = {
-        "there": msgspec.structs.replace(beside, name="a:1"),
+        "there": msgspec.structs.replace(beside, name="a:1", intake=Intake(812.44, 26_214.4, 60.0)),
         "of an earlier release": msgspec.structs.replace(beside, name="b:1", cluster=""),
         "killed": msgspec.structs.replace(beside, name="c:1", seen=now - 20 * SECOND),
         "alone, so that it writes each minute": msgspec.structs.replace(
@@ -39,6 +39,12 @@ def test_what_is_gone_or_of_another_cluster_does_not_count_as_ready(tmp_path: Pa
     for number, entry in enumerate(entries.values()):
         data = msgspec.json.encode(msgspec.structs.replace(entry, id=str(number)))
         asyncio.run(store.create(hub_keys.node_key(str(number)), data))
+    said = weft("hub", "nodes", tmp_path / "hub.yaml").output.splitlines()
+    assert {line.split("\t")[0]: line.split("\t")[7:9] for line in said[:3]} == {
+        "node": ["records/s", "bytes/s"],
+        "a:1": ["812.4", "25.6 KiB"],
+        "b:1": ["", ""],
+    }
     found = json.loads(weft("hub", "nodes", tmp_path / "hub.yaml", "--json").output)["nodes"]
     states = {name: next(each["state"] for each in found if each["id"] == str(at)) for at, name in enumerate(entries)}
     assert states == {

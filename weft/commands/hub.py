@@ -56,7 +56,7 @@ from weft.config.errors import format_path
 from weft.config.units import kind_of
 from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
-from weft.text.fleet import cluster_log_position, show_cluster_log, show_edges, show_issuer, show_quality
+from weft.text.fleet import cluster_log_position, disk_text, show_cluster_log, show_edges, show_issuer, show_quality
 from weft.text.table_makers import print_stopped, table_makers
 
 if TYPE_CHECKING:
@@ -370,6 +370,7 @@ def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
         "level": f"{facts['level']} (this release knows {facts['release_level']})",
         "cluster log": cluster_log_position(facts.get("cluster_log")),
         "last backup": _backup(facts.get("backup")),
+        "store's disk": disk_text(facts.get("store", {}), time.time()),
         **({} if away is None else {"STORE": away}),
         **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from weft.config.units import YEAR_S, approximate_duration, format_size
+from weft.config.units import YEAR_S, approximate_duration, approximate_size, format_size
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 
@@ -53,6 +53,33 @@ def show_edges(
     click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {not_connected}, {in_trouble} with an alarm")
     if len(shown_edges) < len(edges):
         click.echo(f"{len(edges) - len(shown_edges)} of them are not shown: --edges 0 shows all")
+
+
+def disk_text(store: Mapping[str, Any], now: float) -> str:
+    """Return the free space of the store's disk, and until when it lasts.
+
+    Args:
+        store: of the status of a process.
+        now: seconds since 1970.
+    """
+    if "disk" not in store:
+        return "unknown: this release of the hub does not say"
+    if (disk := store["disk"]) is None:
+        return "a bucket: it has no such bound"
+    if disk["free_bytes"] is None:
+        return _UNKNOWN
+    if not disk["free_bytes"]:
+        return "none free: the hub takes nothing until there is room"
+    free = f"{approximate_size(disk['free_bytes'])} free"
+    if (by_day := disk["bytes_per_day"]) is None:
+        return f"{free}; until when it lasts is unknown for an hour after the start"
+    over = f"of the last {approximate_duration(disk['seen_seconds'])}"
+    if (left := disk["seconds_left"]) is None:
+        return f"{free}; it did not shrink in the time {over}".replace("in the time of", "in")
+    until = (
+        "for more than a year" if left > YEAR_S else f"until {datetime.fromtimestamp(now + left, UTC):%Y-%m-%d %H:%MZ}"
+    )
+    return f"{free}; it lasts {until} at the rate {over}: {approximate_size(by_day)} a day"
 
 
 def _edge_row(edge: dict[str, Any], now: float, here: Collection[str], *, all_known: bool) -> tuple[object, ...]:

@@ -104,6 +104,8 @@ class LinkQuota:
         size, records = sum(len(batch) for _, batch in batches), sum(header.count for header, _ in batches)
         known.stream.bytes += size
         known.stream.records += records
+        came = self._tenants.came
+        came.bytes, came.records = came.bytes + size, came.records + records
         if known.tenant.rate.is_bound:
             now = self._sent_at = self._now()
             known.tenant.rate.take(size, records, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,7 @@ from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
 from weft.cloud_hub.declared.tenants.rates import SECOND, TenantRate
 from weft.config.metrics.exposition import Sample
 from weft.protocols.shard.shard_state import StreamKey
-from weft.storage.presence.nodes import TENANTS_MAX, NodeEntry
+from weft.storage.presence.nodes import TENANTS_MAX, Intake, NodeEntry
 
 KNOWN_MAX = 4096
 """Maximum number of tenants with an account of their own, beside those that have links."""
@@ -27,6 +27,9 @@ NAMED_MAX = 100
 """Maximum number of tenants with series of their own in the metrics."""
 STREAMS_NAMED_MAX = 500
 """Maximum number of streams with series of their own."""
+INTAKE_NS = 90 * SECOND
+"""Longest time over which the rate of all that comes is computed. A process that is alone writes it each minute."""
+INTAKE_NOTES_MAX = 64
 OTHERS = "(other)"
 """Name of all others. No tenant and no stream can have it."""
 LOOK_S = 5.0
@@ -112,6 +115,10 @@ class Tenants:
     ) -> None:  # fmt: skip
         self.counts, self.refusals, self.monotonic = counts, refusals, monotonic
         self._declared, self._others, self._changed = declared, others, changed
+        self.came = StreamUse()
+        """Bytes and records that links of all tenants brought, repetitions included."""
+        self._noted = deque([(monotonic(), 0, 0)], maxlen=INTAKE_NOTES_MAX)
+        """Moments, and the records and bytes that had come by then."""
         self._of: dict[str, TenantUse] = {}
         self._rest = StreamUse()
         """The account of tenants without one of their own."""
@@ -160,6 +167,19 @@ class Tenants:
         found = [use for use in self._of.values() if use.links and (use.rate.is_bound or use.quotas.links is not None)]
         found.sort(key=lambda use: -len(use.links))
         return {use.name: (len(use.edges), use.active(now)) for use in found[:TENANTS_MAX]}
+
+    def intake(self) -> Intake | None:
+        """Return the rate of all that came lately, and note the present figures for the next one; None for a second
+        after the start."""
+        now, came = self.monotonic(), self.came
+        while len(self._noted) > 1 and self._noted[0][0] < now - INTAKE_NS:
+            self._noted.popleft()
+        then, records, size = self._noted[0]
+        seconds = (now - then) / SECOND
+        self._noted.append((now, came.records, came.bytes))
+        if seconds < 1:
+            return None
+        return Intake((came.records - records) / seconds, (came.bytes - size) / seconds, seconds)
 
     def limited(self) -> None:
         """Take up other quotas, and tell links that wait."""

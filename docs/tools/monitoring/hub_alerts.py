@@ -7,6 +7,8 @@ from docs.tools.monitoring.alert import CRITICAL, HUB_JOB, WARNING, Alert
 _NODE = "job, instance"
 _DAY_S = 86400
 _P99 = "histogram_quantile(0.99, sum by (job, instance, le) (rate({}_bucket[10m])))"
+_DISK_SECONDS = "min by (job) (weft_hub_store_free_bytes) / (max by (job) (-deriv(weft_hub_store_free_bytes[1d])) > 0)"
+_FREE_MIN = 1 << 30
 _STREAM = ("tenant", "stream")
 
 COMMITTING = (
@@ -93,6 +95,19 @@ COMMITTING = (
         "the log deleted chunks before the region had their records",
         "`weft hub region status` names them, and `weft hub region history` brings their records from the tables.",
         "two-regions.md", ("region", "shard"),
+    ),
+    Alert(
+        "WeftHubDiskFillsUp", f"{_DISK_SECONDS} < 7 * {_DAY_S}", "1h", WARNING,
+        "the disk of the store is full in {{ $value | humanizeDuration }} at the rate of the last day",
+        "Set or lower `retain_log`, remove old rows, or move the store to a larger disk. `weft hub status` says until "
+        "when it lasts.", "watch-a-fleet.md", by_instance=False,
+    ),
+    Alert(
+        "WeftHubDiskNearlyFull",
+        f"{_DISK_SECONDS} < {_DAY_S} or min by (job) (weft_hub_store_free_bytes) < {_FREE_MIN}", "10m", CRITICAL,
+        "the disk of the store is full within a day, or has less than 1 GiB free",
+        "Make room now. A full disk takes no commit: edges keep what they have, until their own disks are full.",
+        "watch-a-fleet.md", by_instance=False,
     ),
     Alert(
         "WeftHubConflict", "weft_hub_conflicts > 0", "1m", CRITICAL, "a second node claims the log of an edge",

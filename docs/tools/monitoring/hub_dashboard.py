@@ -132,6 +132,7 @@ ROWS = (
         (
             plot("Clock ahead of the store's", (f"weft_hub_clock_off_seconds{_HUB}", "{{instance}}"), unit="s"),
             plot("Age of the last backup", (f"min(weft_hub_backup_age_seconds{_HUB} < +Inf)", "age"), unit="s"),
+            plot("Free on the store's disk", (f"min(weft_hub_store_free_bytes{_HUB})", "free"), unit="bytes"),
             plot("Age of the cluster log", (f"weft_hub_cluster_log_age_seconds{_HUB}", "{{instance}}"), unit="s"),
             plot("Processor", (f"rate(process_cpu_seconds_total{_HUB}{_RATE})", "{{instance}}")),
             plot("Memory", (f"process_resident_memory_bytes{_HUB}", "{{instance}}"), unit="bytes"),

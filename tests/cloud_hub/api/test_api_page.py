@@ -31,6 +31,7 @@ def shape(value: Any) -> Any:
     """What stays of a document when its values change: keys, and kinds of values."""
     unknown: dict[str, Any] = {
         "held_back_by": [], "table_bytes": None, "files": None, "bytes": None, "records_per_second": None,
+        "intake": None,
     }  # fmt: skip
     if isinstance(value, dict):
         # Shard numbers are values.

@@ -97,6 +97,28 @@ async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_pat
             assert read["records"] == 3
 
 
+async def test_every_process_tells_how_busy_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cloud_hub.api.fleet.READ_AGE_S", 0.0)
+    store, log = MemoryStore(), EdgeLog()
+    log.append(*records(0, [b"1"] * 100))
+    async with (
+        running_hub(store, beat_interval_s=BEAT_S) as busy,
+        running_hub(store, beat_interval_s=BEAT_S) as idle,
+        running_link(busy, log, LinkIdentity("default", "press-1", 0xABC, "weft 0.1.0")),
+    ):
+        seen: dict[str, dict[str, float]] = {}
+
+        async def is_told() -> bool:
+            nodes = (await get(idle, "/v1/nodes"))[1]["nodes"]
+            seen.update({each["name"]: each["intake"] for each in nodes if each["intake"] is not None})
+            return len(seen) == 2 and any(each["records_per_second"] for each in seen.values())
+
+        await until(is_told, SLOWLY_S)
+        of_the_busy, of_the_idle = (seen[each.status()["name"]] for each in (busy, idle))
+    assert of_the_busy["bytes_per_second"] > of_the_busy["records_per_second"] > 0
+    assert of_the_idle["records_per_second"] == of_the_idle["bytes_per_second"] == 0
+
+
 @pytest.mark.slow
 async def test_a_drained_host_gives_its_edges_away_and_takes_some_again(tmp_path: Path) -> None:
     store, log = open_store(str(tmp_path)), EdgeLog()

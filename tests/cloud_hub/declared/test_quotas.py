@@ -20,9 +20,11 @@ from weft.cloud_hub.declared.documents import Quotas
 from weft.cloud_hub.declared.tenants import link_quota
 from weft.cloud_hub.declared.tenants.changes import set_tenant
 from weft.cloud_hub.declared.tenants.counts import TenantCounts
+from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
 from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
 from weft.cloud_hub.declared.tenants.rates import SECOND, WAIT_MAX, TenantRate
 from weft.cloud_hub.declared.tenants.use import Tenants
+from weft.protocols.lane import Lane
 from weft.replication.runner import LinkIdentity
 from weft.replication.runner import connection as runner
 from weft.replication.status import LinkState
@@ -103,6 +105,30 @@ class Processes:
         self.entries = [each.entry() for each in self.tenants]
         for each in self.tenants:
             each.look()
+
+
+def test_the_rate_of_a_process_is_that_of_its_last_ninety_seconds() -> None:
+    processes = Processes(Quotas())
+    tenants = processes.tenants[0]
+    link = LinkQuota(tenants)
+    link.lane_opened(1, Lane("default", "press-1", 1, "telemetry"))
+    header, data = records(0, [b"a"] * 50)
+    assert tenants.intake() is None
+    for _ in range(1000):
+        processes.now += SECOND
+        link.data(1, [(header, memoryview(data))])
+        rate = tenants.intake()
+    assert rate is not None
+    assert (rate.records_per_s, rate.bytes_per_s) == (50, len(data))
+    assert 1 < rate.seconds <= 91
+    processes.now += 60 * SECOND
+    slower = tenants.intake()
+    assert slower is not None
+    assert 0 < slower.records_per_s < 50
+    processes.now += 91 * SECOND
+    still = tenants.intake()
+    assert still is not None
+    assert (still.records_per_s, still.bytes_per_s) == (0, 0)
 
 
 class Active:

@@ -51,6 +51,24 @@ USAGE = [
         in_process=True,
     ),
     Mistake(
+        "a shard below zero",
+        "hub split hub.yaml -1 --yes",
+        "Usage: weft hub split [OPTIONS] HUB SHARD\n"
+        "Try 'weft hub split --help' for help.\n"
+        "\n"
+        "Error: Invalid value for 'SHARD': -1 is not in the range x>=0.",
+        in_process=True,
+    ),
+    Mistake(
+        "a number below zero where a name is expected",
+        "hub retire hub.yaml -12",
+        "Usage: weft hub retire [OPTIONS] CONFIG EDGE\n"
+        "Try 'weft hub retire --help' for help.\n"
+        "\n"
+        "Error: '-12' is neither an option nor a name: no name begins with a dash.",
+        in_process=True,
+    ),
+    Mistake(
         "a log level that is none",
         "edge run edge.yaml --log-level verbose",
         "Usage: weft edge run [OPTIONS] CONFIG\n"

@@ -10,6 +10,7 @@ import click
 from weft.commands.common import ExistingPath, json_option
 from weft.commands.on_store.opening import on_store
 from weft.commands.running import any_hub_argument, names_a_config, running_hub
+from weft.config.units import approximate_size
 from weft.output import harmless, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
@@ -25,6 +26,9 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     minute (`joining`). One that is silent for three of its intervals, 15 seconds beside other hosts, is `gone`. So is
     one that was started again since. After five minutes it is not shown. One that serves the store that stood in the
     same place before is `of another cluster`: end it. By its CONFIG, the store is read, whether hubs run or not.
+
+    Rates are those of what links bring, repetitions included, over the last 60 to 90 seconds before the process was
+    seen. Right after a start they are unknown.
     """
     from weft.cloud_hub.cluster.node_views import FOREIGN, GONE
 
@@ -45,6 +49,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             ",".join(map(str, each["shards"])),
             each["links"],
             "" if each.get("tables") is None else each["tables"],  # an earlier release does not say it
+            *_intake(each.get("intake")),
             each["cluster_log"],
             each["software"],
             each["level"],
@@ -61,6 +66,8 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             "shards loaded",
             "links",
             "tables",
+            "records/s",
+            "bytes/s",
             "cluster log",
             "release",
             "level",
@@ -74,6 +81,12 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
         click.echo(
             f"no edge can be sent on to {', '.join(unreachable)}: set `advertise` there to the URLs for edges", err=True
         )
+
+
+def _intake(found: dict[str, float] | None) -> tuple[object, object]:
+    if found is None:
+        return "", ""
+    return f"{found['records_per_second']:.1f}", approximate_size(found["bytes_per_second"])
 
 
 def _of_store(config_file: str | None) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ SPLITS = "/v1/splits"
 
 @click.command()
 @hub_argument
-@click.argument("shard", type=int)
+@click.argument("shard", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
               "for a URL or a login.")  # fmt: skip
