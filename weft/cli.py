@@ -32,7 +32,7 @@ _COMMANDS = {
     "demo": "weft.commands.demo:demo_command",
     "completion": "weft.commands.set_up.completion:completion_command",
 }
-"""Where each command is: ``module:name``."""
+"""Place of each command: ``module:name``."""
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
     "grpc": "spark", "pandas": "spark", "py4j": "spark", "pyspark": "spark", "sklearn": "spark",

@@ -39,7 +39,7 @@ class LaterGroup(click.Group):
     """A group that imports the modules of some commands only when they are called: a node runs without them."""
 
     later: Mapping[str, str] = {}
-    """Name of each such command -> where it is, as ``module:name``."""
+    """Name of each such command -> its place, ``module:name``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
