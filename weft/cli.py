@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import sys
@@ -11,29 +10,30 @@ from typing import NoReturn
 
 import click
 
+from weft.commands import command_at
 from weft.config.errors import ConfigError
 from weft.config.machine import why_denied
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 from weft.service.hang_up import hold_hang_ups
 
 _COMMANDS = {
-    "edge": "weft.commands.edge",
-    "hub": "weft.commands.hub",
-    "login": "weft.commands.credentials.login",
-    "streams": "weft.commands.streams",
-    "config": "weft.commands.config",
-    "link": "weft.commands.link",
-    "log": "weft.commands.log",
-    "token": "weft.commands.credentials.token",
-    "user": "weft.commands.credentials.user",
-    "ca": "weft.commands.set_up.ca",
-    "audit": "weft.commands.proofs.audit",
-    "trace": "weft.commands.proofs.trace",
-    "spark": "weft.commands.pipelines.group",
-    "demo": "weft.commands.demo",
-    "completion": "weft.commands.set_up.completion",
+    "edge": "weft.commands.edge:edge_group",
+    "hub": "weft.commands.hub:hub_group",
+    "login": "weft.commands.credentials.login:login_command",
+    "streams": "weft.commands.streams:streams_command",
+    "config": "weft.commands.config:config_group",
+    "link": "weft.commands.link:link_group",
+    "log": "weft.commands.log:log_group",
+    "token": "weft.commands.credentials.token:token_group",
+    "user": "weft.commands.credentials.user:user_group",
+    "ca": "weft.commands.set_up.ca:ca_group",
+    "audit": "weft.commands.proofs.audit:audit_command",
+    "trace": "weft.commands.proofs.trace:trace_command",
+    "spark": "weft.commands.pipelines.group:spark_group",
+    "demo": "weft.commands.demo:demo_command",
+    "completion": "weft.commands.set_up.completion:completion_command",
 }
-"""Module of each command; the command in it is called ``command``."""
+"""Place of each command: ``module:name``."""
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
     "grpc": "spark", "pandas": "spark", "py4j": "spark", "pyspark": "spark", "sklearn": "spark",
@@ -54,9 +54,7 @@ class _Commands(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(_COMMANDS[cmd_name]).command
-        assert isinstance(command, click.Command)
-        return command
+        return command_at(_COMMANDS[cmd_name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

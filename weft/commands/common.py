@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from weft.commands import command_at
 from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
 from weft.config.machine import why_denied, why_unreadable
@@ -36,32 +36,28 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class LaterGroup(click.Group):
-    """A group that imports the modules of some commands only when they are called: a node runs for years without them.
+    """A group that imports the modules of some commands only when they are called: a node runs without them."""
 
-    The command in such a module is called ``command``.
-    """
-
-    modules: Mapping[str, str] = {}
+    later: Mapping[str, str] = {}
+    """Name of each such command -> its place, ``module:name``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return sorted({*super().list_commands(ctx), *self.modules})
+        return sorted({*super().list_commands(ctx), *self.later})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; import its module on the first call."""
-        if cmd_name not in self.modules:
+        if cmd_name not in self.later:
             return super().get_command(ctx, cmd_name)
-        command = importlib.import_module(self.modules[cmd_name]).command
-        assert isinstance(command, click.Command)
-        return command
+        return command_at(self.later[cmd_name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the called command. For an unknown name, click suggests similar names of all commands."""
         if args[0] not in self.list_commands(ctx):
-            for name in self.modules:
-                self.add_command(importlib.import_module(self.modules[name]).command, name)
+            for name, place in self.later.items():
+                self.add_command(command_at(place), name)
         return super().resolve_command(ctx, args)
 
 

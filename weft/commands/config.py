@@ -10,15 +10,15 @@ from weft.output import print_json
 
 
 @click.group("config")
-def command() -> None:
+def config_group() -> None:
     """Describe the configuration files, and sign settings and functions of edges."""
 
 
 for _command in (signing.keygen, signing.sign_settings, signing.sign_code, signing.verify):
-    command.add_command(_command)
+    config_group.add_command(_command)
 
 
-@command.command()
+@config_group.command()
 @click.argument("kind", type=click.Choice(["edge", "hub", "pipeline"]))
 def schema(kind: str) -> None:
     """Print the JSON Schema of an edge's or a hub's configuration or of a pipeline, for editors."""

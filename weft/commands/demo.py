@@ -7,7 +7,7 @@ import click
 
 @click.command("demo")
 @click.option("--keep", is_flag=True, help="Leave everything running at the end and print how to look around.")
-def command(keep: bool) -> int:
+def demo_command(keep: bool) -> int:
     """Run the whole fabric on this machine on real sensor data, with faults, and audit the result."""
     from weft.demo.run import main
 

@@ -41,28 +41,28 @@ _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 
 
 class _EdgeCommands(LaterGroup):
-    modules = {
-        "config": "weft.commands.edges.edge_config",
-        "doctor": "weft.commands.edges.edge_doctor",
-        "import": "weft.commands.edges.edge_import",
-        "init": "weft.commands.set_up.edge_init",
-        "pair": "weft.commands.edges.edge_pair",
-        "query": "weft.commands.edges.edge_query",
-        "rename": "weft.commands.edges.edge_rename",
-        "replay": "weft.commands.functions.replay",
-        "status": "weft.commands.edges.edge_status",
-        "support-bundle": "weft.commands.support.of_edge",
-        "tail": "weft.commands.edges.edge_tail",
-        "test-function": "weft.commands.functions.function_test",
+    later = {
+        "config": "weft.commands.edges.edge_config:edge_config",
+        "doctor": "weft.commands.edges.edge_doctor:edge_doctor",
+        "import": "weft.commands.edges.edge_import:edge_import",
+        "init": "weft.commands.set_up.edge_init:edge_init",
+        "pair": "weft.commands.edges.edge_pair:edge_pair",
+        "query": "weft.commands.edges.edge_query:edge_query",
+        "rename": "weft.commands.edges.edge_rename:edge_rename",
+        "replay": "weft.commands.functions.replay:edge_replay",
+        "status": "weft.commands.edges.edge_status:edge_status",
+        "support-bundle": "weft.commands.support.of_edge:edge_support_bundle",
+        "tail": "weft.commands.edges.edge_tail:edge_tail",
+        "test-function": "weft.commands.functions.function_test:edge_test_function",
     }
 
 
 @click.group("edge", cls=_EdgeCommands)
-def command() -> None:
+def edge_group() -> None:
     """Run and inspect an edge node, which takes messages from devices, keeps them on disk and sends them to hubs."""
 
 
-@command.command()
+@edge_group.command()
 @config_argument
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
@@ -169,7 +169,7 @@ def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | No
     return ", ".join(known) or "no listeners"
 
 
-@command.command()
+@edge_group.command()
 @config_argument
 @json_option
 def check(config_file: str, as_json: bool) -> int:
@@ -210,7 +210,7 @@ def check(config_file: str, as_json: bool) -> int:
     )
 
 
-@command.command()
+@edge_group.command()
 @target_argument
 @json_option
 def reload(target: str, *, as_json: bool) -> None:

@@ -71,28 +71,28 @@ CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 
 
 class _HubCommands(LaterGroup):
-    modules = {
-        "doctor": "weft.commands.hub_doctor",
-        "init": "weft.commands.set_up.hub_init",
-        "support-bundle": "weft.commands.support.of_hub",
+    later = {
+        "doctor": "weft.commands.hub_doctor:hub_doctor",
+        "init": "weft.commands.set_up.hub_init:hub_init",
+        "support-bundle": "weft.commands.support.of_hub:hub_support_bundle",
     }
 
 
 @click.group("hub", cls=_HubCommands)
-def command() -> None:
+def hub_group() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
 
 for each in (
-    messages.publish, messages.messages, hub_records.tail, hub_records.trace,
-    hub_pulls.pull, hub_pulls.pulls, whoami, nodes.nodes, drain.drain, split.split,
-    cluster.finalize, cluster.retire, cluster.adopt, skip.skip, clock.clock, deletion.declare_deletion, stream.command,
-    tables.command, group.command, first.open_hubs, tenants.command, groups.command, configs.command,
-    schemas.command, quality.command, declaring.declarations, acts, approvals.second_person, approvals.requests,
-    approvals.approve, backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures, usage,
-    regions.command,
+    messages.publish, messages.messages, hub_records.tail, hub_records.trace, hub_pulls.pull, hub_pulls.pulls,
+    whoami, nodes.nodes, drain.drain, split.split, cluster.finalize, cluster.retire, cluster.adopt, skip.skip,
+    clock.clock, deletion.declare_deletion, stream.hub_stream_group, tables.hub_table_group, group.hub_token_group,
+    first.open_hubs, tenants.hub_tenant_group, groups.hub_group_group, configs.hub_config_group,
+    schemas.hub_schema_group, quality.hub_quality_group, declaring.declarations, acts, approvals.second_person,
+    approvals.requests, approvals.approve, backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures,
+    usage, regions.hub_region_group,
 ):  # fmt: skip
-    command.add_command(each)
+    hub_group.add_command(each)
 
 processes_option = click.option(
     "--processes",
@@ -101,7 +101,7 @@ processes_option = click.option(
 )
 
 
-@command.command()
+@hub_group.command()
 @config_argument
 @processes_option
 @click.option(
@@ -214,7 +214,7 @@ async def _reload(hub: Hub, settings: RunningSettings, number: int) -> None:
         await settings.say_what_needs_a_restart()
 
 
-@command.command()
+@hub_group.command()
 @config_argument
 @click.option("--offline", is_flag=True, help="Do not contact a store in a bucket, and probe no store.")
 @processes_option
@@ -264,7 +264,7 @@ def _listening(config: HubConfig, count: int) -> str:
     return f"{count} processes, listening on {config.listen} to {addresses(config, count)[-1].port}"
 
 
-@command.command()
+@hub_group.command()
 @any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
 @click.option(

@@ -13,7 +13,7 @@ from weft.commands.common import config_argument, json_option, load_hub
 @click.command("doctor")
 @config_argument
 @json_option
-def command(config_file: str, *, as_json: bool) -> int:
+def hub_doctor(config_file: str, *, as_json: bool) -> int:
     """Examine the machine of CONFIG: clock, disk or bucket, files, ports, certificates, names, and releases.
 
     Each line is `good`, `unknown` with the reason, or `act` with what to do. The command does what `weft hub check`

@@ -19,11 +19,11 @@ link_option = click.option("--link", default="", metavar="NAME", help="Name of o
 
 
 @click.group("link")
-def command() -> None:
+def link_group() -> None:
     """Look at a running node's links to hubs, pause them, and handle their alarms."""
 
 
-@command.command()
+@link_group.command()
 @target_argument
 @link_option
 @json_option
@@ -40,7 +40,7 @@ def status(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "status", link), as_json=as_json)
 
 
-@command.command()
+@link_group.command()
 @target_argument
 @link_option
 @json_option
@@ -56,7 +56,7 @@ def pause(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "pause", link), as_json=as_json)
 
 
-@command.command()
+@link_group.command()
 @target_argument
 @link_option
 @json_option
@@ -71,7 +71,7 @@ def resume(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "resume", link), as_json=as_json)
 
 
-@command.command()
+@link_group.command()
 @target_argument
 @json_option
 def acknowledge(target: str, *, as_json: bool) -> None:

@@ -30,11 +30,11 @@ Facts = dict[str, Any]
 
 
 @click.group("log")
-def command() -> None:
+def log_group() -> None:
     """Inspect an edge node's log, or drop a backlog from it."""
 
 
-@command.command()
+@log_group.command()
 @click.argument("path", metavar="CONFIG|DIR|FILE", type=ExistingPath())
 @click.option("--records", is_flag=True, help="Show every record, not only the batches.")
 @json_option
@@ -67,7 +67,7 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     return 0 if is_good else FAILURE_EXIT_CODE
 
 
-@command.command()
+@log_group.command()
 @target_argument
 @click.argument("stream")
 @click.option(

@@ -19,7 +19,9 @@ from weft.text.fleet import show_streams
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
 @click.option("--columns", is_flag=True, help="Show the columns of all tables, also of more than eight streams.")
 @json_option
-def command(hub: str | None, *, tenant: str | None, token_file: str | None, columns: bool, as_json: bool) -> None:
+def streams_command(
+    hub: str | None, *, tenant: str | None, token_file: str | None, columns: bool, as_json: bool
+) -> None:
     """List the streams of the running hub HUB: records, rate, completeness, table and its columns.
 
     The rate is that of the last one to two minutes. It is unknown for the first ten seconds after a hub's start, and

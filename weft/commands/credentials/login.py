@@ -37,7 +37,7 @@ from weft.output import Failed, Refused, harmless, print_json, print_table
 @click.option("--key", type=ExistingPath(dir_okay=False), help="The certificate's key (PEM), not encrypted.")
 @click.option("--forget", is_flag=True, help="Remove NAME and its token instead.")
 @json_option
-def command(
+def login_command(
     name: str | None, url: str | None, *, token_file: str | None, no_token: bool, ca_file: str | None,
     certificate: str | None, key: str | None, forget: bool, as_json: bool,
 ) -> None:  # fmt: skip

@@ -80,7 +80,7 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
 
 
 @click.group("token", cls=TokenGroup)
-def command() -> None:
+def token_group() -> None:
     """Manage the tokens file of a hub.
 
     The file holds only hashes. A running hub picks up changes by itself. `weft hub token` manages tokens in the store
@@ -88,7 +88,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@token_group.command()
 @click.argument("name")
 @file_option
 @scope_options
@@ -125,7 +125,7 @@ def add(
         click.echo(token)
 
 
-@command.command()
+@token_group.command()
 @click.argument("name")
 @file_option
 @reason_option
@@ -146,7 +146,7 @@ def remove(name: str, path: str, *, reason: str, by: str | None, as_json: bool) 
         click.echo(f"removed {name}")
 
 
-@command.command("list")
+@token_group.command("list")
 @file_option
 @json_option
 def list_tokens(path: str, as_json: bool) -> None:

@@ -30,7 +30,7 @@ password_option = click.option(
 
 
 @click.group("user")
-def command() -> None:
+def user_group() -> None:
     """Manage the user names and passwords of MQTT clients.
 
     The users file holds only argon2id hashes. A running node picks up changes by itself. The commands ask for passwords
@@ -38,7 +38,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@user_group.command()
 @click.argument("name")
 @file_option
 @password_option
@@ -58,7 +58,7 @@ def add(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by
     click.echo(f"added {name}" if is_new else f"{name} has a new password")
 
 
-@command.command()
+@user_group.command()
 @click.argument("name")
 @file_option
 @reason_option
@@ -75,7 +75,7 @@ def remove(name: str, path: str, *, reason: str, by: str | None) -> None:
     click.echo(f"removed {name}")
 
 
-@command.command("list")
+@user_group.command("list")
 @file_option
 @json_option
 def list_users(path: str, as_json: bool) -> None:
@@ -88,7 +88,7 @@ def list_users(path: str, as_json: bool) -> None:
         click.echo(name)
 
 
-@command.command()
+@user_group.command()
 @click.argument("name")
 @file_option
 @password_option

@@ -13,7 +13,7 @@ from weft.output import print_facts, print_json, print_table
 @click.command("config")
 @config_argument
 @json_option
-def command(config_file: str, *, as_json: bool) -> None:
+def edge_config(config_file: str, *, as_json: bool) -> None:
     """Show what the hub has laid over the settings of CONFIG, from its data_dir. The node need not run.
 
     Settings are listed with the layer that has the last word: a group or the edge, with the version that

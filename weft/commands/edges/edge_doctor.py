@@ -13,7 +13,7 @@ from weft.commands.common import config_argument, json_option, located_edge
 @click.command("doctor")
 @config_argument
 @json_option
-def command(config_file: str, *, as_json: bool) -> int:
+def edge_doctor(config_file: str, *, as_json: bool) -> int:
     """Examine the machine of CONFIG: clock, disk, files, ports, certificates, and the way to each hub.
 
     Each line is `good`, `unknown` with the reason, or `act` with what to do. The command does what `weft edge check`

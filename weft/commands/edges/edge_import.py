@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     help="Send the records that only DIR has, under new numbers: for a log that hubs refuse as an old copy.",
 )
 @json_option
-def command(config_file: str, directory: str | None, *, delete_done: bool, as_new: bool, as_json: bool) -> None:
+def edge_import(config_file: str, directory: str | None, *, delete_done: bool, as_new: bool, as_json: bool) -> None:
     """Send the records in DIR, the earlier data_dir of the node of CONFIG, to the hubs.
 
     Use it when a node's disk is back after the node began an empty log on another one. The records reach the hubs under

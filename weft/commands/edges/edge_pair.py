@@ -48,7 +48,7 @@ class _Asking(NamedTuple):
 @click.option("--replace", "replaces", is_flag=True, help="Replace a token that is there.")
 @click.option("--plain-http", is_flag=True, help="Send the code without TLS to another machine.")
 @json_option
-def command(
+def edge_pair(
     url: str, code: str | None, *, config_file: str | None, to: str | None, ca_file: str | None, replaces: bool,
     plain_http: bool, as_json: bool,
 ) -> None:  # fmt: skip

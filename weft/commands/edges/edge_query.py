@@ -47,7 +47,7 @@ SIGINT_BYTE = signal.SIGINT.to_bytes(1, "big")
 @click.option("--timeout", metavar="DURATION", default="60s", show_default=True, help="Maximum run time.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
-def command(
+def edge_query(
     target: str, sql: str, since: str | None, rows_max: int, timeout: str, *, as_csv: bool, as_json: bool
 ) -> None:
     """Run a SELECT over the records of a node's log. Every stream is a table.

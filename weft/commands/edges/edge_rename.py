@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @yes_option
 @json_option
-def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
+def edge_rename(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
     """Rename the log of a stopped node to the `node` and `tenant` in CONFIG.
 
     Records that hubs have keep the former name; later records have the new one. The links first deliver everything

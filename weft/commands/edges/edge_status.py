@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("status")
 @target_argument
 @json_option
-def command(target: str, *, as_json: bool) -> int:
+def edge_status(target: str, *, as_json: bool) -> int:
     """Show the state of a node: streams, links, disk, and how many hours of outage it survives.
 
     Name the node by its CONFIG, or by its data_dir. If the node does not run or does not answer, the command reads its

@@ -24,7 +24,7 @@ LAST_DEFAULT = 10
 @click.option("--filter", "topic_filter", metavar="FILTER", help="Only topics that match an MQTT filter: plant/+/m1/#.")
 @click.option("-f", "--follow", is_flag=True, help="Show new records until Ctrl-C, also across restarts of the node.")
 @json_option
-def command(
+def edge_tail(
     target: str,
     streams: tuple[str, ...],
     last: int | None,

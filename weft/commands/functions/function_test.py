@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option("--topic", metavar="TOPIC", help="Topic of all records. Each line is then only a payload.")
 @json_option
-def command(config_file: str, stream: str, sample: str, topic: str | None, *, as_json: bool) -> None:
+def edge_test_function(config_file: str, stream: str, sample: str, topic: str | None, *, as_json: bool) -> None:
     """Show the records that derived stream STREAM of CONFIG would emit for a file, and why it drops others.
 
     No node is needed, and nothing is written. Records go through the functions one by one, as in a node that starts

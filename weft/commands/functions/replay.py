@@ -19,7 +19,7 @@ POLL_S = 0.5
 @click.argument("stream")
 @click.option("--into", required=True, metavar="NAME", help="Stream for the result.")
 @json_option
-def command(target: str, stream: str, *, into: str, as_json: bool) -> None:
+def edge_replay(target: str, stream: str, *, into: str, as_json: bool) -> None:
     """Compute the derived STREAM of a running node, named by its CONFIG or its data_dir, again.
 
     Its functions read all of their inputs that the log still has, and write to another stream of this node, which no

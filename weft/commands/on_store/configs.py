@@ -28,7 +28,7 @@ group_option = click.option("--group", "is_group", is_flag=True, help="NAME is a
 
 
 @click.group("config")
-def command() -> None:
+def hub_config_group() -> None:
     """Manage the configurations of edges from a hub's store, whether nodes run or not.
 
     Settings of an edge, or of a group, are laid over those of the edge's own file. An edge takes them if a link of its
@@ -42,7 +42,7 @@ def _key(whose: str, *, is_group: bool) -> ConfigKey:
     return tenant, "group" if is_group else "edge", name
 
 
-@command.command("set")
+@hub_config_group.command("set")
 @config_argument
 @whose_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -111,7 +111,7 @@ def _check_whose(text: str, key: ConfigKey) -> None:
         )
 
 
-@command.command()
+@hub_config_group.command()
 @config_argument
 @whose_argument
 @group_option
@@ -126,7 +126,7 @@ def remove(config_file: str, whose: str, *, is_group: bool, reason: str, by: str
     click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
 
 
-@command.command()
+@hub_config_group.command()
 @config_argument
 @whose_argument
 @group_option
@@ -152,7 +152,7 @@ def get(config_file: str, whose: str, *, is_group: bool) -> None:
         click.echo(f"# {layer.name}, version {layer.version}\n{layer.text}")
 
 
-@command.command()
+@hub_config_group.command()
 @config_argument
 @click.option("--tenant", help="Only edges of this tenant.")
 @click.option("--failed", is_flag=True, help="Only edges that refused their settings or took them back.")
@@ -196,7 +196,7 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
         click.echo(f"and {len(rows) - SHOWN_MAX} more; --json shows all")
 
 
-@command.group()
+@hub_config_group.group()
 def rollout() -> None:
     """Look at rollouts, take them further, or end them."""
 

@@ -16,7 +16,7 @@ EDGES_SHOWN_MAX = 8
 
 
 @click.group("group")
-def command() -> None:
+def hub_group_group() -> None:
     """Manage groups of edges in a hub's store, whether nodes run or not.
 
     A group is a list of names and patterns, also of edges that have not linked yet. Running hubs know a change two
@@ -24,7 +24,7 @@ def command() -> None:
     """
 
 
-@command.command("set")
+@hub_group_group.command("set")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
 @click.argument("edges", nargs=-1, required=True)
@@ -57,7 +57,7 @@ def set_group(
     click.echo(f"declared group {'/'.join(key)}: {counted(len(set(edges)), 'name')}")
 
 
-@command.command()
+@hub_group_group.command()
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
 @reason_option
@@ -71,7 +71,7 @@ def remove(config_file: str, group: str, *, reason: str, by: str | None) -> None
     click.echo(f"withdrew group {'/'.join(key)}")
 
 
-@command.command("list")
+@hub_group_group.command("list")
 @config_argument
 @json_option
 def list_groups(config_file: str, *, as_json: bool) -> None:

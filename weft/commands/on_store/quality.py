@@ -22,7 +22,7 @@ stream_argument = click.argument("stream", metavar="[TENANT/]STREAM")
 
 
 @click.group("quality")
-def command() -> None:
+def hub_quality_group() -> None:
     """Manage the quality rules of streams in a hub's store, whether nodes run or not.
 
     A rule is one check. Numbers are within a range, a field has values, payloads fit the schema, values do not repeat,
@@ -34,7 +34,7 @@ def command() -> None:
     """
 
 
-@command.command("set")
+@hub_quality_group.command("set")
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -65,7 +65,7 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
 
 
-@command.command()
+@hub_quality_group.command()
 @config_argument
 @stream_argument
 @reason_option
@@ -79,7 +79,7 @@ def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> Non
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
 
 
-@command.command()
+@hub_quality_group.command()
 @config_argument
 @stream_argument
 @json_option
@@ -103,7 +103,7 @@ def get(config_file: str, stream: str, *, as_json: bool) -> None:
     click.echo(f"# stream {name}, version {found.version}\n{rules_text(found.rules)}", nl=False)
 
 
-@command.command("list")
+@hub_quality_group.command("list")
 @config_argument
 @json_option
 def list_quality(config_file: str, *, as_json: bool) -> None:

@@ -23,11 +23,11 @@ _token_file_option = click.option(
 
 
 @click.group("region")
-def command() -> None:
+def hub_region_group() -> None:
     """See and steer the links to other regions: hubs of other clusters that get what this one's log receives."""
 
 
-@command.command()
+@hub_region_group.command()
 @any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
 @json_option
@@ -68,7 +68,7 @@ def _of_store(config_file: str | None) -> list[dict[str, Any]]:
     return on_store(name, work)
 
 
-@command.command()
+@hub_region_group.command()
 @hub_argument
 @click.argument("region")
 @_token_file_option
@@ -84,7 +84,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
     click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {hub} {region}")
 
 
-@command.command()
+@hub_region_group.command()
 @hub_argument
 @click.argument("region")
 @_token_file_option
@@ -99,7 +99,7 @@ def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: st
     click.echo(f"the links to {region} go on within some seconds")
 
 
-@command.command()
+@hub_region_group.command()
 @config_argument
 @click.argument("region")
 @reason_option

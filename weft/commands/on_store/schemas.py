@@ -46,7 +46,7 @@ version_option = click.option("--version", type=click.IntRange(min=1), help="Ver
 
 
 @click.group("schema")
-def command() -> None:
+def hub_schema_group() -> None:
     """Manage the schemas of streams in a hub's store, whether nodes run or not.
 
     A schema names fields of a stream's payloads. The stream's table gets a typed column for each, beside the payload
@@ -55,7 +55,7 @@ def command() -> None:
     """
 
 
-@command.command("set")
+@hub_schema_group.command("set")
 @config_argument
 @stream_argument
 @file_argument
@@ -97,7 +97,7 @@ def set_schema(
     click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
 
 
-@command.command()
+@hub_schema_group.command()
 @config_argument
 @stream_argument
 @reason_option
@@ -111,7 +111,7 @@ def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> Non
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
 
 
-@command.command()
+@hub_schema_group.command()
 @config_argument
 @stream_argument
 @version_option
@@ -135,7 +135,7 @@ def get(config_file: str, stream: str, *, version: int | None, as_json: bool) ->
     click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False)
 
 
-@command.command()
+@hub_schema_group.command()
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
@@ -171,7 +171,7 @@ def diff(
         click.echo("no difference")
 
 
-@command.command()
+@hub_schema_group.command()
 @config_argument
 @stream_argument
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Read JSON from this file, one on a line.")
@@ -242,7 +242,7 @@ def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[l
     on_store(config_file, work)
 
 
-@command.command()
+@hub_schema_group.command()
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
@@ -318,7 +318,7 @@ def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str 
         click.echo(f"the schema does not name:\n{harmless(''.join(lines))}", nl=False)
 
 
-@command.command("list")
+@hub_schema_group.command("list")
 @config_argument
 @json_option
 def list_schemas(config_file: str, *, as_json: bool) -> None:

@@ -30,11 +30,11 @@ def key_of(stream: str) -> tuple[str, str]:
 
 
 @click.group("stream")
-def command() -> None:
+def hub_stream_group() -> None:
     """Work on the streams of a hub's store, whether nodes run or not. `weft streams` lists them."""
 
 
-@command.command()
+@hub_stream_group.command()
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option("--reason", required=True, help="Why, in a few words; recorded with the stream.")
@@ -102,7 +102,7 @@ async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
     return bool(await store.list(table_key(*key), limit=1))
 
 
-@command.command("expect")
+@hub_stream_group.command("expect")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.argument("edges", nargs=-1)

@@ -18,14 +18,14 @@ RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
 
 
 @click.group("table")
-def command() -> None:
+def hub_table_group() -> None:
     """Declare tables of streams at a hub's store, whether nodes run or not.
 
     Running hubs know a change two seconds later.
     """
 
 
-@command.command("set")
+@hub_table_group.command("set")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option(
@@ -120,7 +120,7 @@ def set_table(
     click.echo(f"declared tables of {'/'.join(key)}")
 
 
-@command.command()
+@hub_table_group.command()
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @reason_option
@@ -146,7 +146,7 @@ def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> Non
     click.echo(f"withdrew the tables of {'/'.join(key)}")
 
 
-@command.command("list")
+@hub_table_group.command("list")
 @config_argument
 @json_option
 def list_tables(config_file: str, *, as_json: bool) -> None:

@@ -44,7 +44,7 @@ def quota_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group("tenant")
-def command() -> None:
+def hub_tenant_group() -> None:
     """Manage the tenants of a hub's store, whether nodes run or not.
 
     Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges counts when a token is
@@ -63,7 +63,7 @@ isolation_option = click.option(
 )  # fmt: skip
 
 
-@command.command()
+@hub_tenant_group.command()
 @hub_argument
 @click.argument("name")
 @quota_options
@@ -94,7 +94,7 @@ def add(
     _isolate(hub, name, isolation, by, reason)
 
 
-@command.command("set")
+@hub_tenant_group.command("set")
 @hub_argument
 @click.argument("name")
 @quota_options
@@ -176,7 +176,7 @@ def _isolate(config_file: str, name: str, isolation: str | None, by: str | None,
     click.echo(f"tenant {name} is set apart: shard {shard}, and the prefix tenants/{name}/ in the store")
 
 
-@command.command()
+@hub_tenant_group.command()
 @config_argument
 @click.argument("name")
 @reason_option
@@ -192,7 +192,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
     click.echo(f"withdrew tenant {name}")
 
 
-@command.command("list")
+@hub_tenant_group.command("list")
 @any_hub_argument
 @token_file_option
 @json_option

@@ -25,7 +25,7 @@ from weft.output import counted
 @conf_option
 @spark_log_option
 @json_option
-def command(
+def spark_check(
     pipeline: str,
     *,
     settings: tuple[str, ...],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--stream", help="The stream that the query reads; not needed for a query of several.")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
 @json_option
-def command(checkpoint: str, *, origin: str, target: str, stream: str | None, tenant: str, as_json: bool) -> int:
+def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None, tenant: str, as_json: bool) -> int:
     """Let the stopped query of CHECKPOINT go on in the store of another region, with each record once.
 
     CHECKPOINT is the query's `checkpointLocation`, a folder or a bucket's URI. Its position is translated by the

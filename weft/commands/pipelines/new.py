@@ -9,7 +9,7 @@ from weft.output import Refused
 
 @click.command("new")
 @click.argument("name", required=False)
-def command(name: str | None) -> None:
+def spark_new(name: str | None) -> None:
     """Print the YAML of shipped pipeline NAME, as a start for your own; without NAME, list all names.
 
     \b

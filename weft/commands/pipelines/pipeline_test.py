@@ -45,7 +45,7 @@ SHOWN_MAX = 50
 @conf_option
 @spark_log_option
 @json_option
-def command(
+def spark_test(
     pipeline: str,
     *,
     inputs: tuple[str, ...],

@@ -57,7 +57,7 @@ SHOWN_MAX = 3
 @click.option("--report-ca-file", metavar="FILE", help="PEM file of the authorities that the hub is trusted by.")
 @spark_log_option
 @json_option
-def command(
+def spark_run(
     pipeline: str,
     *,
     settings: tuple[str, ...],

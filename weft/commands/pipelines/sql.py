@@ -32,7 +32,7 @@ _NAMES = re.compile(r"\bweft\s*\.\s*(?:`([^`]+)`|(\w+))", re.IGNORECASE)
 @conf_option
 @spark_log_option
 @json_option
-def command(
+def spark_sql(
     place: str,
     statement: str,
     *,

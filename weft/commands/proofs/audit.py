@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 )
 @spark_log_option
 @json_option
-def command(  # noqa: PLR0917
+def audit_command(  # noqa: PLR0917
     stream: str, uri: str | None, regions: tuple[str, str] | None, tenant: str, payloads: bool, master: str | None,
     spark_log: str | None, as_json: bool,
 ) -> int:  # fmt: skip

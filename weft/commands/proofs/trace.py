@@ -59,7 +59,7 @@ RECORDS_MAX = 1_000_000
     help="Maximum number of records of all rows together.",
 )
 @json_option
-def command(uri: str, tenant: str, as_json: bool, **options: Any) -> int:
+def trace_command(uri: str, tenant: str, as_json: bool, **options: Any) -> int:
     """Show the records of devices that went into a row.
 
     The row's column _from names ranges of records; every shipped pipeline writes it. For records that a pipeline wrote,

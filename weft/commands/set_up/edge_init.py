@@ -40,7 +40,7 @@ _STDIN = "<stdin>"
 @click.option("--data-dir", metavar="FOLDER", help="Folder of the node's log, relative to CONFIG.")
 @click.option("--disk", metavar="SIZE", help="Maximum disk space of the log, such as 16GiB.")
 @json_option
-def command(
+def edge_init(
     config_file: str, *, password_file: BinaryIO | None, generate_password: bool, token_file: str | None,
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip

@@ -39,7 +39,7 @@ _OPTIONS = {"listen": "--listen", "store": "--store", "tls": "--certificate"}
 @click.option("--key", metavar="FILE", help="Key of that certificate.")
 @click.option("--plain-http", is_flag=True, help="No TLS: only behind a proxy with TLS.")
 @json_option
-def command(config_file: str, *, as_json: bool, **given: Any) -> None:
+def hub_init(config_file: str, *, as_json: bool, **given: Any) -> None:
     """Write a first CONFIG (hub.yaml) of a hub, checked as at a start, with an admin token.
 
     At a terminal the command asks for what no option says. The admin token is in admin.token, its hash in tokens, and

@@ -21,7 +21,7 @@ log_file_option = click.option("--log", "log_file", metavar="FILE", help="Log of
 @bundle_file_option
 @log_file_option
 @json_option
-def command(config_file: str, *, to: str, log_file: str | None, as_json: bool) -> None:
+def edge_support_bundle(config_file: str, *, to: str, log_file: str | None, as_json: bool) -> None:
     """Write an archive for those who help: state, versions, settings, log, metrics, and what the doctor finds.
 
     Tokens, passwords, their hashes and keys are taken out. They are found in files that CONFIG names, in variables of

@@ -17,7 +17,9 @@ from weft.commands.support.of_edge import add_metrics, bundle_file_option, log_f
 @log_file_option
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
 @json_option
-def command(config_file: str, *, to: str, log_file: str | None, token_file: str | None, as_json: bool) -> None:
+def hub_support_bundle(
+    config_file: str, *, to: str, log_file: str | None, token_file: str | None, as_json: bool
+) -> None:
     """Write an archive for those who help: state, versions, settings, log, metrics, and what the doctor finds.
 
     Secrets are taken out as by `weft edge support-bundle`. A hub with tokens tells its state and metrics only with an

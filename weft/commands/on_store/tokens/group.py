@@ -40,7 +40,7 @@ expires_option = click.option(
 
 
 @click.group("token", cls=TokenGroup)
-def command() -> None:
+def hub_token_group() -> None:
     """Manage the tokens of all hubs of a store, whether nodes run or not.
 
     The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. A hub
@@ -48,7 +48,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@hub_token_group.command()
 @config_argument
 @click.argument("name", required=False)
 @scope_options
@@ -130,7 +130,7 @@ def add(
     _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
 
 
-@command.command()
+@hub_token_group.command()
 @config_argument
 @click.argument("edge")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
@@ -184,7 +184,7 @@ def pair(
     click.echo(f"counts once, until {moment(until)}. At the edge: weft edge pair URL {code}", err=True)
 
 
-@command.command("import")
+@hub_token_group.command("import")
 @config_argument
 @click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
 @reason_option
@@ -211,7 +211,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
 
 
-@command.command()
+@hub_token_group.command()
 @config_argument
 @click.argument("name")
 @click.option(
@@ -281,7 +281,7 @@ def rotate(
     _warn_of_file(config_file, name)
 
 
-@command.command()
+@hub_token_group.command()
 @config_argument
 @click.argument("name")
 @reason_option
@@ -307,7 +307,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json:
                    "`weft hub open`", err=True)  # fmt: skip
 
 
-@command.command("list")
+@hub_token_group.command("list")
 @config_argument
 @json_option
 def list_tokens(config_file: str, *, as_json: bool) -> None:
