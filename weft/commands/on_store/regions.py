@@ -117,7 +117,7 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
 
 
-@command.command()
+@hub_region_group.command()
 @config_argument
 @click.argument("region")
 @reason_option
