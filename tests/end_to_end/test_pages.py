@@ -166,7 +166,7 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         ("pull-records-from-an-edge.md", "sh"),
         ("erase-a-person.md", "sh"),
         ("remove-old-rows.md", "sh"),
-        *[("ask-a-hub-from-python.md", "python")] * 2,
+        *[("ask-a-hub-from-python.md", "python")] * 3,
         ("ask-a-hub-from-anywhere.md", "sh"),
         ("declare-tokens-and-tenants.md", "sh"),
         *[("transform-with-dbt.md", "sh")] * 2,

@@ -271,6 +271,10 @@ JOBS: Mapping[str, Job] = {
         "blows in storms of S3 servers and hub nodes", "tests/end_to_end/test_storms.py",
         minutes=37, slice_units=45, slice_s=740,
     ),
+    "region_storms": pytest_job(
+        "blows in storms of two regions", "tests/end_to_end/test_region_storms.py",
+        minutes=10, slice_units=15, slice_s=200,
+    ),
     "host_storms": pytest_job(
         "minutes of three hosts under blows", "tests/end_to_end/hosts/test_storm.py",
         minutes=20, slice_units=10, slice_s=900,
