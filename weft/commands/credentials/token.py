@@ -88,14 +88,14 @@ def token_group() -> None:
     """
 
 
-@token_group.command()
+@token_group.command("add")
 @click.argument("name")
 @file_option
 @scope_options
 @reason_option
 @by_option
 @json_option
-def add(
+def add_token(
     name: str,
     path: str,
     *,
@@ -125,13 +125,13 @@ def add(
         click.echo(token)
 
 
-@token_group.command()
+@token_group.command("remove")
 @click.argument("name")
 @file_option
 @reason_option
 @by_option
 @json_option
-def remove(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
+def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
     from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 

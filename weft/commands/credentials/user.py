@@ -38,13 +38,13 @@ def user_group() -> None:
     """
 
 
-@user_group.command()
+@user_group.command("add")
 @click.argument("name")
 @file_option
 @password_option
 @reason_option
 @by_option
-def add(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
+def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
     """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
     from weft.edge_node.access import users
 
@@ -58,12 +58,12 @@ def add(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by
     click.echo(f"added {name}" if is_new else f"{name} has a new password")
 
 
-@user_group.command()
+@user_group.command("remove")
 @click.argument("name")
 @file_option
 @reason_option
 @by_option
-def remove(name: str, path: str, *, reason: str, by: str | None) -> None:
+def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     """Remove NAME from the file. A running node disconnects the clients that use this name."""
     from weft.edge_node.access import users
 

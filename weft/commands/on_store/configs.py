@@ -111,13 +111,13 @@ def _check_whose(text: str, key: ConfigKey) -> None:
         )
 
 
-@hub_config_group.command()
+@hub_config_group.command("remove")
 @config_argument
 @whose_argument
 @group_option
 @reason_option
 @by_option
-def remove(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
+def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
     """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
     from weft.cloud_hub.declared import config_changes
 

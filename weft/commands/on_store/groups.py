@@ -57,12 +57,12 @@ def set_group(
     click.echo(f"declared group {'/'.join(key)}: {counted(len(set(edges)), 'name')}")
 
 
-@hub_group_group.command()
+@hub_group_group.command("remove")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
 @reason_option
 @by_option
-def remove(config_file: str, group: str, *, reason: str, by: str | None) -> None:
+def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -> None:
     """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
     from weft.cloud_hub.declared import groups
 

@@ -65,12 +65,12 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
 
 
-@hub_quality_group.command()
+@hub_quality_group.command("remove")
 @config_argument
 @stream_argument
 @reason_option
 @by_option
-def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
     from weft.cloud_hub.declared import quality
 
@@ -79,11 +79,11 @@ def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> Non
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
 
 
-@hub_quality_group.command()
+@hub_quality_group.command("get")
 @config_argument
 @stream_argument
 @json_option
-def get(config_file: str, stream: str, *, as_json: bool) -> None:
+def get_quality(config_file: str, stream: str, *, as_json: bool) -> None:
     """Print the rules of STREAM in YAML, as `set` reads them."""
     from weft.config.pipelines.quality_text import rules_text
 

@@ -97,12 +97,12 @@ def set_schema(
     click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
 
 
-@hub_schema_group.command()
+@hub_schema_group.command("remove")
 @config_argument
 @stream_argument
 @reason_option
 @by_option
-def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
     from weft.cloud_hub.declared import schemas
 
@@ -111,12 +111,12 @@ def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> Non
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
 
 
-@hub_schema_group.command()
+@hub_schema_group.command("get")
 @config_argument
 @stream_argument
 @version_option
 @json_option
-def get(config_file: str, stream: str, *, version: int | None, as_json: bool) -> None:
+def get_schema(config_file: str, stream: str, *, version: int | None, as_json: bool) -> None:
     """Print the schema of STREAM in YAML, as `set` reads it. Rows say their version in the column `_schema`."""
     from weft.config.payload_schema.text import yaml_text
 

@@ -120,12 +120,12 @@ def set_table(
     click.echo(f"declared tables of {'/'.join(key)}")
 
 
-@hub_table_group.command()
+@hub_table_group.command("remove")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @reason_option
 @by_option
-def remove(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw what is declared of the tables of STREAM at the hubs of CONFIG.
 
     A latest table is written no more, and its folder stays: delete it, or declare the table again and it goes on. A
