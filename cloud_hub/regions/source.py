@@ -74,7 +74,8 @@ class RegionSource:
 
     A lane that the region refuses waits by itself: the window goes on, and the position stays. The lane is offered
     again after a while, with nothing. Once the region takes it, the window goes back to the position, so that its
-    records come in order.
+    records come in order. Between two such ways back it reaches the end of the log: others come even if the region
+    takes a lane and closes it at its records, again and again.
 
     Args:
         state: returns the shard's state at present.
@@ -121,6 +122,8 @@ class RegionSource:
         self._passed = 0
         """Records in chunks that the window has passed since the start."""
         self._refused = RefusedLanes()
+        self._reads_again = False
+        """True from a way back until the window has reached the end of the log."""
         self.lost: list[Range] = []
         """Chunks that were collected before the region had them, since the last look of the owner."""
 
@@ -179,7 +182,7 @@ class RegionSource:
             StoreError, CodecError: it is tried again with the next call.
         """
         self.moved.clear()
-        if self._refused.are_taken:
+        if self._refused.are_taken and not self._reads_again:
             self._go_back()
         before = self._next
         if self.position < min(self._front, self._log.watermark):
@@ -193,6 +196,7 @@ class RegionSource:
                             break
             except CollectedPast:
                 self._lose(self._log.watermark)
+        self._reads_again = self._reads_again and self._next <= self._state().n
         self._advance()
         self._offer_refused()
         self._admit()
@@ -378,7 +382,7 @@ class RegionSource:
 
         What the region has of other lanes is read once more and not sent: open lanes keep what it has said.
         """
-        self._next, self._passed = self.position, self.passed
+        self._next, self._passed, self._reads_again = self.position, self.passed, True
         self._refused.go_back()
         self._chunks.clear()
         self._bytes = self._weight = 0

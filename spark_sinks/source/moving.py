@@ -72,7 +72,11 @@ def moved_position(position: Any, there: ReadOptions, here: ReadOptions) -> Move
     run(target.extend())
     start = offsets_of(run(Bookmarks(left).compared(position)))
     records = target.records(map(lane_name, target.topics))
-    read = _read(left, start, ReadElsewhere.of(position), records)
+    before, later = ReadElsewhere.of(position), _later(left, start)
+    # Of lanes that were silent for months, either may have the records alone.
+    named = {*map(lane_name, left.topics), *later, *(name for name, _ in before.items())}
+    records |= run(_ended(target, [name for name in named if name not in records]))
+    read = _read(left, later, before, records)
     unread = {name: new for name, held in records.items() if (new := held.minus(read.get(name, ())))}
     begin, behind = run(_begin(target, unread))
     coming = {name: new for name, had in read.items() if (new := had.minus(records.get(name, ())))}
@@ -84,7 +88,15 @@ def moved_position(position: Any, there: ReadOptions, here: ReadOptions) -> Move
     return MovedPosition(encode(places, ReadElsewhere(read_there)), _count(read), _count(unread), _count(coming))
 
 
-def _read(log: StreamLog, start: Offsets, before: ReadElsewhere, others: Mapping[LaneName, RangeSet]) -> _Lanes:
+def _later(log: StreamLog, start: Offsets) -> _Lanes:
+    """Return the records of a log from a position on."""
+    found: _Lanes = {}
+    for name, ranges in _rows(log, start, log.heads):
+        found.setdefault(name, RangeSet()).update(ranges)
+    return found
+
+
+def _read(log: StreamLog, later: _Lanes, before: ReadElsewhere, others: Mapping[LaneName, RangeSet]) -> _Lanes:
     """Return the records that a query has read: those of its log without those from its position on, and those that it
     had read in a region before.
 
@@ -93,7 +105,7 @@ def _read(log: StreamLog, start: Offsets, before: ReadElsewhere, others: Mapping
     """
     held = log.records(map(lane_name, log.topics))
     held |= run(_ended(log, [name for name in others if name not in held]))
-    for name, ranges in _rows(log, start, log.heads):
+    for name, ranges in later.items():
         held[name] = held.get(name, RangeSet()).minus(ranges)
     for name, ranges in before.items():
         held.setdefault(name, RangeSet()).update(ranges)
@@ -167,8 +179,9 @@ class _Search:
         names = {lane_name(lane) for lane in state.stream_lanes(*own)}
         passed: list[tuple[LaneName, RangeSet]] = []
         n, low = state.n, (await log.manifest())[0].watermark
-        # A shard that was split may have records of lanes that are in a newer one now.
-        while n >= low and self.left and (state.splits or not names.isdisjoint(self.left)):
+        # Of a shard that was split, lanes may be in a newer one now; of one that dropped lanes, in none.
+        has_more = bool(state.splits or state.drops)
+        while n >= low and self.left and (has_more or not names.isdisjoint(self.left)):
             numbers = range(n, max(low - 1, n - AHEAD_MAX), -1)
             for chunk in await asyncio.gather(*(log.index(number, self._log.only) for number in numbers)):
                 if chunk is None:

@@ -61,6 +61,7 @@ sources:
 """
 ONLY_IN_TROUBLE = {
     "weft_edge_link_certificate_expires_timestamp_seconds": "a link with a certificate of its own",
+    "weft_hub_region_kept_seconds": "a hub with `retain_log`, which bounds how long the log waits for a region",
     "weft_hub_refusals_total": "an owner that asks for more than its share",
 }
 """Metrics whose series appear with what they tell of. The catalogue has their names and labels."""

@@ -45,6 +45,15 @@ async def lines(hub: Hub) -> list[tuple[str, str, str]]:
     return [(each["by"], each["command"], each["reason"]) for each in acts]
 
 
+async def until_told(hub: Hub, request: str, reason: str) -> None:
+    """Wait for the line of an act: the hub reads it from the log, soon after the request is answered."""
+
+    async def is_told() -> bool:
+        return ("token ada", request, reason) in await lines(hub)
+
+    await until(is_told)
+
+
 async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_once() -> None:
     store = MemoryStore()
     async with running_hub(store, tokens_required=True, **SOON) as hub:
@@ -65,6 +74,7 @@ async def test_a_token_is_made_rotated_and_withdrawn_and_its_secret_is_shown_onc
         assert await act(hub, "DELETE", f"{TOKENS}/wall%2F7?reason=taken+down") == {"name": "wall/7", "left": 1}
         await until(lambda: hub._declared.credentials.identify(second["token"]) is None)
         assert (await get(hub, "/v1/streams", second["token"]))[0] == 401
+        await until_told(hub, "DELETE /v1/tokens/{name}", "taken down")
         assert (await lines(hub))[1:] == [
             ("token ada", "POST /v1/tokens", "hall 2"),
             ("token ada", "POST /v1/tokens/{name}/rotate", ""),
@@ -131,6 +141,7 @@ async def test_a_shard_is_split_after_a_look_and_its_edges_send_on() -> None:
             await until(lambda: hub.cluster.tree.count == 2)
             log.append(*records(1, [b"b"]))
             await log.until_released(2)
+        await until_told(hub, "POST /v1/splits", "done")
         assert [each for each in await lines(hub) if each[1] == "POST /v1/splits"] == [
             ("token ada", "POST /v1/splits", "a busy line"), ("token ada", "POST /v1/splits", "done"),
         ]  # fmt: skip
@@ -151,7 +162,7 @@ async def test_quotas_that_somebody_else_changed_meanwhile_are_not_taken_back() 
         assert (status, "changed meanwhile" in told["detail"]) == (409, True)
         there = await act(hub, "GET", f"{TENANTS}/acme")
         assert (there["version"], there["quotas"]["lanes"], there["quotas"]["links"]) == (other["version"], 7, None)
-        assert ("token ada", "PUT /v1/tenants/{tenant}", "hall 2") in await lines(hub)
+        await until_told(hub, "PUT /v1/tenants/{tenant}", "hall 2")
 
 
 async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another() -> None:
@@ -175,4 +186,4 @@ async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another()
             assert stored(east) == 3
             await act(west, "PUT", f"{REGIONS}/east", {"paused": False})
             await until(lambda: has(east, 6))
-        assert ("token ada", "PUT /v1/regions/{region}", "the line is needed") in await lines(west)
+        await until_told(west, "PUT /v1/regions/{region}", "the line is needed")

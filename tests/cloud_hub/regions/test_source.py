@@ -9,6 +9,7 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from weft.cloud_hub.regions import source as sources
+from weft.cloud_hub.regions.refused import AGAIN_MAX_S
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk import GapRange
@@ -263,3 +264,34 @@ async def test_a_link_follows_a_lane_that_is_offered_again_whoever_looked_at_the
     await source.fill()
     [[after]] = followed
     assert after.lane != before.lane, "the region says again what it holds"
+
+
+async def test_other_lanes_come_although_the_region_closes_one_again_and_again_at_its_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes the lane each time, and to read the log again takes longer than the link waits to offer it."""
+    monkeypatch.setattr(sources, "CHUNKS_MAX", WINDOW)
+    now = 0.0
+    writer = await LogWriter.open(MemoryStore(), 1)
+    closed, other = LANES[0], LANES[1]
+    await writer.append(0, Run(closed, 0, 1), Run(other, 0, 1))
+    for seq in range(1, 10 * WINDOW):
+        await writer.append(0, Run(other, seq, 1))
+    source, region = RegionSource(
+        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
+        hub=lambda: PEER, peer=PEER, now=lambda: now,
+    ), Region()  # fmt: skip
+    for _ in range(40):
+        now += AGAIN_MAX_S
+        await source.fill()
+        region.refuses.clear()
+        region.follow(source)
+        if any(each.identity == closed and source.states([each.lane])[each.lane].held for each in source.lanes()):
+            region.refuses.add(closed)
+            region.follow(source)
+        for number in region.numbers:
+            while await region.take(source, number, answers=True):
+                pass
+    assert region.records[other] == RangeSet([(0, 10 * WINDOW)])
+    assert source.position == 0
+    assert not region.records[closed]

@@ -199,6 +199,24 @@ def test_a_lane_that_left_the_state_of_the_first_region_was_read(tmp_path: Path)
     assert Follower(east).batch(found.position)[1] == []
 
 
+@pytest.mark.parametrize("in_both", [False, True])
+def test_records_of_a_lane_that_left_the_state_of_the_other_region_are_read_there(
+    in_both: bool, tmp_path: Path
+) -> None:
+    west, east = regions(tmp_path)
+    west.take((EDGES[1], 0))
+    at, first = Follower(west).batch(Follower(west).reader.initialOffset())
+    west.take((EDGES[0], 0))
+    east.take((EDGES[0], 0))
+    east.take((EDGES[1], 0))
+    for region in (west, east) if in_both else (east,):
+        region.drop(EDGES[0])
+    found = moved(at, west, east)
+    assert (found.read, found.unread) == (10, 10)
+    _, second = Follower(east).batch(found.position)
+    assert sorted(first + second) == rows(east.has)
+
+
 def test_a_position_of_another_store_is_refused(tmp_path: Path) -> None:
     west, east = regions(tmp_path)
     west.take((EDGES[0], 0))
