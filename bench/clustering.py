@@ -33,13 +33,14 @@ from bench.common import encode_batch, write_results
 from bench.log_writer import Delivery, LogWriter
 from bench.spark.measure import noop
 from spark_sinks import read, session
-from weft.storage.chunk_log import open_cluster, table_key
+from weft.storage.cluster import open_cluster
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
-from weft.storage.table_maker.clustering import Clustering
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.parquet_file import Clustering
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 STREAM = "telemetry"
 TOPIC = "plant/{line}/{machine}/telemetry"
@@ -89,8 +90,8 @@ def make_log(root: str, records: int) -> None:
 def log_order() -> Iterator[None]:
     """Write files as before: a row group is the next 131,072 rows of the log."""
     with (
-        patch("weft.storage.table_maker.parquet_file.SLICE_ROWS_MAX", 128 << 10),
-        patch("weft.storage.table_maker.parquet_file.SLICE_BYTES_MAX", 64 << 20),
+        patch("weft.storage.table_writer.parquet_file.SLICE_ROWS_MAX", 128 << 10),
+        patch("weft.storage.table_writer.parquet_file.SLICE_BYTES_MAX", 64 << 20),
         patch.object(Clustering, "groups", lambda _, rows: iter((rows,))),
     ):
         yield

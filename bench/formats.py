@@ -12,10 +12,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from weft.config.functions.formats import StructField
-from weft.config.functions.payload import Payload, PayloadFormat
-from weft.edge_node.functions.formats.choice import format_of
-from weft.edge_node.functions.formats.json_format import JsonFormat
+from weft.config.functions.settings import Payload, PayloadFormat, StructField
+from weft.edge_node.functions.formats import JsonFormat
+from weft.edge_node.functions.registry import format_of
 
 CALLS = 100
 REPEATS = 600

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from weft.protocols import batch, chunk
-from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
-from weft.protocols.chunk_index.footer import GapRange
-from weft.protocols.origin import Origin
+from weft.protocols.chunk_index import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.lane import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.placement import shard_of

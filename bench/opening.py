@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import PAYLOAD_BYTES
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 RECORDS_AT_ONCE = 5_000

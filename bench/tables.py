@@ -19,17 +19,15 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from bench.common import SERVER_CORE, encode_batch, pin, write_results
-from weft.config.pipelines.quality_text import parse_rules
-from weft.config.pipelines.schema_text import parse_schema
-from weft.protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
+from weft.config.load import parse_rules, parse_schema
+from weft.protocols.chunk import encode_entry_header
+from weft.protocols.chunk_index import LaneUpdate, StreamSection
 from weft.protocols.payloads import PayloadKind
-from weft.storage.table.quality.checks import Tally, checking
-from weft.storage.table.quality.declared import StreamQuality
+from weft.storage.table.quality import Tally, checking
 from weft.storage.table.rows import RowsOf, row_schema, rows_of
-from weft.storage.table.schemas import StreamSchema
-from weft.storage.table.typed_columns import arrow_fields, assign
-from weft.storage.table.typed_rows import TypedPart, TypedRows
-from weft.storage.table_maker.parquet_file import ParquetFile
+from weft.storage.table.schemas import StreamQuality, StreamSchema
+from weft.storage.table.typed_columns import TypedPart, TypedRows, arrow_fields, assign
+from weft.storage.table_writer.parquet_file import ParquetFile
 
 BATCH_RECORDS = 5000
 EDGES = 8

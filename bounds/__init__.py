@@ -13,15 +13,23 @@
 payload, and `background` ends a task with its owner.
 """
 
-from weft.bounds.bound import Bound
-from weft.bounds.crowd import CROWD, Crowd
-from weft.bounds.events import Events, SecurityEvent, Severity
-from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_address
-from weft.bounds.rates import Rates
-from weft.bounds.refusals import Refusals
-from weft.bounds.rounds import Rounds
-from weft.bounds.shares import NestedShares, Shares, one_share
-from weft.bounds.turn_budget import TurnBudget
+from weft.bounds.bound import (
+    LOCAL,
+    Bound,
+    Events,
+    NestedShares,
+    Owner,
+    OwnerKind,
+    Rates,
+    Refusals,
+    SecurityEvent,
+    Severity,
+    Shares,
+    address_owner,
+    one_share,
+    user_or_address,
+)
+from weft.bounds.rounds import CROWD, Crowd, Rounds, TurnBudget
 
 __all__ = [
     "CROWD",

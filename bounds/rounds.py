@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from typing import TypeVar
 
-from weft.bounds.owner import Owner
+from weft.bounds.bound import Owner
 
 ROUND_S = 0.002
 """Time of the clients' turns in a row before the event loop serves everything else."""
@@ -99,3 +99,95 @@ class Rounds:
             if self._waiting:
                 self._call()
             self._after()
+
+
+# Crowds: more clients of one step than it can write to, so that some wait for a later step.
+
+CROWD = 256
+"""Clients that are written to in one step: a write takes 10 to 15 µs."""
+
+
+class Crowd:
+    """Counter that reports when the present step has written to ``CROWD`` clients. Belongs to the event loop's
+    thread."""
+
+    __slots__ = ("is_here",)
+
+    def __init__(self) -> None:
+        self.is_here = False
+        """True while further writes must wait for their turn."""
+
+
+# Bound on one owner's work before the others' turn.
+
+
+class TurnBudget:
+    """A cost and a time for one turn; an owner that has spent either waits for its next turn.
+
+    Spending is checked after the fact, so one step may pass the budget by its own cost: bound the steps as well.
+
+    Args:
+        cost_max: units of work in a turn.
+        seconds_max: longest time of a turn.
+        clock: monotonic seconds.
+    """
+
+    __slots__ = ("_clock", "_cost_max", "_left", "_seconds_max", "_until")
+
+    def __init__(self, cost_max: int, seconds_max: float, clock: Callable[[], float]) -> None:
+        self._cost_max = cost_max
+        self._seconds_max = seconds_max
+        self._clock = clock
+        self._left = cost_max
+        self._until = float("inf")
+
+    def begin(self, now: float) -> None:
+        """Begin a turn with the whole budget.
+
+        Args:
+            now: time of the clock, which a caller in a hot loop has already.
+        """
+        self._left = self._cost_max
+        self._until = now + self._seconds_max
+
+    def spend(self, cost: int = 1) -> bool:
+        """Charge work that was done. Return whether the turn may continue."""
+        self._left -= cost
+        return self._left > 0 and self._clock() < self._until
+
+
+# Tasks that run beside everything else until their owner is closed.
+
+
+class BackgroundTask:
+    """A task of one owner, which starts and ends it. Event loop's thread only."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the task was started, and has not ended."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, work: Coroutine[object, object, None], *, name: str) -> None:
+        """Start the work.
+
+        Args:
+            name: of the task, for debuggers and for the warning about an error that nothing takes.
+        """
+        self._task = asyncio.get_running_loop().create_task(work, name=name)
+
+    async def close(self) -> bool:
+        """Cancel the work and wait for its end. Return false, and do nothing, if none was started.
+
+        It waits for the task and not for its result, so a cancelled caller is cancelled, and an error that ended the
+        task before does not keep the caller from closing the rest.
+        """
+        if (task := self._task) is None:
+            return False
+        task.cancel()
+        await asyncio.wait([task])
+        self._task = None
+        return True

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from weft.config.units import approximate_duration
 from weft.storage.chunk_log import BOOT_CLOCK
-from weft.storage.kernel_clock import synchronised_reader
+from weft.storage.host import synchronised_reader
 from weft.storage.object_store import ObjectStore, StoreError, Written
 from weft.storage.object_store.probe import PREFIX
 

@@ -11,76 +11,362 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from functools import partial
+from typing import Any, TypedDict, TypeVar
 
 from aiohttp import web
 
 from weft.bounds import Refusals
+from weft.bounds.rounds import BackgroundTask
+from weft.cloud_hub.admin_facts.acts import OwnActs
+from weft.cloud_hub.admin_facts.credentials import TokenUse
+from weft.cloud_hub.admin_facts.declarations import Declarations
+from weft.cloud_hub.admin_facts.requests import (
+    ActsRequests,
+    NodeRequests,
+    PairRequests,
+    RequestedChanges,
+    TenantRequests,
+    TokenRequests,
+)
+from weft.cloud_hub.admin_facts.tenants import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.application import Api
-from weft.cloud_hub.api.edge_figures import REPORTS_AGE_S, EdgeFigures
+from weft.cloud_hub.api.application import Api, FleetRequests, Health
 from weft.cloud_hub.api.edge_reports import newest
-from weft.cloud_hub.api.edges import EdgeViews, LinksElsewhere
-from weft.cloud_hub.api.fleet import FleetRequests
-from weft.cloud_hub.api.metrics import Metrics
-from weft.cloud_hub.api.streams.completeness import StreamCompleteness
-from weft.cloud_hub.api.streams.figures import StreamFigures
-from weft.cloud_hub.api.streams.rates import StreamRates, followed
-from weft.cloud_hub.api.streams.shard_views import ShardViews
-from weft.cloud_hub.api.streams.tail import StreamTails
-from weft.cloud_hub.api.summaries.summaries import ShardSummaries
+from weft.cloud_hub.api.listener import SHUTDOWN_S, HubListener
+from weft.cloud_hub.api.metrics import REPORTS_AGE_S, EdgeFigures, Metrics, StreamFigures, StreamRates, followed
+from weft.cloud_hub.api.records import ShardViews
+from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
+from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.cluster.membership import Membership, Work, software
-from weft.cloud_hub.cluster.owners import Owners, Site
-from weft.cloud_hub.console.assets import ConsolePages
-from weft.cloud_hub.console.changes import ChangeStreams
-from weft.cloud_hub.declared.acts.acting import OwnActs
-from weft.cloud_hub.declared.acts.requests import ActsRequests
-from weft.cloud_hub.declared.declarations import Declarations
-from weft.cloud_hub.declared.nodes import NodeRequests
-from weft.cloud_hub.declared.pairing import PairRequests
-from weft.cloud_hub.declared.requested import RequestedChanges
-from weft.cloud_hub.declared.tenants.counts import TenantCounts
-from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
-from weft.cloud_hub.declared.tenants.requests import TenantRequests
-from weft.cloud_hub.declared.tenants.use import Tenants
-from weft.cloud_hub.declared.token_use import TokenUse
-from weft.cloud_hub.declared.tokens import TokenRequests
-from weft.cloud_hub.down.acts_stream import ActsStream
-from weft.cloud_hub.down.requests import read_body
-from weft.cloud_hub.health import Health
-from weft.cloud_hub.links import link_log
-from weft.cloud_hub.links.edge_link import EdgeLink
-from weft.cloud_hub.links.frame_budget import FrameBudget
-from weft.cloud_hub.links.link_log import HubLinkLog
-from weft.cloud_hub.links.linked_edges import LinkedEdges
-from weft.cloud_hub.links.open_links import OpenLinks
-from weft.cloud_hub.links.refused import note_refused
-from weft.cloud_hub.listener import SHUTDOWN_S, HubListener
-from weft.cloud_hub.openapi.asked import Asked
-from weft.cloud_hub.openapi.served import SelfDescription
+from weft.cloud_hub.cluster import Membership, Owners, Site, Work, software
+from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
+from weft.cloud_hub.down.hub_down import HubDown
+from weft.cloud_hub.down.lane_writer import ActsStream
+from weft.cloud_hub.down.requests import Messages, message_rates, read_body
+from weft.cloud_hub.links import edge_link
+from weft.cloud_hub.links.edge_link import EdgeLink, FrameBudget, HubLinkLog
+from weft.cloud_hub.links.open_links import LinkedEdges, OpenLinks, note_refused
+from weft.cloud_hub.openapi.document import Asked, SelfDescription
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
-from weft.cloud_hub.regions.link import RegionLink
-from weft.cloud_hub.regions.regions import Regions
-from weft.cloud_hub.regions.requests import RegionRequests
+from weft.cloud_hub.pulls import HubPulls, PullRequests
+from weft.cloud_hub.regions.regions import RegionLink, RegionRequests, Regions
+from weft.cloud_hub.rollouts import ConfiguredLink, FleetConfigs
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard.schedule import CommitPace
-from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
-from weft.cloud_hub.splits.busy import Clocks, Load
-from weft.cloud_hub.splits.making import ShardMaker
-from weft.cloud_hub.store import HubStore
+from weft.cloud_hub.splits import Clocks, Load, ShardMaker
 from weft.cloud_hub.tables.hub_tables import HubTables
-from weft.cloud_hub.to_edges import ToEdges
-from weft.config.log_lines.throttle import Throttle
+from weft.config.log_lines import Throttle
+from weft.config.metrics.exposition import Sample
+from weft.config.units import is_bucket
+from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
-from weft.storage.cluster import Cluster
-from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.placed import requests_of
-from weft.storage.region_positions import RegionPositions
+from weft.storage.chunk_log import RegionPositions
+from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
+from weft.storage.fenced_store import FencedStore, check_store
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreError, StoreUnfit, open_store
+from weft.storage.object_store.directory import DirectoryStore
+from weft.storage.object_store.opening import PlacedStore, bare, requests_of
+from weft.storage.object_store.probe import probe_in_sequence, race, raced_key
+
+# The way from a hub process to edges, put together: messages, configurations, and requests for records.
+
+
+class ToEdges:
+    """The way down of one process.
+
+    Args:
+        links: the open links of this process.
+        messages_per_s: messages that a tenant publishes a second.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster_id: bytes,
+        declared: Declarations,
+        shards: Shards,
+        owners: Owners,
+        *,
+        clock: HubClock,
+        links: Callable[[], Iterable[ConfiguredLink]],
+        messages_per_s: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._declared, self._shards, self._owners, self._clock = declared, shards, owners, clock
+        self.down = HubDown(shards, clock.now)
+        self.fleet = FleetConfigs(
+            store, cluster_id, declared, places=shards.places, is_own=owners.is_own, now=clock.now, links=links
+        )
+        self._rates = message_rates(messages_per_s, monotonic)
+        self.pulls = HubPulls(store, cluster_id, declared, shards, is_own=owners.is_own, clock=clock)
+        self._is_started = False
+
+    def start(self) -> None:
+        """Begin, when the declared facts are known."""
+        self._is_started = True
+        self.fleet.start()
+        self.pulls.start()
+
+    def add_to(self, application: web.Application, access: Access) -> None:
+        """Add the requests to the application of the API."""
+        Messages(
+            self.down, self._shards, access, self._owners.elsewhere, self._clock, groups=self._declared.groups,
+            rates=self._rates,
+        ).add_to(application)  # fmt: skip
+        PullRequests(self.pulls, self._declared.pulls, self._shards, access, self._clock).add_to(application)
+
+    async def close(self) -> None:
+        """Stop, except for messages, which links still bring: ``down.close`` ends them."""
+        if self._is_started:
+            await self.pulls.close()
+            await self.fleet.close()
+
+
+# The disk of a store in a folder: its free space, and how long that lasts. A bucket has no such bound.
+
+LOOK_S = 60.0
+DAY_S = 86_400.0
+GROWTH_AFTER_S = 3600.0
+"""Time over which free space is seen before its fall is a rate: a table that is written again takes and gives some."""
+
+
+class DiskView(TypedDict):
+    """Facts about the disk."""
+
+    free_bytes: int | None
+    """Bytes that the hub's user may still write; None if the file system does not answer."""
+    bytes_per_day: float | None
+    """Bytes by which these fall in a day, by the time below; negative: they rise. None until an hour was seen."""
+    seen_seconds: float
+    """Time over which the process has seen them, at most a day."""
+    seconds_left: float | None
+    """Time until nothing is free at this rate; None if the rate is unknown, or nothing falls."""
+
+
+class StoreDisk:
+    """Free space of a store's file system over the last day, as this process has seen it since its start.
+
+    Whatever else is written to the file system counts, as it shortens the time too.
+
+    Args:
+        store: without its fence. Of one that is no folder nothing is known.
+        monotonic: seconds.
+    """
+
+    def __init__(self, store: ObjectStore, monotonic: Callable[[], float]) -> None:
+        self._directory = store if isinstance(store, DirectoryStore) else None
+        self._monotonic = monotonic
+        self._seen: deque[tuple[float, int]] = deque(maxlen=int(DAY_S / LOOK_S) + 1)
+        """Moments and free bytes."""
+        self._answers = False
+        self._task = BackgroundTask()
+
+    def start(self) -> None:
+        """Begin to look, once a minute."""
+        if self._directory is not None:
+            self._task.start(self._run(self._directory), name="store-disk")
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._task.close()
+
+    async def _run(self, directory: DirectoryStore) -> None:
+        while True:
+            await self.look(directory)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, directory: DirectoryStore) -> None:
+        """Note the free space. While the store is not in its place, that of another disk does not count."""
+        try:
+            free = await directory.free_bytes()
+        except StoreError:
+            self._answers = False
+            return
+        now = self._monotonic()
+        self._seen.append((now, free))
+        while self._seen[0][0] < now - DAY_S:
+            self._seen.popleft()
+        self._answers = True
+
+    def view(self) -> DiskView | None:
+        """Return what is known; None for a store that is no folder."""
+        if self._directory is None:
+            return None
+        if not self._seen:
+            return DiskView(free_bytes=None, bytes_per_day=None, seen_seconds=0.0, seconds_left=None)
+        (began, before), (at, free) = self._seen[0], self._seen[-1]
+        seen, rate, left = at - began, None, None
+        if seen >= GROWTH_AFTER_S:
+            rate = (before - free) / seen
+            left = free / rate if rate > 0 else None
+        return DiskView(
+            free_bytes=free if self._answers else None, bytes_per_day=None if rate is None else rate * DAY_S,
+            seen_seconds=seen, seconds_left=left if free else 0.0,
+        )  # fmt: skip
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the free bytes for Prometheus, while they are known."""
+        if self._answers:
+            yield Sample("weft_hub_store_free_bytes", self._seen[-1][1])
+
+
+# The store of a hub process: opened and tried at the start, and held on to while the process runs.
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+HICCUP_S = 15.0
+"""Time of a start for which a step is tried again when a bucket does not answer it."""
+AWAY_S = 60.0
+"""Time for which a process that is started again waits for a store that is not in its place. Its supervisor starts it
+again after that, at growing intervals."""
+RACE_AFTER_S = 20.0
+"""Time after the start when a store that was raced before is raced again: its edges have come back by then."""
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
+NOTE_S = 5.0
+"""Longest time that a process takes to withdraw its note about a store that breaks its promises, before it ends."""
+
+
+class HubStore:
+    """The store of one hub process.
+
+    Args:
+        given: instead of opening ``settings.store``.
+        level: the highest level that the release knows.
+    """
+
+    def __init__(self, settings: HubSettings, given: ObjectStore | None, clock: HubClock, level: int) -> None:
+        self._settings, self._given, self._clock, self._level = settings, given, clock, level
+        self._is_bucket = given is None and is_bucket(settings.store)
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+        self._races_later: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._task = BackgroundTask()
+        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.fence: FencedStore
+        """The store of the cluster, once it is open."""
+        self.disk: StoreDisk
+        """Its disk, once it is open."""
+
+    async def open(self) -> tuple[ObjectStore, Cluster]:
+        """Try the store, and return it, with the cluster in it; make one in an empty store, if the settings allow it.
+
+        Raises:
+            StoreUnfit, StoreError: the store breaks its promises, or does not answer.
+            ClusterUnusable: it cannot be used for this hub, or holds none.
+        """
+        settings = self._settings
+        store = self._given or open_store(settings.store, settings.store_options)
+        second = open_store(settings.store, settings.store_options) if self._is_bucket else None
+        if not settings.begins:
+            await self._there(store)
+        await self.answered(lambda: check_store(store, self._level))  # before the probe, which writes
+        await self.answered(lambda: probe_in_sequence(store))
+        note = await self.answered(lambda: raced_key(store))
+        if note is None or not await self.answered(lambda: self._is_noted(store, note)):
+            await self.answered(lambda: race(store, second))
+        else:
+            self._races_later = partial(self._race, store, second, note)
+        cluster = await self.answered(
+            lambda: open_cluster(
+                store, settings.shards, release_level=self._level, new_shards=NEW_SHARDS if settings.begins else None
+            )
+        )
+        self.fence = FencedStore(bare(store), cluster, self._clock.boot)
+        self.disk = StoreDisk(self.fence.inner, time.monotonic)
+        store = PlacedStore(self.fence)
+        await self.answered(lambda: self._clock.measure(store))
+        if note is not None:
+            with contextlib.suppress(StoreError, AlreadyExists):
+                await store.create(note, b"weft probe: raced")
+        return store, cluster
+
+    def listens(self) -> None:
+        """Begin what the start has left for the time when the process serves edges."""
+        self.disk.start()
+        if self._races_later is not None:
+            self._task.start(self._races_later(), name="store-race")
+
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        await self._task.close()
+
+    async def _race(self, store: ObjectStore, second: ObjectStore | None, note: str) -> None:
+        """Race a store that an earlier start has raced: another server may answer at its address by now."""
+        await asyncio.sleep(RACE_AFTER_S * (1 + self._settings.process))  # those of a node one after the other
+        while True:
+            try:
+                await race(store, second)
+                return
+            except StoreError as error:
+                _logger.info("the store is raced again later: %s", error)
+            except StoreUnfit as error:
+                # Before the process ends, since the next start then races before it serves anyone.
+                with contextlib.suppress(StoreError, TimeoutError):
+                    async with asyncio.timeout(NOTE_S):
+                        await bare(store).delete(note)
+                self._unfit.set_result(str(error))
+                return
+            await asyncio.sleep(RACE_AFTER_S)
+
+    async def _is_noted(self, store: ObjectStore, note: str) -> bool:
+        try:
+            await store.get(note)
+        except NotFound:
+            return False
+        return True
+
+    async def answered(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Make a step of the start. A bucket that does not answer is asked again for some seconds, as a start from the
+        beginning would take longer than most such troubles.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        wait = RETRY_MIN_S
+        while True:
+            try:
+                return await step()
+            except StoreError as error:
+                if not self._is_bucket or self._now() - self._began > HICCUP_S:
+                    raise
+                _logger.warning("the start waits for the store: %s", error)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_MAX_S)
+
+    async def _there(self, store: ObjectStore) -> None:
+        """Wait until the store is in its place, which held a hub before."""
+        wait, is_told = RETRY_MIN_S, False
+        while True:
+            try:
+                await read_cluster(store)
+                return
+            except (StoreError, ClusterUnusable) as error:
+                if self._now() - self._began > AWAY_S:
+                    raise
+                if not is_told:
+                    _logger.error("the store cannot be used at present: %s. The start waits for it", error)
+                is_told = True
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_MAX_S)
+
+    async def failed(self) -> str:
+        """Wait until the process cannot go on with the store, and return the reason."""
+        replaced = asyncio.create_task(self.fence.replaced.wait())
+        try:
+            ends: list[asyncio.Future[Any]] = [replaced, self._unfit]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            replaced.cancel()
+        return self._unfit.result() if self._unfit.done() else self.fence.trouble or ""
+
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +561,7 @@ class Hub:
 
     async def _listen(self, shards: Shards, store: ObjectStore) -> None:
         # Thousands of edges connect at once after a restart.
-        link_log.logger.addFilter(self._throttle)
+        edge_link.logger.addFilter(self._throttle)
         peers, links, owners = self._settings.peers, self._links, self._owners
         assert owners and self._for_people and self._to_edges and self._changes, "they are made before"  # noqa: PT018
         known = KnownShards(shards, self.cluster.cluster_id, self._tables.service)
@@ -386,7 +672,7 @@ class Hub:
 
     async def close(self) -> None:
         """Close the links and stop. Edges still have all unacknowledged records."""
-        link_log.logger.removeFilter(self._throttle)
+        edge_link.logger.removeFilter(self._throttle)
         if self._membership is not None:
             await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
         if self._regions is not None:

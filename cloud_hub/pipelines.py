@@ -15,10 +15,10 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from weft.cloud_hub.admin_facts.requests import RequestedChanges, json_answer
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.identity.rights import Right
+from weft.cloud_hub.api.tokens import Right
 from weft.cloud_hub.api.views import View, moment
-from weft.cloud_hub.declared.requested import RequestedChanges, json_answer
 from weft.config.metrics.exposition import Sample
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
 from weft.storage import hub_keys

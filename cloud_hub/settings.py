@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.config.intake.tracing import Collector
-from weft.network.settings import AdmissionLimits
-from weft.network.tls.files import TlsFiles
+from weft.config.errors import Finding
+from weft.config.models import HubConfig
+from weft.config.sources import Collector
+from weft.config.units import PORT_MAX, Address, parse_bind
+from weft.network.admission import AdmissionLimits
+from weft.network.tls import TlsFiles
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
-from weft.replication.settings import ReceiverSettings
-from weft.storage.cluster_log.follower import INTERVAL_S
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.cluster_log import INTERVAL_S
+from weft.storage.table_writer.settings import TableSettings
 
 if TYPE_CHECKING:
-    from weft.replication.policy.schedule import StreamWindows
+    from weft.replication.policy import StreamWindows
     from weft.replication.runner.settings import LinkSettings
+
 
 MiB = 1 << 20
 
@@ -254,3 +259,52 @@ class HubSettings:
             compact_file_bytes_max=self.table_joined_bytes // 4,
             retention_hours=math.ceil(self.table_vacuum_after_s / 3600),
         )
+
+
+# Number of processes that share a hub node's shards, and the address of each.
+
+
+def cores() -> int:
+    """Return the number of cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def process_count(config: HubConfig, asked: int | None, cores: int, shards: int) -> int:
+    """Return the number of processes: the requested one, else the setting, else one per core, and not more than there
+    are URLs for edges, as a split adds shards and no URL. Never more than shards.
+
+    With port 0, each process would get any free port, which the others could not know: then there is one process.
+
+    Args:
+        shards: of the store, or of the configuration for a new one.
+    """
+    if parse_bind(config.listen).port == 0:
+        return 1
+    return min(asked or config.processes or min(cores, len(config.advertise or ()) or cores), shards)
+
+
+def addresses(config: HubConfig, processes: int) -> list[Address]:
+    """Return the address of each process: the port of ``listen`` and the following ones."""
+    host, port = parse_bind(config.listen)
+    return [Address(host, port + number) for number in range(processes)]
+
+
+def check_processes(config: HubConfig, processes: int) -> list[Finding]:
+    """Return the findings that keep this many processes from running."""
+    findings = []
+    last = addresses(config, processes)[-1]
+    if last.port > PORT_MAX:
+        findings.append(
+            Finding(
+                ("listen",),
+                f"{processes} processes need the ports up to {last.port}, the last is {PORT_MAX}. Choose a lower port, "
+                "or fewer processes",
+            )
+        )
+    if config.advertise is not None and len(config.advertise) != processes:
+        message = f"expected a URL for each of the {processes} processes, got {len(config.advertise)}"
+        findings.append(Finding(("advertise",), f"{message}. Add or remove some, or set processes"))
+    return findings

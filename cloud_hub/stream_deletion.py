@@ -14,17 +14,16 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from weft.cloud_hub.shard.lane_ends import DROPS_MAX, Ending, kept_state, retirement, write_ending
-from weft.protocols.chunk import Control, ControlKind
-from weft.protocols.chunk_index.footer import CONTROL_BYTES_MAX
+from weft.protocols.chunk_index import CONTROL_BYTES_MAX, Control, ControlKind, StreamKey
 from weft.protocols.lane import Lane
-from weft.protocols.shard.forgotten import FORGET_LEVEL, FORGOTTEN_MAX, ForgetBody
 from weft.protocols.shard.lane_state import LaneState, RetiredBy
-from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.chunk_log import Cluster, ShardLog
-from weft.storage.every_shard import first_logs, load_every_shard
+from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.snapshot import FORGET_LEVEL, FORGOTTEN_MAX, ForgetBody
+from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
+from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore, StoreUnfit
-from weft.storage.table_maker.errors import TableError
-from weft.storage.table_maker.tabled import table_position
+from weft.storage.table.actions import TableError
+from weft.storage.table_writer.tiering import table_position
 
 QUIET_S = 600
 """Time without a sign of any edge after which a stream may be deleted. Edges send something each minute."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from weft.config.values import Count, Duration, MiB, Section, Size
+from weft.config.units import Count, Duration, MiB, Section, Size
 
 _OF_ONE_USER = "of one user, or of one address where clients have no user name. "
 

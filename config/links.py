@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from weft.config.values import Duration, Filters, MiB, Path, Rate, Section, Size, Urls, Windows, Zone
+from weft.config.units import Duration, Filters, MiB, Path, Rate, Section, Size, Urls, Windows, Zone
 
 Files = Annotated[tuple[str, ...], Meta(max_length=8, extra_json_schema={"x-unit": "path"})]
 HostPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.:*_-]+$", max_length=253)]

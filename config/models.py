@@ -12,17 +12,13 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from weft.config.functions.sparkplug import SparkplugHost
-from weft.config.intake.jwt import Jwt
-from weft.config.intake.listeners import Auth, Http, HubTls, Listener
-from weft.config.intake.queues import QueueBounds
-from weft.config.intake.sources import SOURCES_MAX, Source
-from weft.config.intake.tracing import Collector, Tracing
+from weft.config.functions.step import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
 from weft.config.links import Link, Region
-from weft.config.state import Encryption, State
-from weft.config.streams import Disk, Stream, Unrouted
-from weft.config.values import (
+from weft.config.listeners import Auth, Http, HubTls, Jwt, Listener, QueueBounds
+from weft.config.sources import SOURCES_MAX, Collector, Source, Tracing
+from weft.config.streams import Disk, Encryption, State, Stream, Unrouted
+from weft.config.units import (
     AdvertisedUrls,
     Anonymous,
     Bind,

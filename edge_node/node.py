@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from weft.bounds import Refusals
-from weft.config.intake.listeners import has_listener
-from weft.config.log_lines.throttle import Throttle
+from weft.config.listeners import has_listener
+from weft.config.log_lines import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
-from weft.edge_node.check import encryption
+from weft.edge_node.check import data_directory
 from weft.edge_node.check.data_directory import formats_of
-from weft.edge_node.check.derived import is_derived
-from weft.edge_node.check.log_policies import (
+from weft.edge_node.check.streams import (
+    is_derived,
     keys_policy,
     log_settings,
     stream_policies,
@@ -27,55 +27,45 @@ from weft.edge_node.check.log_policies import (
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.functions.part import BeforeLogPart, FunctionsPart
-from weft.edge_node.ingest import unrouted
-from weft.edge_node.ingest.payload_checks import PayloadChecks
+from weft.edge_node.ingest import routing
+from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.routing import PayloadChecks
 from weft.edge_node.ingest.tracing_part import TracingPart
-from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.links.desired.stored import StoredConfig
-from weft.edge_node.links.desired.trial import ConfigTrial
-from weft.edge_node.links.down.part import DownPart
+from weft.edge_node.links.desired import ConfigTrial, StoredConfig
+from weft.edge_node.links.down_part import DownPart
 from weft.edge_node.links.imports import Imports
-from weft.edge_node.links.links import Links
-from weft.edge_node.links.part import LinksPart
-from weft.edge_node.orders.node_orders import NodeOrders
-from weft.edge_node.orders.reconfigure import (
+from weft.edge_node.links.links import Links, LinksPart
+from weft.edge_node.part import Part, Shown
+from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.part import QueuesPart
+from weft.edge_node.reconfigure import (
     ConfigFile,
     ConfigUnusable,
     DesiredPart,
+    NodeOrders,
     OverlaidNode,
     Overlay,
     Reconfigure,
 )
-from weft.edge_node.part import Part, Shown
-from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.part import QueuesPart
-from weft.edge_node.servers.clients.context import ClientSettings, ProtocolContext
-from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart, protocols
-from weft.edge_node.servers.listeners.by_prefix import ByPrefix
-from weft.edge_node.servers.listeners.listener import MakeConnection
-from weft.edge_node.servers.listeners.listeners import Doors, Listeners
+from weft.edge_node.servers.clients.context import ClientSettings, Foundation, ProtocolContext, ProtocolPart, protocols
+from weft.edge_node.servers.listeners.listeners import ByPrefix, Doors, Listeners, MakeConnection
 from weft.edge_node.servers.mqtt import connection as mqtt_connection
 from weft.edge_node.servers.mqtt.part import Mqtt, Streams
-from weft.edge_node.sessions import delivery_journal
-from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.sessions.window import client_window
+from weft.edge_node.sessions import journal, window
+from weft.edge_node.sessions.broker_state import BrokerState
+from weft.edge_node.sessions.records import StateCounters, StateSettings
 from weft.edge_node.sources.part import SourcesPart
-from weft.edge_node.status.facts import NodeStatus
-from weft.edge_node.status.health import Health
-from weft.edge_node.status.metrics import render
-from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
-from weft.edge_node.status.page.messages import MessagePages
+from weft.edge_node.status.facts import SAMPLE_INTERVAL_S, Health, NodeStatus, ShortageLog, render
+from weft.edge_node.status.messages import MessagePages
 from weft.edge_node.status.pages import Pages
-from weft.edge_node.status.shortage_log import ShortageLog
 from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, UNROUTED_STREAM
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.protocols.lane import NodeName
-from weft.storage.kernel_clock import wall_clock_error
+from weft.storage.host import wall_clock_error
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
-    from weft.edge_node.functions.node_part import Alerts, NodeFunctions
+    from weft.edge_node.functions.runtime import NodeAlerts, NodeFunctions
     from weft.edge_node.queues.queues import Queues
     from weft.edge_node.sources.sources import Sources
 
@@ -140,7 +130,7 @@ class EdgeNode:
             self.turn = Turn(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
             self._refusals = Refusals(loop.time)
-            self.unrouted = unrouted.Unrouted(self.config.unrouted.policy, self.log, self.counters)
+            self.unrouted = routing.Unrouted(self.config.unrouted.policy, self.log, self.counters)
             trial = self._make_trial()
             links = Links(
                 self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader(),
@@ -195,7 +185,7 @@ class EdgeNode:
             LogFailed, DatabaseFailed: a write or sync failed. The node accepts nothing until recovery reopens them.
         """
         loop = asyncio.get_running_loop()
-        for talkative in (mqtt_connection, unrouted, delivery_journal, client_window):
+        for talkative in (mqtt_connection, routing, journal, window):
             logging.getLogger(talkative.__name__).addFilter(Throttle())
         next_sample, shortages = loop.time(), ShortageLog(loop.time())
         while not stop.is_set() and not self.restart.is_set():
@@ -249,7 +239,7 @@ class EdgeNode:
             part.make(self.config)
         self._add(stack, part)
         if self.config.sparkplug is not None:
-            from weft.edge_node.functions.kinds.sparkplug.host import HostState
+            from weft.edge_node.functions.runtime import HostState
 
             self._add(stack, HostState(self.config.sparkplug.host_id, self._alerts(), wall_clock))
 
@@ -267,14 +257,14 @@ class EdgeNode:
 
     def _functions_of(self, config: EdgeConfig) -> NodeFunctions:
         # Imported here: it takes a second on a Pi and megabytes, which nodes without functions save.
-        from weft.edge_node.functions.node_part import NodeFunctions
+        from weft.edge_node.functions.runtime import NodeFunctions
 
         return NodeFunctions(config, self._context, self._alerts(), self._links.ledger, stream_policies)
 
-    def _alerts(self) -> Alerts:
-        from weft.edge_node.functions.node_part import Alerts
+    def _alerts(self) -> NodeAlerts:
+        from weft.edge_node.functions.runtime import NodeAlerts
 
-        return Alerts(self._context, self._state.retained)
+        return NodeAlerts(self._context, self._state.retained)
 
     def _sources_of(self, config: EdgeConfig) -> Sources:
         from weft.edge_node.sources.connection import NodeParts
@@ -284,7 +274,7 @@ class EdgeNode:
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
-        encryption.prepare(self.config, wall_clock())
+        data_directory.prepare(self.config, wall_clock())
         log = SegmentLog.open(
             self.config.data_dir,
             log_settings(self.config),

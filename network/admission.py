@@ -3,14 +3,181 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+from typing import Generic, Protocol, TypeVar
 
-from weft.network.client_slots import ClientSlots
-from weft.network.counters import ConnectionCounters, HandshakeCounters
-from weft.network.half_open import HalfOpen
-from weft.network.settings import AdmissionLimits
+# Counters of connections, which an edge node and a hub have among others of their own.
+
+
+class ConnectionCounters(Protocol):
+    """Totals since the start; ``connections`` has the present number."""
+
+    connections: int
+    connections_accepted: int
+    connections_refused: int
+    connect_timeouts: int
+
+
+class HandshakeCounters(Protocol):
+    """Totals since the start; ``connections_half_open`` has the present number."""
+
+    connections_rate_limited: int
+    connections_half_open: int
+    half_open_evicted: int
+    handshakes_failed: int
+    proxy_headers_refused: int
+    accept_pauses: int
+
+
+class ReloadCounters(Protocol):
+    """Totals since the start."""
+
+    reloads: int
+    reload_failures: int
+
+
+# Bounds on connections of all listeners.
+
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """Bounds on connections, over all listeners."""
+
+    connections_max: int = 16_384
+    """Maximum number of admitted clients. Half-open connections are counted by ``half_open_max``."""
+    connections_per_address_max: int | None = None
+    connection_rate_per_address: int = 200
+    """Maximum rate of new connections from one address, per second. This machine's own clients are exempt."""
+    connection_burst_per_address: int = 2_000
+    """Number of connections that an address may open at once before the rate applies."""
+    half_open_max: int = 1_024
+    """Maximum number of half-open connections; above it, the oldest is closed."""
+    connect_timeout_s: float = 10.0
+    """Maximum time from accepting a connection to admitting its client."""
+    section: str = "limits"
+    """Section of these settings in the configuration, for log lines."""
+    websocket_message_bytes_max: int = 1 << 20
+    """Longest WebSocket message; one packet may be spread over many, and one may hold many [MQTT-6.0.0-2]."""
+
+
+# Slots for admitted clients: at most ``limits.connections``, and a short wait when all are taken.
+
+WAIT_S = 0.5
+"""Longest wait of a client for the slot of one that leaves."""
+
+Holder = TypeVar("Holder")
+
+
+class ClientSlots(Generic[Holder]):
+    """Holders of slots, and clients that wait for one. Belongs to the event loop's thread."""
+
+    def __init__(self, slots_max: int) -> None:
+        self._slots_max = slots_max
+        self._holders: set[Holder] = set()
+        self._waiting: dict[Holder, asyncio.Future[None]] = {}
+        """Waiting clients, in order of arrival."""
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def take(self, holder: Holder) -> None:
+        """Take a slot, free or not: for a holder after ``get``, or one that has just displaced another."""
+        self._holders.add(holder)
+
+    def leave(self, holder: Holder) -> None:
+        """Free a slot, or stop waiting for one; do nothing without either."""
+        waits = self._waiting.pop(holder, None)
+        if waits is not None and not waits.done():
+            waits.set_result(None)
+        if holder in self._holders:
+            self._holders.discard(holder)
+            if self._waiting:
+                # Not at once: a client that displaces another takes that one's slot right after it was left. If another
+                # client got it in between, the number of clients would grow with each displacement.
+                asyncio.get_running_loop().call_soon(self._hand_out)
+
+    async def get(self, holder: Holder) -> bool:
+        """Take a slot; False when none became free within ``WAIT_S``, or the holder has left meanwhile."""
+        if len(self._holders) < self._slots_max and not self._waiting:
+            self._holders.add(holder)
+            return True
+        # Wait before a refusal: clients that lose their connection come back at once, often before the node sees the
+        # end of their old connection. A pause in reading, a closing TLS or WebSocket connection or a proxy may delay
+        # that end. The node has room for them.
+        granted = self._waiting[holder] = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await granted
+            finally:
+                self._waiting.pop(holder, None)
+        return holder in self._holders
+
+    def _hand_out(self) -> None:
+        while self._waiting and len(self._holders) < self._slots_max:
+            holder = next(iter(self._waiting))
+            granted = self._waiting.pop(holder)
+            if not granted.done():
+                self._holders.add(holder)
+                granted.set_result(None)
+
+
+# Connections that are not admitted yet, by their addresses.
+
+
+class HasOrigin(Protocol):
+    """A connection with an address."""
+
+    origin: str
+    """Address for the bounds per address."""
+
+
+ConnectionT = TypeVar("ConnectionT", bound=HasOrigin)
+
+
+class HalfOpen(Generic[ConnectionT]):
+    """Half-open connections, each address's in order of arrival."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._origins: dict[ConnectionT, str] = {}
+        """Connection -> the origin for which it counts."""
+        self._of: dict[str, dict[ConnectionT, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    def __iter__(self) -> Iterator[ConnectionT]:
+        return iter(self._origins)
+
+    def add(self, connection: ConnectionT) -> None:
+        """Count a connection."""
+        self._origins[connection] = connection.origin
+        self._of.setdefault(connection.origin, {})[connection] = None
+
+    def discard(self, connection: ConnectionT) -> bool:
+        """Forget a connection that was admitted or has ended. Return whether it was there."""
+        origin = self._origins.pop(connection, None)
+        if origin is None:
+            return False
+        own = self._of[origin]
+        del own[connection]
+        if not own:
+            del self._of[origin]
+        return True
+
+    def victim(self) -> ConnectionT:
+        """Return the oldest connection of the address that has most: it makes room for another."""
+        most: dict[ConnectionT, None] = max(self._of.values(), key=len)
+        return next(iter(most))
+
 
 log = logging.getLogger(__name__)
 

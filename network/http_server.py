@@ -16,14 +16,12 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from weft.bounds.bound import Owner, Refusals, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST
-from weft.bounds.owner import Owner, address_owner
-from weft.bounds.refusals import Refusals
 from weft.bounds.rounds import Rounds
 from weft.config.units import Address
-from weft.network.accepting import Acceptor
+from weft.network.accepting import Acceptor, listening_sockets
 from weft.network.admission import Admission, NetworkConnection
-from weft.network.binding import listening_sockets
 
 IDLE_S_MAX = 30.0
 """Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from weft.protocols.ranges import U32
 
 NAME_CHARACTERS_MAX = 64
 _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
@@ -48,3 +55,75 @@ def valid_name(name: str) -> bool:
 def format_log_id(log_id: int) -> str:
     """Return a log id in its text form: 16 hexadecimal digits."""
     return f"{log_id:016x}"
+
+
+# Origin: the maker of a batch's records, a version of a function or of a schema (docs/reference/formats/batch.md).
+#
+# A batch names its origin by a number. The carrier of the batch resolves the number: the log by its ``ORIGINS``
+# entries, a link when a lane is opened, a chunk in its footer.
+
+ORIGIN_TEXT_MAX = 255
+"""Longest name and version, in characters."""
+HASH_BYTES_MAX = 64
+HASH_BYTES_SHOWN = 4
+"""Bytes of a hash that are shown in texts, as hexadecimal digits."""
+ORIGINS_MAX = 1024
+"""Maximum number of origins in one list: of a log, a lane or a chunk."""
+
+
+class OriginKind(IntEnum):
+    """Kinds of origins. The numbers are persisted; a reader keeps unknown ones."""
+
+    FUNCTION = 1
+    SCHEMA = 2
+
+
+OriginText = Annotated[str, Meta(max_length=ORIGIN_TEXT_MAX)]
+OriginHash = Annotated[bytes, Meta(max_length=HASH_BYTES_MAX)]
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """One origin with its number in the batches of one log (or link, or chunk)."""
+
+    number: U32
+    """At least 1: a batch of origin 0 has none."""
+    kind: U32
+    """An ``OriginKind``, or a later release's number."""
+    name: OriginText
+    version: OriginText
+    hash: OriginHash
+    """Checksum of the content; empty without one."""
+
+    @property
+    def text(self) -> str:
+        """Return the origin as text for tables and people: ``name@version#hash``, with the first four bytes of the
+        hash.
+
+        Empty parts are left out, and so is a hash with which the version begins. Kinds other than functions come before
+        the name.
+        """
+        kind = "" if self.kind == OriginKind.FUNCTION else f"{_kind_name(self.kind)}:"
+        version = f"@{self.version}" if self.version else ""
+        hash_ = self.hash[:HASH_BYTES_SHOWN].hex()
+        is_said = not hash_ or self.version.startswith(hash_)
+        return f"{kind}{self.name}{version}{'' if is_said else f'#{hash_}'}"
+
+
+def origin_text(number: int, known: Mapping[int, Origin]) -> str | None:
+    """Return the text of an origin by its number: None for 0, and ``#7`` for an unknown number."""
+    if not number:
+        return None
+    origin = known.get(number)
+    return f"#{number}" if origin is None else origin.text
+
+
+def by_number(origins: Iterable[Origin]) -> dict[int, Origin]:
+    """Return number -> origin."""
+    return {origin.number: origin for origin in origins}
+
+
+def _kind_name(kind: int) -> str:
+    try:
+        return OriginKind(kind).name.lower()
+    except ValueError:
+        return str(kind)

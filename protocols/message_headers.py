@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.protocols.columns import RESERVED_HEADER_PREFIXES
+from weft.protocols.batch import RESERVED_HEADER_PREFIXES
 
 USER: Final = "weft.user."
 """Prefix of stored headers whose own name begins like one of Weft's."""

@@ -1,19 +1,30 @@
-"""Events that the link machines pass to their owners."""
+"""What the link machines tell their owners: events, refusals, and the status of a link."""
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange
-from weft.protocols.link import Clock, Frame, Hello, LaneOpen, LaneOrigins
-from weft.protocols.link.canary import Canary
-from weft.protocols.link.configuration import ConfigState
-from weft.protocols.link.down import DownOpen, Outcomes
-from weft.protocols.link.pull import PullState
-from weft.protocols.link.report import NodeReport
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.link import (
+    Canary,
+    Clock,
+    ConfigState,
+    DownOpen,
+    Frame,
+    Hello,
+    LaneOpen,
+    LaneOrigins,
+    NodeReport,
+    Outcomes,
+    PullState,
+    RefuseCode,
+)
 from weft.protocols.ranges import RangeSet
+
+# Events that the link machines pass to their owners.
 
 
 class Fault(Enum):
@@ -171,3 +182,181 @@ def with_newest_marks(events: list[ReceiverEvent]) -> list[ReceiverEvent]:
             kept.append(event._replace(lanes=lanes))
     kept.reverse()
     return kept
+
+
+# Refusals by a sender, of hubs that must not get its records; and by a hub's handler, of a link.
+
+START_EMPTY = (
+    "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
+    "`weft edge import --as-new` then brings the hub the records that only the old one has"
+)
+"""Advice for a node whose log is an old copy."""
+
+
+def of_another_cluster(found: str, wanted: str) -> Refusal:
+    """Return the refusal for a hub of another cluster than the link's. It gets no records."""
+    return Refusal(
+        RefuseCode.UNAUTHORISED,
+        f"the hub is of cluster {found}, and this link is for {wanted}",
+        "see who answers at the link's URL; if the hub was replaced on purpose, set the link's `cluster` to the new id",
+        by_peer=False,
+    )
+
+
+def taken_before(of: str, stream: str, *, held: tuple[int, int], claimed: tuple[int, int | None]) -> tuple[str, str]:
+    """Return message and advice of a hub's refusal: it has accepted this log with an epoch at least as high before.
+
+    A log that was restored from an old copy claims an earlier epoch again, as does a second node with a copy. Only a
+    log with all records of the hub must be the copy of a node that still runs.
+
+    Args:
+        of: the edge and its log.
+        held: the hub's epoch of the lane, and the end of the records that it holds.
+        claimed: the refused epoch, and the end of the records that the refused log has; None when that is unknown.
+    """
+    (epoch, held_end), (refused, end) = held, claimed
+    lacks = end is not None and end < held_end
+    if epoch > refused and not lacks:
+        return (
+            f"{of}: a connection with epoch {epoch} has taken over, this one has {refused}",
+            "if the log was copied to a second node, give that node an empty data_dir; otherwise connect again",
+        )
+    what = (
+        f"the hub holds records of stream {stream} up to seq {held_end}, and this log has them up to {end} only"
+        if lacks
+        else f"the hub has taken this log before with epoch {epoch}, and it comes with {refused} now"
+    )
+    return (
+        f"{of}: {what}. The log was restored from an old copy, or a second node runs with a copy of it",
+        f"if a second node runs with a copy of this log, give that one an empty data_dir. Otherwise {START_EMPTY}",
+    )
+
+
+def rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
+    """Return the refusal for a hub that holds more of a stream than this log can have sent."""
+    return Refusal(
+        RefuseCode.IDENTITY_CONFLICT,
+        f"the hub holds records of stream {stream} up to seq {end}, but this log gave it none beyond "
+        f"{high_watermark}. The log was restored from an old copy, or its disk lost acknowledged records",
+        START_EMPTY,
+        by_peer=False,
+    )
+
+
+class LinkRefused(Exception):
+    """An error of a handler that refuses the link; the edge gets the code, the reason and advice.
+
+    Args:
+        url: the node to connect to instead (code REDIRECT).
+    """
+
+    def __init__(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.advice = advice
+        self.url = url
+
+
+# The status of a link, in all its states.
+
+
+class LinkState(StrEnum):
+    """States of a link."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    WAITING = "waiting"
+    """The last attempt failed; the next one is at ``next_try``."""
+    REFUSED = "refused"
+    """The hub refused the link (token, version, HELLO): an operator has to change something. Tried again at
+    ``next_try``."""
+    CONFLICT = "conflict"
+    """Another node or another copy of the log replicates under this identity. Tried again, but rarely."""
+    STOPPED = "stopped"
+
+
+class CanaryState(StrEnum):
+    """States of the whole way to the hub's store and back."""
+
+    PROVEN = "proven"
+    """The hub's store took what was sent lately."""
+    OVERDUE = "overdue"
+    """The hub answers PINGs, and its store takes nothing."""
+    UNKNOWN = "unknown"
+    """There is no connection, or the hub's release proves nothing while no data flows."""
+
+
+@dataclass
+class LinkStatus:
+    """The status of a link, updated by ``run_link`` about once a second and at every change of state. Times in ns since
+    1970."""
+
+    name: str
+    state: LinkState = LinkState.STOPPED
+    url: str = ""
+    """URL of the hub node that is connected or was tried last."""
+    cluster_id: str = ""
+    connected_since: int | None = None
+    connections: int = 0
+    """Number of times that a hub accepted the link."""
+    attempts_failed: int = 0
+    """Number of failed attempts in a row."""
+    next_try: int | None = None
+    is_taken: bool = False
+    """True while the hub has accepted the link under its identity."""
+    is_compared: bool = False
+    """True after a hub has answered for every lane, with its ranges or a refusal, since the link was started."""
+    conflict: str = ""
+    """Reason why the hub refuses the identity, with advice; empty after a hub has accepted the link."""
+    last_error: str = ""
+    """Last error, with advice; kept after the link is up again, until the next error."""
+    last_error_time: int | None = None
+    alarm: str = ""
+    """Records that the hub has lost after it acknowledged them, with advice; empty without any, or after an operator
+    has acknowledged the alarm."""
+    certificate_expires: int | None = None
+    """End of the certificate that the link shows to the hub; None without one, or before the first connection."""
+    pending_records: int = 0
+    """Records in the log that are not known to be durable at the hub."""
+    pending_seconds: float = 0.0
+    """Age of the oldest pending record."""
+    pending_bytes: int | None = None
+    """Approximate bytes of the pending records on the wire; None before enough were sent to know."""
+    drain_seconds: float | None = None
+    """Seconds until nothing is pending, at the rate of the last minute; None where it stands or grows."""
+    delivery_seconds: float | None = None
+    """Time from a record's arrival in the log to its acknowledgement, of a record acknowledged lately."""
+    ping_seconds: float | None = None
+    """Round trip of the last PING; None before the first."""
+    canary: CanaryState = CanaryState.UNKNOWN
+    canary_seconds: float | None = None
+    """Time from sending to the hub's store and back, of the newest frame that is known to be durable there. Of a
+    canary, without the time for which the hub lets it wait for others; None before the first proof."""
+    canary_time: int | None = None
+    """Time at which that frame was sent."""
+    canary_alarm: str = ""
+    """Sentence about the store that takes nothing, with advice; empty while the canary is not overdue."""
+    is_paused: bool = False
+    """True while an operator lets the link's data wait."""
+    hold: str = ""
+    """Reason why data waits on an open link, and until when, with advice; empty while it is sent."""
+    budget_bytes: int | None = None
+    """Monthly budget; None without one."""
+    budget_used: int | None = None
+    """Bytes of this month on the wire."""
+    budget_ends: int | None = None
+    """End of the budget's month."""
+    pull: str = ""
+    """Records that the hub has asked for and that are on their way, for people; empty without any."""
+    unacked_bytes: int = 0
+    """Bytes in flight."""
+    bytes_sent: int = 0
+    """Compressed bytes handed to the socket since the start."""
+    messages_sent: int = 0
+    records_acked: int = 0
+    """Records and gaps named in ACKs since the start; those named in WELCOME are not counted."""
+    last_ack_time: int | None = None
+    clock_offset_ns: int | None = None
+    """Nanoseconds to add to this node's wall clock to get the hub's."""
+    clock_error_ns: int | None = None

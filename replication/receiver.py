@@ -8,22 +8,29 @@ a REFUSE, which ends the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from enum import Enum
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
-from weft.protocols.lane import Lane
+from weft.protocols.lane import NAME_RULE, Lane, valid_name
 from weft.protocols.link import (
     DATA_HEAD,
     FEATURES,
+    KNOWN_LANE_FLAGS,
     LANES_MAX,
     PEERS,
     PROTOCOL_VERSION,
+    Canary,
+    CanaryBack,
     Clock,
+    ConfigState,
     Data,
+    DownOpen,
     Frame,
+    FrameDecoder,
+    FrameEncoder,
     Gap,
     Hello,
     LaneClosed,
@@ -32,22 +39,19 @@ from weft.protocols.link import (
     LaneOrigins,
     LastWords,
     Marks,
+    NodeReport,
+    Outcomes,
     Ping,
     Pong,
+    PullState,
     Refuse,
     RefuseCode,
     Welcome,
+    split_batches,
 )
-from weft.protocols.link.canary import Canary, CanaryBack
-from weft.protocols.link.configuration import ConfigState
-from weft.protocols.link.data import split_batches
-from weft.protocols.link.down import DownOpen, Outcomes
-from weft.protocols.link.pull import PullState
-from weft.protocols.link.report import NodeReport
-from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
-from weft.replication import settings as bounds
-from weft.replication.accounting import Acks, SentBatches, checked_ranges, window_cost
+from weft.protocols.topics import InvalidTopic, check_pattern
+from weft.replication import flow_control as bounds
 from weft.replication.events import (
     BatchesReceived,
     ClockReceived,
@@ -62,9 +66,81 @@ from weft.replication.events import (
     ReceiverEvent,
     with_newest_marks,
 )
-from weft.replication.greeting import check_hello, lane_refusal
+from weft.replication.flow_control import Acks, ReceiverSettings, SentBatches, checked_ranges, window_cost
 from weft.replication.liveness import Liveness, PeerClock
-from weft.replication.settings import ReceiverSettings
+
+# Rules for a HELLO and a LANE_OPEN before a hub relies on them.
+
+SOFTWARE_CHARACTERS_MAX = 256
+TOPICS_BYTES_MAX = 64 << 10
+"""Longest topic patterns of one lane, together."""
+REASON_CHARACTERS_MAX = 300
+"""Longest part of a refusal about a pattern, which it quotes."""
+
+
+def check_hello(hello: Hello) -> None:
+    """Check every part of a HELLO that a hub relies on.
+
+    Raises:
+        UnsupportedVersion: it is of another protocol version.
+        Corrupt: a name is not valid; the message names it.
+    """
+    if hello.version != PROTOCOL_VERSION:
+        raise UnsupportedVersion(
+            f"it speaks link protocol {hello.version}, this hub {PROTOCOL_VERSION}: upgrade the older one"
+        )
+    _check_names(("tenant", hello.tenant), ("edge", hello.edge))
+    if len(hello.software) > SOFTWARE_CHARACTERS_MAX:
+        raise Corrupt(f"a software name of {len(hello.software)} characters")
+
+
+def check_opening(opening: LaneOpen) -> None:
+    """Check the names, flags and topic patterns of a LANE_OPEN.
+
+    Raises:
+        UnsupportedVersion: it has flags of a later release.
+        Corrupt: a name, a flag or a pattern is not valid; the message names it.
+    """
+    _check_names(("tenant", opening.tenant), ("edge", opening.edge), ("stream", opening.stream))
+    unknown = opening.flags & ~int(KNOWN_LANE_FLAGS)
+    if unknown:
+        raise UnsupportedVersion(f"lane flags {unknown:#x} of a later release")
+    if opening.flags & LaneFlag.RELAY and opening.epoch:
+        raise Corrupt(f"a relay claims no epoch, this one claims {opening.epoch}")
+    size = sum(map(len, opening.topics))
+    if size > TOPICS_BYTES_MAX:
+        raise Corrupt(f"topic patterns of {size} characters for one stream; at most {TOPICS_BYTES_MAX} are possible")
+    try:
+        for topic in opening.topics:
+            check_pattern(topic)
+    except InvalidTopic as error:
+        raise Corrupt(str(error)[:REASON_CHARACTERS_MAX]) from error
+
+
+def _check_names(*names: tuple[str, str]) -> None:
+    for what, name in names:
+        if not valid_name(name):
+            raise Corrupt(f"{what} name {name[:80]!r}: expected {NAME_RULE}")
+
+
+def lane_refusal(opening: LaneOpen, identity: Lane, opened: Set[Lane]) -> tuple[RefuseCode, str] | None:
+    """Return the reason to refuse a lane; the link's other lanes are not affected.
+
+    Args:
+        opened: the lanes that the link has.
+    """
+    try:
+        check_opening(opening)
+    except UnsupportedVersion as error:
+        return RefuseCode.VERSION, str(error)
+    except Corrupt as error:
+        return RefuseCode.BAD_HELLO, str(error)
+    if identity in opened:
+        return RefuseCode.BAD_HELLO, f"lane {identity} is open already on this link"
+    if len(opened) >= LANES_MAX:
+        return RefuseCode.OVERLOADED, f"the link has {LANES_MAX} lanes, the most that it may have"
+    return None
+
 
 _DONE = object()
 _SAME_RELEASE = "run the same release on edge and hub; if they do, report this as a fault of the edge"

@@ -1,9 +1,8 @@
 """PySpark over Weft's streams: reads, tables, sessions, completeness, and the source behind ``format("weft")``."""
 
-from spark_sinks.completeness.checkpoint import Checkpoint
-from spark_sinks.completeness.event_time import EventTime
-from spark_sinks.completeness.lanes import lanes
-from spark_sinks.completeness.moment import Complete, CompleteUntil, complete_until
+from spark_sinks.completeness.watermark import Complete, CompleteUntil, complete_until, lanes
+from spark_sinks.completeness.window_frame import EventTime
+from spark_sinks.completeness.window_state import Checkpoint
 from spark_sinks.completeness.windows import complete_windows
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read, table

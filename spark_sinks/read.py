@@ -20,17 +20,24 @@ from pyspark.sql.types import StructType
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.runtime.session import register
-from spark_sinks.source.file_index import TableFile
-from spark_sinks.source.hub.readers import client_of, columns_of
-from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options, source_options
-from spark_sinks.source.positions import Offsets, check_offsets, offsets_text, parse_moment
-from spark_sinks.source.selection import condition
+from spark_sinks.source.hub import client_of, columns_of
+from spark_sinks.source.options import (
+    STORE_PREFIX,
+    Offsets,
+    ReadOptions,
+    check_offsets,
+    offsets_text,
+    parse_moment,
+    parse_names,
+    parse_options,
+    source_options,
+)
+from spark_sinks.source.partitions import condition
 from spark_sinks.source.stream_log import StreamLog, open_hub, subset
-from spark_sinks.source.tables import StreamTable, TableSnapshot
-from spark_sinks.source.typed import declared
-from spark_sinks.typed_frames import with_typed_columns
+from spark_sinks.source.tables import StreamTable, TableFile, TableSnapshot
+from spark_sinks.source.typed import declared, with_typed_columns
+from weft.config.load import schema_text
 from weft.config.payload_schema.model import PayloadSchema
-from weft.config.pipelines.schema_text import schema_text
 from weft.storage.table.typed_columns import comment_of
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.protocols.chunk_index import LEVEL_MAX
 from weft.protocols.lane import valid_name
-from weft.protocols.shard.apart import APART_LEVEL
-from weft.protocols.shard.placement import TENANT_APART_EDGE, TENANT_EDGE, ShardTree, is_shard_count
-from weft.protocols.shard.shard_state import LEVEL_MAX
-from weft.protocols.shard.splits import SPLIT_LEVEL
+from weft.protocols.shard.fold import APART_LEVEL
+from weft.protocols.shard.placement import SPLIT_LEVEL, TENANT_APART_EDGE, TENANT_EDGE, ShardTree, is_shard_count
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, Object, ObjectStore, PreconditionFailed
 
@@ -202,7 +201,7 @@ async def last_turn(store: ObjectStore) -> tuple[int, str]:
 async def declare_apart(store: ObjectStore, tenant: str, known: Cluster, turn: tuple[int, str]) -> Cluster:
     """Give a tenant a shard of its own, unless the shards changed since ``known`` was read, or ``turn`` is over. The
     rest of the file remains unchanged. The logs of all shards that it might be in must say already that they take
-    nothing of it (``protocols.shard.apart``).
+    nothing of it (``protocols.shard.fold``).
 
     Returns:
         The cluster as it is now: with the tenant if this call declared it.

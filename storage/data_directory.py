@@ -15,7 +15,7 @@ import msgspec
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.segment import HEADER_BYTES, decode_header, parse_file_name
 from weft.storage.filesystem import FileSystem, write_atomically
-from weft.storage.segment_log.errors import LogVersionError
+from weft.storage.segment_log.settings import LogVersionError
 
 FILE = "formats.json"
 FIRST = 1

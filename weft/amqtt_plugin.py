@@ -16,9 +16,9 @@ from amqtt.broker import BrokerContext
 from amqtt.plugins.base import BasePlugin
 
 from weft.config.load import load
-from weft.config.log_lines.repeats import Repeats, left_out
+from weft.config.log_lines import Repeats, left_out
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Flag
 from weft.protocols.topics import valid_topic

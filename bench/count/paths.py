@@ -27,21 +27,19 @@ from weft.cloud_hub.settings import HubSettings, SequencerSettings
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.units import Address
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.node import EdgeNode
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.chunk import Mark
-from weft.protocols.chunk_index.footer import BLOCKS_LEVEL
+from weft.protocols.chunk_index import BLOCKS_LEVEL, Mark
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Subscription
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
-from weft.replication.attempts.epochs import Epochs
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.source import LaneSnapshot, OfferedLane
-from weft.replication.status import LinkStatus
+from weft.replication.source import Epochs, LaneSnapshot, OfferedLane
 
 CLIENTS, WINDOW = 100, 100
 READ_BYTES = 64 << 10

@@ -18,7 +18,9 @@ from bench.hub.followers import EDGES, NOW, SHARDS, STREAMS, TENANT, name_of
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.demo.fabric import free_port
-from weft.protocols.chunk import (
+from weft.protocols.chunk import encode_header
+from weft.protocols.chunk_index import (
+    LEVEL_MAX,
     Chunk,
     ChunkHeader,
     LaneUpdate,
@@ -27,14 +29,12 @@ from weft.protocols.chunk import (
     blocked,
     decode_footer,
     encode_footer,
-    encode_header,
 )
-from weft.protocols.chunk_index.footer import LEVEL_MAX
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.service.serving import collect_garbage_rarely
-from weft.storage.chunk_log import ShardLog, open_cluster
-from weft.storage.manifest import changed
+from weft.storage.chunk_log import ShardLog, changed
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 PROCESSES = 4

@@ -26,23 +26,22 @@ from urllib.request import Request, urlopen
 
 from bench.common import encode_batch
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.membership import READ_INTERVAL_S
+from weft.cloud_hub.cluster import READ_INTERVAL_S
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.commands.hub_settings import COMMIT_INTERVAL_BUCKET_S as COMMIT_INTERVAL_S
 from weft.commands.hub_settings import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import shard_of
-from weft.storage.chunk_log import BOOT_CLOCK, ShardLog, open_cluster
-from weft.storage.cluster import read_cluster
-from weft.storage.cluster_log.follower import INTERVAL_S, ClusterLogFollower
-from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.chunk_log import BOOT_CLOCK, ShardLog
+from weft.storage.cluster import open_cluster, read_cluster
+from weft.storage.cluster_log import INTERVAL_S, ClusterLog, ClusterLogFollower
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
 
 SHARDS = 4
 STREAMS = 20

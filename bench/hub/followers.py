@@ -15,21 +15,28 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.slices import RECENT_LANES_MAX
+from spark_sinks.source.partitions import RECENT_LANES_MAX
 from spark_sinks.source.stream_log import StreamLog
-from weft.protocols.chunk import Chunk, ChunkFooter, LaneUpdate, Mark, StreamSection, encode_footer, encode_header
-from weft.protocols.chunk_index.footer import (
+from weft.protocols.chunk import encode_header
+from weft.protocols.chunk_index import (
     BLOCKS_LEVEL,
+    Chunk,
+    ChunkFooter,
     ChunkHeader,
     ChunkIndex,
+    LaneUpdate,
+    Mark,
     StreamBlock,
     StreamKey,
+    StreamSection,
     blocked,
+    encode_footer,
 )
 from weft.protocols.shard.fold import fold
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster, open_cluster
+from weft.storage.object_store.directory import MemoryStore
 
 SHARDS, EDGES, STREAMS, CHUNKS = 16, 10_000, 20, 12
 SECTION_BYTES = 1000

@@ -12,8 +12,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from bench.hub.script import RECORDS, Fleet, Message, greeting, idle_message
-from weft.protocols.link import Ack, LaneClosed, LaneOpened, Marks, Ping, Pong, Refuse, Welcome
-from weft.protocols.link.stream import FrameDecoder
+from weft.protocols.link import Ack, FrameDecoder, LaneClosed, LaneOpened, Marks, Ping, Pong, Refuse, Welcome
 
 OUTSTANDING_BATCHES = 60
 """Batches that a link has on the way at most."""

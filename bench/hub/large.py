@@ -20,14 +20,15 @@ from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pi
 from tests.support.epochs import MemoryEpochs
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.shard.shard_state import ShardState
+from weft.replication.events import LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
-from weft.replication.status import LinkStatus
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 EDGES = 4

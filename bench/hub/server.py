@@ -17,7 +17,8 @@ import psutil
 from bench.common import pin
 from weft.demo.fabric import free_port
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 CONFIG = """\

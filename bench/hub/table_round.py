@@ -20,14 +20,14 @@ from crc32c import crc32c
 from bench.hub.costs import MONTH_S, PRICES
 from weft.commands.hub_settings import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch, chunk
-from weft.protocols.chunk import LaneUpdate, Mark, StreamSection
-from weft.protocols.chunk_index.footer import LEVEL_MAX, ChunkHeader, StreamBlock, blocked
+from weft.protocols.chunk_index import LEVEL_MAX, ChunkHeader, LaneUpdate, Mark, StreamBlock, StreamSection, blocked
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster, open_cluster
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
 
 SHARDS, STREAMS, CHUNKS, RECORDS = 16, 1000, 4, 10
 """Chunks of each shard between two rounds, and records of each stream in each of them."""

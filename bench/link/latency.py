@@ -24,7 +24,8 @@ from weft.protocols.batch import records
 from weft.protocols.chunk import section_entries
 from weft.protocols.errors import Corrupt
 from weft.storage import hub_keys
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 EDGES, RATE = 50, 20.0

@@ -17,7 +17,7 @@ import uvloop
 
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.node import EdgeNode
 
 DRAIN_S = 15.0

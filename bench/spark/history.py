@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.spark.log import STREAM, Log
 from bench.spark.measure import aggregate, in_turns, noop
 from spark_sinks import read
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
 
 

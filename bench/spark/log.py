@@ -8,10 +8,10 @@ from typing import NamedTuple
 from bench import payloads
 from bench.common import encode_batch
 from bench.log_writer import Delivery, LogWriter
-from weft.storage.chunk_log import open_cluster
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 STREAM = "telemetry"
 TOPIC = "plant/{line}/{machine}/telemetry"

@@ -21,8 +21,8 @@ import psutil
 import pyarrow as pa
 
 from bench.common import PAYLOAD_BYTES
-from spark_sinks.sinks.stream.settings import ProducerSettings
-from spark_sinks.sinks.stream.task import SendTask
+from spark_sinks.sinks.stream.link import ProducerSettings
+from spark_sinks.sinks.stream.sink import SendTask
 from weft.demo.fabric import DemoHub
 
 SOURCE_SHARDS, TASKS, PROCESSES = 16, 4, 2

@@ -25,8 +25,8 @@ from bench.log_writer import Delivery, LogWriter
 from bench.spark.log import BATCH_RECORDS, START_S, STREAM, TOPIC, Log, tiered
 from bench.spark.measure import in_turns
 from spark_sinks import read
+from weft.config.load import parse_schema
 from weft.config.payload_schema.model import SchemaFormat
-from weft.config.pipelines.schema_text import parse_schema
 from weft.storage.payloads.decoder import PayloadDecoder
 
 FIELDS = "temperature double, vibration double, n bigint, unit string"

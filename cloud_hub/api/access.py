@@ -14,19 +14,12 @@ from aiohttp.typedefs import Middleware
 
 from weft.bounds import Events, Owner, OwnerKind, SecurityEvent, Severity, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.cloud_hub.api.identity.certificates import (
-    CERTIFICATE_REVOKED,
-    NEW_CERTIFICATE,
-    Certificates,
-    NoEdge,
-    ReaderCertificate,
-)
-from weft.cloud_hub.api.identity.jwt.claims import JwtRefused
-from weft.cloud_hub.api.identity.rights import CONCERNS, Right
-from weft.cloud_hub.api.tokens import NO_TOKEN, Scope, TokenIdentity, Tokens, is_jwt
+from weft.cloud_hub.api.claims import JwtRefused
+from weft.cloud_hub.api.listener import CERTIFICATE_REVOKED, NEW_CERTIFICATE, Certificates, NoEdge, ReaderCertificate
+from weft.cloud_hub.api.tokens import CONCERNS, NO_TOKEN, Right, Scope, TokenIdentity, Tokens, is_jwt
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, NodeName, valid_name
-from weft.protocols.shard.shard_state import StreamKey
-from weft.replication.attempts.outcome import REASON_HEADER
+from weft.replication.attempts import REASON_HEADER
 
 UNAUTHORISED, UNAVAILABLE = 401, 503
 _ADVICE = {

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
@@ -18,37 +18,195 @@ from aiohttp.typedefs import Middleware
 from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import Answers, LongAnswer, choice, integer
-from weft.cloud_hub.api.edges import EdgeViews, LinksElsewhere, edge_of, edges_after
-from weft.cloud_hub.api.identity.rights import Right
-from weft.cloud_hub.api.metrics import Metrics
-from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
-from weft.cloud_hub.api.records import SOON, ShardsView
-from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX, RecordsAnswer
-from weft.cloud_hub.api.streams.completeness import StreamCompleteness
-from weft.cloud_hub.api.streams.rates import StreamRates
-from weft.cloud_hub.api.streams.series import SeriesAnswer, SeriesWanted
-from weft.cloud_hub.api.streams.shard_views import ShardViews
-from weft.cloud_hub.api.streams.summary import StreamPart, renamed_lanes
-from weft.cloud_hub.api.streams.trace import trace_answer
-from weft.cloud_hub.api.summaries.summaries import ShardSummaries
-from weft.cloud_hub.api.views import LaneOf, View
-from weft.cloud_hub.health import Health
-from weft.cloud_hub.shard.retry import told_to_others
-from weft.config.log_lines.repeats import Repeats, left_out
+from weft.cloud_hub.api.answers import (
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    Answers,
+    LongAnswer,
+    choice,
+    encoded,
+    integer,
+    lanes_after,
+    position,
+)
+from weft.cloud_hub.api.metrics import Metrics, StreamRates
+from weft.cloud_hub.api.records import (
+    NUMBER_MAX,
+    RECORDS_DEFAULT,
+    RECORDS_MAX,
+    SOON,
+    RecordsAnswer,
+    ShardsView,
+    ShardViews,
+    trace_answer,
+)
+from weft.cloud_hub.api.series import SeriesAnswer, SeriesWanted
+from weft.cloud_hub.api.summaries import (
+    CONFLICTS_MAX,
+    EdgeViews,
+    LinksElsewhere,
+    ShardSummaries,
+    StreamCompleteness,
+    edge_of,
+    edges_after,
+)
+from weft.cloud_hub.api.tokens import Right
+from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, lost_views, renamed_lanes
+from weft.cloud_hub.clock import HubClock
+from weft.cloud_hub.cluster import Membership, node_views
+from weft.cloud_hub.shard.sequencer import Sequencer, told_to_others
+from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import CONTENT_TYPE
+from weft.config.units import approximate_duration
 from weft.network.problem import PROBLEM_JSON, problem
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.completeness import OPEN_GAPS_MAX
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import StreamKey
 from weft.replication.runner import LINK_PATH
-from weft.storage.chunk_log import CollectedPast
-from weft.storage.every_shard import missing_halves
-from weft.storage.object_store import NotFound, StoreError
-from weft.storage.table.errors import TableError
+from weft.storage.chunk_log import CollectedPast, missing_halves
+from weft.storage.cluster import Cluster
+from weft.storage.fenced_store import FencedStore
+from weft.storage.object_store import NotFound, ObjectStore, StoreError
+from weft.storage.presence import running
+from weft.storage.table.actions import TableError
+
+if TYPE_CHECKING:
+    from weft.storage.table_writer.service import TableService
+
+
+# ``GET /v1/nodes`` and ``GET /v1/troubles``: what an operator asks any process about the hub as a whole.
+
+NODES, TROUBLES = "/v1/nodes", "/v1/troubles"
+READ_AGE_S = 5.0
+"""Maximum age of the entries that an answer is made of: they are read for all who ask within it."""
+
+
+class FleetRequests:
+    """Handlers of the requests.
+
+    Args:
+        summaries: of all shards.
+        own: returns the process's own shards.
+        elsewhere: returns what other processes tell of their links.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Callable[[], Cluster],
+        clock: HubClock,
+        access: Access,
+        *,
+        summaries: ShardSummaries,
+        own: Callable[[], Sequence[Sequencer]],
+        elsewhere: Callable[[], Awaitable[LinksElsewhere]],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store, self._cluster, self._clock, self._access = store, cluster, clock, access
+        self._summaries, self._own, self._elsewhere, self._monotonic = summaries, own, elsewhere, monotonic
+        self._nodes: list[dict[str, Any]] = []
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes([web.get(NODES, self._get_nodes), web.get(TROUBLES, self._get_troubles)])
+
+    async def _get_nodes(self, request: web.Request) -> web.Response:
+        """Return the processes that share the store."""
+        self._access.operate(request, Right.STATUS)
+        async with self._reading:
+            now = self._monotonic()
+            if self._read_at is None or now - self._read_at >= READ_AGE_S:
+                wall = self._clock.now()
+                self._nodes, self._read_at = node_views(await running(self._store, wall), self._cluster(), wall), now
+        return _json_of_view({"nodes": self._nodes})
+
+    async def _get_troubles(self, request: web.Request) -> web.Response:
+        """Return conflicts, open gaps and lost records of all shards."""
+        self._access.operate(request, Right.STATUS)
+        shards, elsewhere = await self._summaries.every(), await self._elsewhere()
+        conflicts = [view for each in shards.summaries for view in each.conflicts]
+        more = sum(each.conflicts_more for each in shards.summaries)
+        gaps = [view for each in shards.summaries for view in each.open_gaps]
+        gaps_more = sum(each.open_gaps_more for each in shards.summaries)
+        gaps.sort(key=lambda gap: (gap["tenant"], gap["edge"], gap["log"], gap["stream"]))
+        gaps.sort(key=lambda gap: str(gap["until"]), reverse=True)
+        lost = [*lost_views(self._own()), *elsewhere.lost][:LOST_LISTED_MAX]
+        unknown = {"lost_unknown_at": list(elsewhere.unknown_at)} if elsewhere.unknown_at else {}
+        return _json_of_view({
+            "conflicts": conflicts[:CONFLICTS_MAX],
+            "conflicts_more": more + max(0, len(conflicts) - CONFLICTS_MAX),
+            "open_gaps": gaps[:OPEN_GAPS_MAX],
+            "open_gaps_more": gaps_more + max(0, len(gaps) - OPEN_GAPS_MAX),
+            "lost": lost, **unknown, **shards.view(),
+        })  # fmt: skip
+
+
+def _json_of_view(view: View) -> web.Response:
+    return web.Response(body=msgspec.json.encode(view) + b"\n", content_type="application/json")
+
+
+# Health of a hub process: reasons to restart it, and reasons to send it no work.
+
+STORE_SILENCE_S = 15.0
+"""Time for which the store owes a shard an answer before the shard makes the node not ready. One slow response or one
+retry does not count, and a load balancer detects an outage before edges fill their windows."""
+LOOK_AGE_S, LOOK_S_MAX = 1.0, 2.0
+"""Age of a look at a bucket with which a probe is content, so that probes cost at most one request a second; and the
+longest time that a probe waits for one."""
+
+
+class Health(NamedTuple):
+    """Facts on which the health of a process depends, at one moment."""
+
+    own: Sequence[Sequencer]
+    """Its own shards."""
+    tables: TableService | None
+    membership: Membership | None
+    clock: HubClock
+    store: FencedStore
+
+    def unhealthy(self) -> list[str]:
+        """Return the reasons to restart the node; empty when a restart would not help.
+
+        A failing store or a damaged shard is not a reason: a new process would have the same problem.
+        """
+        ended = [sequencer.log.shard for sequencer in self.own if not sequencer.is_running]
+        reasons = [f"the work on shard {shard} has ended" for shard in ended]
+        if self.tables is not None and not self.tables.is_running:
+            reasons.append("the work on the tables has ended")
+        return reasons
+
+    async def unready(self) -> list[str]:
+        """Look at the store, and return the reasons why the node accepts no links and answers no readers; empty if it
+        does.
+
+        One working shard is enough: a failing shard affects only its own edges, and fails on every node.
+        """
+        await self.store.look(LOOK_AGE_S, LOOK_S_MAX)
+        reasons = []
+        if self.membership is not None and self.membership.is_outdated:
+            return [f"the cluster is at level {self.membership.level}, above this release"]
+        for sequencer in self.own:
+            shard, silent_s = sequencer.log.shard, sequencer.silent_s
+            if not sequencer.loaded:
+                reasons.append(f"shard {shard} is not loaded")
+            elif silent_s > STORE_SILENCE_S:
+                reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
+        doubted, leaves = self.clock.doubted(), self.membership is not None and self.membership.is_leaving
+        if self.store.trouble is not None:
+            return [self.store.trouble]
+        if (silent_s := self.store.silent_s) > STORE_SILENCE_S:
+            return [f"the store has not answered for {approximate_duration(silent_s)}"]
+        general = [*self.unhealthy(), *([doubted] if doubted else []), *(["the node is leaving"] if leaves else [])]
+        return general + (reasons if len(reasons) == len(self.own) else [])
+
 
 logger = logging.getLogger(__name__)
 

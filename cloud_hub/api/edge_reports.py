@@ -1,7 +1,7 @@
 """Statements of edges about themselves: their disks, the outage that they can bear, and their functions.
 
 It is for people. A report is kept in the memory of the process that the edge is linked to, and told to the others
-(``cloud_hub.links.linked_edges``); no log, no claim and no right depends on it.
+(``cloud_hub.links.open_links``); no log, no claim and no right depends on it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from weft.cloud_hub.api.views import View, moment
-from weft.protocols.fields import Nanoseconds
 from weft.protocols.lane import NodeName
-from weft.protocols.link.report import FunctionReport, NodeReport
+from weft.protocols.link import FunctionReport, NodeReport
+from weft.protocols.ranges import Nanoseconds
 
 U32_MAX = (1 << 32) - 1
 

@@ -6,31 +6,38 @@ What the log no longer has comes from the stream's table.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.answers import integer
-from weft.cloud_hub.api.record_views import Taken, record_views
-from weft.cloud_hub.api.search import Search
-from weft.cloud_hub.api.views import View
+from weft.cloud_hub.api.answers import LongAnswer, Part, encoded, integer, time_parameter
+from weft.cloud_hub.api.views import Search, Taken, View, gap_views, record_views
+from weft.cloud_hub.shard.sequencer import Sequencer, told_to_others
+from weft.cloud_hub.shard.shards import LOAD_S_MAX, READ_AGE_S_MAX, Shards
+from weft.config.log_lines import Repeats, left_out
 from weft.protocols import batch as batches
-from weft.protocols.chunk import ChunkIndex, StreamSection, section_entries
-from weft.protocols.origin import by_number, origin_text
+from weft.protocols.chunk import batch_times, known_clocks, section_entries
+from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import Lane, by_number, origin_text
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.lane_state import LaneState, lane_of
 from weft.protocols.shard.placement import SHARDS_MAX
-from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.chunk_log import CollectedPast, ShardLog
-from weft.storage.every_shard import missing_shards
-from weft.storage.table.record_time import batch_times, known_clocks
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage import hub_keys
+from weft.storage.chunk_log import CollectedPast, ShardLog, missing_shards
+from weft.storage.object_store import NotFound, StoreError
+from weft.storage.table.deletions import FollowedErasures
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.history import Histories
-    from weft.cloud_hub.api.streams.table_reading import Past
-    from weft.storage.table.deletions import FollowedErasures
+    from weft.cloud_hub.api.history import Histories, Past, PastPlace
+
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record in a shard."""
@@ -157,7 +164,7 @@ class RecordReader:
         histories = self.histories()
         if histories is None:
             return None
-        from weft.cloud_hub.api.streams.table_reading import PastPlace
+        from weft.cloud_hub.api.history import PastPlace
 
         place = PastPlace(stream, self.log.shard, watermark, search)
         return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
@@ -248,7 +255,7 @@ class RecordReader:
         histories = self.histories()
         if histories is None:
             return None
-        from weft.cloud_hub.api.streams.table_reading import PastPlace
+        from weft.cloud_hub.api.history import PastPlace
 
         offset = await histories.since(PastPlace(stream, self.log.shard, watermark, search), since)
         return None if offset is None else Beginning(offset, 0)
@@ -333,3 +340,469 @@ class ShardsView(NamedTuple):
         stream."""
         # Also after the answer was made: a chunk may have moved lanes away from a shard before they were looked at.
         return {**view, "complete_up_to": None} if self.missing or missing_shards(self.states) else view
+
+
+# The answer of ``GET /v1/streams/{stream}/records``: some records of each shard, and where to go on.
+
+RECORDS_DEFAULT = 100
+RECORDS_MAX = 10_000
+"""Maximum number of records in one response."""
+NUMBER_MAX = (1 << 63) - 1
+"""Highest offset and number of a chunk."""
+
+
+class RecordsAnswer:
+    """The answer to one request, which is made shard by shard within one budget.
+
+    Args:
+        limit: most records of the answer.
+        bytes_max: bytes of their payloads; one more record may go beyond.
+    """
+
+    def __init__(
+        self, request: web.Request, stream: StreamKey, payload: PayloadKind, limit: int, bytes_max: int
+    ) -> None:
+        self._request, self._stream, self._payload, self._limit = request, stream, payload, limit
+        self._search = Search(records_bytes=bytes_max)
+        self._records: list[View] = []
+        self._next_offset: dict[str, int] = {}
+        self._next_chunk: dict[str, int] = {}
+        self._next_shard: int | None = None
+
+    def goes_on(self, shard: int) -> bool:
+        """Return whether the request may read another shard. If not, the answer names it."""
+        if self._search.looks_left > 0:
+            return True
+        self._next_shard = shard
+        return False
+
+    async def read(self, state: ShardState, reader: RecordReader) -> None:
+        """Read a shard's part. Raises as ``RecordReader.read``."""
+        shard, end = str(state.shard), state.next_offset.get(self._stream, 0)
+        offset, chunk = await self._beginning(state, reader)
+        if offset is None:
+            self._next_chunk[shard] = chunk
+            return
+        if len(self._records) < self._limit and not self._search.is_spent:
+            helping = await reader.read(
+                self._stream, offset, end, self._limit - len(self._records),
+                payload=self._payload, chunk=chunk, search=self._search,
+            )  # fmt: skip
+            self._records += [{"shard": state.shard, **record} for record in helping.records]
+            offset = helping.next_offset
+            if helping.next_chunk is not None:
+                self._next_chunk[shard] = helping.next_chunk
+        self._next_offset[shard] = offset
+
+    async def _beginning(self, state: ShardState, reader: RecordReader) -> Beginning:
+        request, search = self._request, self._search
+        offset = integer(request, "offset", 0, 0, NUMBER_MAX)
+        if "chunk" in request.query:
+            chunk = integer(request, "chunk", 0, 0, NUMBER_MAX)
+            if "offset" in request.query:
+                return Beginning(offset, chunk)
+            return await reader.first(state, self._stream, search, chunk=chunk)
+        since = time_parameter(request, "since")
+        return Beginning(offset, 0) if since is None else await reader.first(state, self._stream, search, since=since)
+
+    async def encode(self, more: View) -> LongAnswer:
+        """Return the answer.
+
+        Args:
+            more: further members of it.
+        """
+        page = await encoded(self._records, lambda record: record, sys.maxsize)  # the reader bounds them
+        head = msgspec.json.encode({"tenant": self._stream[0], "stream": self._stream[1]})[:-1] + b',"records":['
+        rest: View = {"next_offset": self._next_offset, "next_chunk": self._next_chunk, **more}
+        if self._next_shard is not None:
+            rest["next_shard"] = self._next_shard
+        parts: list[Part] = [head]
+        for view in page.views:
+            parts += (view, b",")
+        if page.views:
+            parts.pop()  # the last comma
+        parts.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
+        return LongAnswer(parts)
+
+
+# Shards of other processes as readers of single streams need them: of each, the parts of the streams that were asked
+# for, and nothing else.
+#
+# A shard that this process owns, or has loaded for a link, is not followed here.
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 300.0
+"""Time after which a stream is no longer followed that no reader asked for."""
+FOLLOWED_MAX = 16_384
+"""Maximum number of followed streams, counted once for each shard: 1,000 streams in 16 shards. The one that was asked
+for the longest ago goes."""
+UNKNOWN_MAX = 64
+"""Maximum number of names that no shard knows and that are followed. Any name can be asked for: it must not push out
+streams."""
+LOOKS_AT_ONCE = 64
+"""Number of looks that read from the store at a time; as many as the requests of one owner begin. Others wait."""
+
+
+class FollowedShard(NamedTuple):
+    """A shard for a reader of one stream."""
+
+    log: ShardLog
+    state: ShardState | None
+    """Its part of the stream; None while nothing could be read."""
+    trouble: str
+    """Reason why it could not be read, or not further, for readers."""
+
+
+class _Followed:
+    def __init__(self, log: ShardLog) -> None:
+        self.log = log
+        self.state: ShardState | None = None
+        self.trouble = ""
+        self.looked_at = float("-inf")
+        """Start of the last look that reached the log's head."""
+        self.look: asyncio.Task[None] | None = None
+
+
+class StreamFollowers:
+    """The followed streams of one process. Event loop's thread only.
+
+    Args:
+        log: returns the log of a shard.
+        monotonic: seconds.
+    """
+
+    def __init__(self, log: Callable[[int], ShardLog], monotonic: Callable[[], float]) -> None:
+        self._log, self._monotonic = log, monotonic
+        self._followed: dict[tuple[int, StreamKey], _Followed] = {}
+        """In the order in which they were asked for last."""
+        self._used_at: dict[tuple[int, StreamKey], float] = {}
+        self._unknown: dict[StreamKey, None] = {}
+        """Names that no shard knew when they were asked for last, in the order in which this was found."""
+        self._repeats = Repeats()
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    def __len__(self) -> int:
+        """Return the number of followed streams, counted once for each shard."""
+        return len(self._followed)
+
+    async def read(self, shard: int, key: StreamKey) -> FollowedShard:
+        """Return a stream's part of a shard as of at most ``READ_AGE_S_MAX`` ago, unless the store fails or is slow."""
+        asked_at = self._monotonic()
+        followed = self._of(shard, key, asked_at)
+        # A look that began before may end below the head of that moment.
+        for _ in range(2):
+            if followed.looked_at >= asked_at - READ_AGE_S_MAX:
+                break
+            if followed.look is None or followed.look.done():
+                followed.look = asyncio.create_task(self._look(followed, key), name=f"follow-shard-{shard}")
+            await asyncio.wait([followed.look], timeout=LOAD_S_MAX)
+            if not followed.look.done() or followed.look.cancelled():
+                break
+            followed.look.result()
+            if followed.trouble:
+                break
+        return FollowedShard(followed.log, followed.state, followed.trouble or "it is being loaded")
+
+    def _of(self, shard: int, key: StreamKey, now: float) -> _Followed:
+        place = shard, key
+        found = self._followed.pop(place, None) or _Followed(self._log(shard))
+        self._followed[place], self._used_at[place] = found, now
+        while len(self._followed) > 1:
+            oldest = next(iter(self._followed))
+            if len(self._followed) <= FOLLOWED_MAX and now - self._used_at[oldest] < IDLE_S:
+                break
+            self._forget(oldest)
+        return found
+
+    def note(self, key: StreamKey, *, is_known: bool) -> None:
+        """Note whether any shard has a stream that was read, and forget the oldest of too many without."""
+        self._unknown.pop(key, None)
+        if is_known:
+            return
+        self._unknown[key] = None
+        if len(self._unknown) > UNKNOWN_MAX:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            for place in [each for each in self._followed if each[1] == oldest]:
+                self._forget(place)
+
+    def _forget(self, place: tuple[int, StreamKey]) -> None:
+        del self._used_at[place]
+        if (look := self._followed.pop(place).look) is not None:
+            look.cancel()
+
+    async def _look(self, followed: _Followed, key: StreamKey) -> None:
+        """Read up to the head of the log."""
+        async with self._looks:
+            await self._read_on(followed, key)
+
+    async def _read_on(self, followed: _Followed, key: StreamKey) -> None:
+        began, only = self._monotonic(), frozenset([key])
+        try:
+            if followed.state is None:
+                followed.state = await followed.log.load(only)
+            else:
+                try:
+                    await followed.log.extend(followed.state)
+                except CollectedPast:
+                    followed.state = await followed.log.load(only)
+        except CodecError as error:
+            self._note(followed, error)
+            followed.state = None  # what was read before may be a part of a chunk
+            return
+        except (StoreError, NotFound) as error:
+            self._note(followed, error)
+            return
+        followed.trouble, followed.looked_at = "", began
+
+    def _note(self, followed: _Followed, error: Exception) -> None:
+        followed.trouble = told_to_others(error)
+        count = self._repeats.say(str(error), self._monotonic())
+        if count is not None:
+            logger.warning("shard %d cannot be read for a reader: %s%s", followed.log.shard, error, left_out(count))
+
+
+# The shards of a store as one request sees them.
+
+LOADING = "it is being loaded"
+
+
+class ShardViews:
+    """Makes the views of one process. A failing shard is left out and named; the response reports that its part is
+    missing.
+
+    Args:
+        log: returns the log of a shard, for readers.
+        response_bytes_max: longest answer, in payload bytes.
+    """
+
+    def __init__(
+        self, shards: Shards, log: Callable[[int], ShardLog], response_bytes_max: int, monotonic: Callable[[], float]
+    ) -> None:
+        self._shards, self._response_bytes_max, self._monotonic = shards, response_bytes_max, monotonic
+        self._followers = StreamFollowers(log, monotonic)
+        self._histories: Histories | None = None
+        self._erasures: FollowedErasures | None = None
+
+    async def of_stream(self, tenant: str, stream: str) -> ShardsView:
+        """Return what all shards have of one stream. Shards of other processes are read for this stream alone."""
+        held = await self._shards.held()
+        others = [shard for shard in range(self._shards.count) if shard not in held]
+        read = await asyncio.gather(*(self._followers.read(shard, (tenant, stream)) for shard in others))
+        view = self._view([*map(_seen, held.values()), *read])
+        self._followers.note((tenant, stream), is_known=any(each.has_stream(tenant, stream) for each in view.states))
+        return view
+
+    def _view(self, shards: Iterable[FollowedShard]) -> ShardsView:
+        found = sorted(shards, key=lambda each: each.log.shard)
+        states = [each.state for each in found if each.state is not None]
+        missing = {each.log.shard: each.trouble for each in found if each.state is None}
+        missing = dict.fromkeys(missing_shards(states), LOADING) | missing
+        return ShardsView({each.log.shard: self._reader(each.log) for each in found}, states, missing)
+
+    def _reader(self, log: ShardLog) -> RecordReader:
+        def histories() -> Histories:
+            if self._histories is None:
+                from weft.cloud_hub.api.history import Histories  # imports pyarrow, which few nodes without tables need
+
+                self._histories = Histories(log.store, log.cluster, self._monotonic)
+            return self._histories
+
+        if self._erasures is None:
+            self._erasures = FollowedErasures(log.store, self._monotonic)
+        return RecordReader(log, self._response_bytes_max, histories, self._erasures)
+
+
+def _seen(sequencer: Sequencer) -> FollowedShard:
+    state = sequencer.state if sequencer.loaded else None
+    return FollowedShard(sequencer.log, state, sequencer.told or LOADING)
+
+
+# The way of one record: from its lane and number to its offset, its chunk, and its row in a file of the table; and
+# from an offset back to the device's message.
+
+ADVICE = "name a record by edge, log and seq, or by shard and offset"
+
+
+class RecordPlace(NamedTuple):
+    """The place of a record, or where the search for it goes on."""
+
+    offset: int | None
+    """None if it was not found."""
+    chunk: int = 0
+    """Number of a chunk: the offset is not in an earlier one."""
+    next_chunk: int | None = None
+    """Number of the chunk to search from in another request; None at the end."""
+
+
+def standing(held: LaneState | None, seq: int) -> View:
+    """Return what the hub knows of a number of a lane, which is the lane's word and no look at the records."""
+    if held is None:
+        return {"standing": "unknown"}
+    if gap := next((each for each in held.gaps if each.first <= seq < each.end), None):
+        return {"standing": "never_comes", "gap": gap_views([gap])[0]}
+    return {"standing": "here" if seq in held.ranges else "to_come"}
+
+
+async def trace_answer(request: web.Request, shards: ShardsView, stream: StreamKey, payload: PayloadKind) -> View:
+    """Return the answer of ``GET /v1/streams/{stream}/trace``.
+
+    Raises:
+        ApiError: 400.
+        StoreError, NotFound, Corrupt, CollectedPast, TableError: what was asked for cannot be read.
+    """
+    search = Search()
+    states = {state.shard: state for state in shards.states}
+    chunk = integer(request, "chunk", 0, 0, NUMBER_MAX) if "chunk" in request.query else None
+    answer: View = {"tenant": stream[0], "stream": stream[1], "standing": "unknown", "record": None, "chunk": None,
+                    "row": None, "next_chunk": None, "next_shard": None}  # fmt: skip
+    if "offset" in request.query:
+        if "shard" not in request.query:
+            raise ApiError(400, "shard= is missing beside offset=", ADVICE)
+        shard = shards.number(request, "shard")
+        if shard in states:
+            place = RecordPlace(integer(request, "offset", 0, 0, NUMBER_MAX), chunk or 0)
+            tracing = ShardTrace(shards.readers[shard], stream, states[shard].next_offset.get(stream, 0), search)
+            answer |= await tracing.follow(shard, place, payload)
+            if answer["next_shard"] is None and answer["record"] is None and (place.offset or 0) < tracing.end:
+                answer["standing"] = "gone"
+        return answer | shards.missing_view()
+    lane, seq = _lane(request, stream)
+    wanted = _shards_of(shards, lane)
+    answer |= standing(next((states[each].lanes[lane] for each in wanted if lane in states[each].lanes), None), seq)
+    if "from_shard" in request.query:
+        begin = shards.number(request, "from_shard")
+        wanted = wanted[wanted.index(begin) :] if begin in wanted else []
+    for shard in wanted:
+        if search.is_spent or search.left <= 0:
+            return answer | {"next_shard": shard} | shards.missing_view()
+        tracing = ShardTrace(shards.readers[shard], stream, states[shard].next_offset.get(stream, 0), search)
+        place, chunk = await tracing.find(lane, seq, chunk), None
+        if place.next_chunk is not None:
+            return answer | {"next_chunk": place.next_chunk, "next_shard": shard} | shards.missing_view()
+        if place.offset is not None:
+            return answer | await tracing.follow(shard, place, payload) | shards.missing_view()
+    if answer["standing"] == "here" and not shards.missing:
+        answer["standing"] = "gone"
+    return answer | shards.missing_view()
+
+
+def _lane(request: web.Request, stream: StreamKey) -> tuple[Lane, int]:
+    missing = [name for name in ("edge", "log", "seq") if name not in request.query]
+    if missing:
+        raise ApiError(400, f"{missing[0]}= is missing", ADVICE)
+    return Lane(stream[0], request.query["edge"], int(request.query["log"], 16), stream[1]), integer(
+        request, "seq", 0, 0, NUMBER_MAX
+    )
+
+
+def _shards_of(shards: ShardsView, lane: Lane) -> list[int]:
+    """Return the shards that may have a lane's records: that which holds it, and those before it that were split. All
+    with the stream if none holds it."""
+    states = {state.shard: state for state in shards.states}
+    holder = max((shard for shard, state in states.items() if lane in state.lanes), default=None)
+    may_have = states if holder is None else [each for each in shards.readers[holder].log.lineage if each in states]
+    stream = lane.tenant, lane.stream
+    return [shard for shard in may_have if shard == holder or states[shard].next_offset.get(stream)]
+
+
+class ShardTrace:
+    """A search for one record in one shard, within the budget of a request.
+
+    Args:
+        end: the stream's next offset in the shard.
+    """
+
+    def __init__(self, reader: RecordReader, stream: StreamKey, end: int, search: Search) -> None:
+        self._reader, self._log, self._stream, self._search = reader, reader.log, stream, search
+        self.end = end
+
+    async def find(self, lane: Lane, seq: int, chunk: int | None) -> RecordPlace:
+        """Return the place of a number of a lane: first as the table has it, then in the log behind the table.
+
+        Args:
+            chunk: number of the chunk to search from, which an answer named.
+
+        Raises:
+            StoreError, NotFound, Corrupt, CollectedPast: the log cannot be read.
+            TableError: the table cannot be read, or too many of its files may have the number.
+        """
+        tabled = 0
+        histories = self._reader.histories()
+        watermark = (await self._log.manifest())[0].watermark
+        if histories is not None and chunk is None:
+            found = await histories.find(self._past(watermark), lane, seq)
+            if found.offset is not None:
+                return RecordPlace(found.offset)
+            tabled = found.end
+        if tabled >= self.end:
+            return RecordPlace(None)
+        n = max(chunk or 0, watermark, await self._log.locate(*self._stream, tabled))
+        async for each in self._log.indexes(n, only=frozenset([self._stream])):
+            told = [update.ranges for update in each.footer.lanes if lane_of(update) == lane]
+            if any(first <= seq < end for ranges in told for first, end in ranges):
+                for section in _sections(each.footer, self._stream):
+                    data = await self._log.section(each.header.n, section)
+                    self._search.took(section.length)
+                    offset = await asyncio.to_thread(_offset_in, section, data, each.footer, (lane, seq))
+                    if offset is not None:
+                        return RecordPlace(offset, each.header.n)
+            if not self._search.goes_on() or self._search.is_spent:
+                return RecordPlace(None, 0, each.header.n + 1)
+        return RecordPlace(None)
+
+    async def follow(self, shard: int, place: RecordPlace, payload: PayloadKind) -> View:
+        """Return the record at an offset, the chunk that has it, and its row."""
+        offset = place.offset
+        assert offset is not None
+        found = await self._reader.read(
+            self._stream, offset, min(offset + 1, self.end), 1, payload=payload, chunk=place.chunk, search=self._search
+        )
+        # A read goes on behind what retention removed, and answers the records there.
+        if not found.records or found.records[0]["offset"] != offset:
+            goes_on = None if found.next_chunk is None or found.records else shard
+            return {"next_chunk": None if goes_on is None else found.next_chunk, "next_shard": goes_on}
+        chunk = await self._chunk(offset, place.chunk)
+        histories = self._reader.histories()
+        row = None if histories is None else await histories.row(self._past(self._log.watermark), offset)
+        return {
+            "standing": "here",
+            "record": {"shard": shard, **found.records[0]},
+            "chunk": None if chunk is None else {"shard": shard, "n": chunk, "key": hub_keys.chunk_key(shard, chunk)},
+            "row": None if row is None else row._asdict(),
+        }
+
+    async def _chunk(self, offset: int, chunk: int) -> int | None:
+        """Return the number of the chunk with an offset; None if the log no longer has it."""
+        n = max(chunk, await self._log.locate(*self._stream, offset))
+        n = max(n, self._log.watermark)
+        async for each in self._log.indexes(n, only=frozenset([self._stream])):
+            for section in _sections(each.footer, self._stream):
+                if section.base_offset > offset:
+                    return None
+                if offset < section.base_offset + section.count:
+                    return each.header.n
+            if not self._search.goes_on():
+                break
+        return None
+
+    def _past(self, watermark: int) -> PastPlace:
+        from weft.cloud_hub.api.history import PastPlace
+
+        return PastPlace(self._stream, self._log.shard, watermark, self._search)
+
+
+def _sections(footer: ChunkIndex, stream: StreamKey) -> list[StreamSection]:
+    return [each for each in footer.streams if (each.tenant, each.stream) == stream]
+
+
+def _offset_in(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: tuple[Lane, int]) -> int | None:
+    """Return the offset of a number of a lane in a section; None if it is not there."""
+    (lane, seq), lanes, at = wanted, footer.lanes_of(section), section.base_offset
+    for entry in section_entries(section, data, lanes):
+        first = batches.decode_header(entry.batch).base_seq + entry.skip
+        if lane_of(lanes[entry.lane]) == lane and first <= seq < first + entry.take:
+            return at + seq - first
+        at += entry.take
+    return None

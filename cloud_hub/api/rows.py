@@ -17,15 +17,14 @@ import pyarrow as pa
 
 from weft.cloud_hub.api.answers import JSON, LongAnswer
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.search import Search
-from weft.cloud_hub.api.views import moment
-from weft.protocols.chunk import ChunkIndex, StreamSection
+from weft.cloud_hub.api.views import Search, moment
+from weft.protocols.chunk_index import ChunkIndex, StreamKey, StreamSection
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import NOTHING
-from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.table.rows import RowsOf, row_schema, rows_of, usable_fields
 

@@ -2,30 +2,224 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+import asyncio
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from weft.cloud_hub.api.streams.summary import StreamPart, StreamSummary
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config.units import parse_duration_ns
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols import batch as batches
+from weft.protocols.batch import Flag, header_json
+from weft.protocols.chunk import CLOCKS, BatchTimes
+from weft.protocols.chunk_index import GapRange, LaneUpdate, Mark, StreamKey, StreamSection
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.payloads import PayloadKind, label_of
+from weft.protocols.payloads import PayloadKind, keeps, label_of, strictest
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.completeness import OPEN_GAPS_MAX, Completeness, HeldBack, severity
-from weft.protocols.shard.forgotten import Forgotten
-from weft.protocols.shard.lane_state import RetiredBy
-from weft.protocols.shard.open_gaps import OpenGap, open_gap
-from weft.protocols.shard.shard_state import LaneState, ShardState, StreamKey
+from weft.protocols.shard.completeness import (
+    OPEN_GAPS_MAX,
+    Behind,
+    Completeness,
+    HeldBack,
+    LostOf,
+    has_spoken,
+    held_back,
+    is_heard,
+    late,
+    moment_of,
+    never_came,
+    severity,
+)
+from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, open_gap, renamed
+from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.snapshot import Forgotten
 from weft.storage.hub_keys import latest_key, table_key
 
 if TYPE_CHECKING:
-    from weft.storage.table_maker.service import TableService
-    from weft.storage.table_maker.status import TableStatus
+    from weft.storage.table_writer.service import TableService, TableStatus
+
+
+# Summaries of streams for their list: a part for each shard, counted in slices, so that any number of lanes never
+# blocks the event loop.
+#
+# Ten thousand edges with twenty streams are 200,000 lanes, and a walk over them takes a good part of a second.
+
+SLICE_LANES = 2_000
+"""Number of lanes walked without a pause: some milliseconds."""
+REASONS_MAX = 3
+"""Maximum number of reasons in a summary."""
+
+
+class LaneFacts(NamedTuple):
+    """Knowledge of a process beside the states of lanes, at one moment."""
+
+    now: int
+    """Nanoseconds since 1970 by the hub's clock."""
+    peers: bool
+    """True if another cluster may have records that this one lacks."""
+    behind: Behind = lambda _: None
+    lost: LostOf = lambda *_: None
+    """Lost records, and like ``behind`` of lanes whose edges are linked to this node (``completeness``)."""
+
+    def held_back(self, lane: Lane, held: LaneState) -> HeldBack | None:
+        """Return the reason why a lane that counts does not advance; None if it does."""
+        return held_back(lane, held, self.now, peers=self.peers, behind=self.behind, lost=self.lost)
+
+
+class StreamPart(msgspec.Struct, frozen=True, array_like=True):
+    """Facts about a stream in one shard. A list of them is in the store, so fields are only added, at the end."""
+
+    tenant: str
+    stream: str
+    shard: int
+    is_there: bool
+    """True if the shard has records or lanes of it, and it is not deleted."""
+    end: int | None
+    """Offset after its last record; None without records."""
+    fields: list[str]
+    skipped: int
+    """Number of records that operators skipped in its table."""
+    lanes: int
+    edges: int
+    payloads: list[int]
+    """Kinds that edges declare."""
+    counts: bool
+    """True if a lane counts for completeness."""
+    is_known: bool
+    """True if every lane that counts has a moment."""
+    complete_up_to: int | None
+    """Earliest moment of the lanes that count and have one."""
+    waits_for: HeldBack | None
+    """Reason of the lane that the moment waits for: one without a moment, or that with the earliest."""
+    heard: list[str]
+    """Those of the expected names and patterns of which something was heard."""
+
+
+class StreamTally:
+    """Facts about the lanes of a stream in one shard, added one by one."""
+
+    def __init__(self, facts: LaneFacts) -> None:
+        self._facts = facts
+        self.lanes = 0
+        self._edges: set[str] = set()
+        self._heard: set[str] = set()
+        self._kinds: set[int] = set()
+        self._earliest: int | None = None
+        self._slowest: tuple[Lane, LaneState] | None = None
+        self._unknown: tuple[Lane, LaneState] | None = None
+        self._counts = False
+
+    def add(self, lane: Lane, held: LaneState, *, counts: bool) -> None:
+        """Add a lane.
+
+        Args:
+            counts: whether it counts for completeness, and did not end by a rename.
+        """
+        self.lanes += 1
+        self._edges.add(lane.edge)
+        self._kinds.add(held.payload)
+        if has_spoken(held):
+            self._heard.add(lane.edge)
+        if not counts:
+            return
+        self._counts = True
+        moment = moment_of(held, peers=self._facts.peers)
+        if moment is None:
+            self._unknown = self._unknown or (lane, held)
+        elif self._earliest is None or moment < self._earliest:
+            self._earliest, self._slowest = moment, (lane, held)
+
+    def part(self, state: ShardState, key: StreamKey, expected: Iterable[str]) -> StreamPart:
+        """Return the facts, with those of the stream in a shard's state."""
+        waits_for = self._unknown or self._slowest
+        why = None
+        if waits_for is not None:
+            facts = self._facts
+            why = facts.held_back(*waits_for) or late(*waits_for, facts.now, peers=facts.peers)
+        skips = state.skips.get(key, ())
+        return StreamPart(
+            *key, state.shard, state.has_stream(*key), state.next_offset.get(key), state.stream_fields(*key),
+            sum(skip.end - skip.first for skip in skips), self.lanes, len(self._edges), sorted(self._kinds),
+            self._counts, self._unknown is None, self._earliest, why,
+            [each for each in expected if is_heard(each, self._heard)],
+        )  # fmt: skip
+
+
+class StreamSummary(NamedTuple):
+    """Facts about the lanes of a stream, over all shards."""
+
+    lanes: int
+    edges: int
+    payload: PayloadKind
+    """The payload kind that a new table of the stream would get: the strictest kind that an edge declares."""
+    complete_up_to: int | None
+    """Nanoseconds since 1970; None while the hub has heard nothing from a lane that counts, or from an expected
+    edge."""
+    held_back_by: list[HeldBack] = []
+    """The edges that the moment waits for: expected ones that never came, and that of the lane with the earliest
+    moment, or without one; at most ``REASONS_MAX``."""
+
+
+def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, peers: bool) -> set[Lane]:
+    """Return the lanes of a stream that ended by a rename. The two names of a log may be in different shards."""
+    logs = {lane.log_id for state in states for lane in state.stopped_lanes(tenant, stream)}
+    if not logs:  # nearly always
+        return set()
+    return renamed({
+        lane: state.lanes[lane]
+        for state in states
+        for lane in state.stream_lane_names(tenant, stream)
+        if lane.log_id in logs
+    }, peers=peers)  # fmt: skip
+
+
+async def stream_parts(
+    states: Sequence[ShardState], key: StreamKey, expected: Iterable[str], facts: LaneFacts
+) -> list[StreamPart]:
+    """Return the part of a stream in each shard. Chunks may be applied meanwhile: moments only advance, so an older one
+    claims nothing false.
+
+    Args:
+        states: of all shards.
+        expected: names and patterns of edges; without all of them there is no moment.
+    """
+    ended = renamed_lanes(states, *key, peers=facts.peers)
+    parts = []
+    for state in states:
+        tally = StreamTally(facts)
+        names = state.stream_lane_names(*key)
+        for start in range(0, len(names), SLICE_LANES):
+            for lane in names[start : start + SLICE_LANES]:
+                held = state.lanes.get(lane)
+                if held is not None:  # it has not left the state meanwhile
+                    tally.add(lane, held, counts=held.counts and lane not in ended)
+            await asyncio.sleep(0)
+        parts.append(tally.part(state, key, expected))
+    return parts
+
+
+def merged(parts: Sequence[StreamPart], expected: Iterable[str]) -> StreamSummary:
+    """Return the summary of a stream from its parts of all shards."""
+    heard = {each for part in parts for each in part.heard}
+    reasons = [never_came(each) for each in dict.fromkeys(expected) if each not in heard]
+    counting = [part for part in parts if part.counts]
+    is_whole = bool(counting) and all(part.is_known for part in counting) and not reasons
+    earliest = min((part.complete_up_to for part in counting if part.complete_up_to is not None), default=None)
+    slowest = [part for part in counting if not part.is_known] or [
+        part for part in counting if part.complete_up_to == earliest
+    ]
+    if slowest and (why := slowest[0].waits_for) is not None:
+        reasons = [*reasons[: REASONS_MAX - 1], why]
+    return StreamSummary(
+        sum(part.lanes for part in parts), sum(part.edges for part in parts),
+        strictest({kind for part in parts for kind in part.payloads}), earliest if is_whole else None,
+        reasons[:REASONS_MAX],
+    )  # fmt: skip
+
 
 _NS = 1_000_000_000
 
@@ -395,3 +589,147 @@ def stream_view(
         "skipped": sum(part.skipped for part in parts),
         "table": table,
     }
+
+
+# Records as the API shows them, from batches of the log and from rows of a table.
+
+HEADER_BYTES = 16
+"""Bytes of a header pair in an answer, beside name and value."""
+
+
+class Taken(NamedTuple):
+    """Facts that the records of a batch have in common."""
+
+    received: int
+    """Nanoseconds since 1970."""
+    times: BatchTimes
+    origin: str | None
+
+
+def record_views(
+    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, taken: Taken, payload: PayloadKind
+) -> Iterator[View]:
+    """Yield the records of a batch, without their offsets. ``_bytes`` are those of payload and headers."""
+    for record in records:
+        time, clock, stamp = taken.times.of(record.time, record.seq, taken.received)
+        view: View = {
+            "offset": 0,
+            "edge": lane.edge,
+            "log": format_log_id(lane.log_id),
+            "stream": section.stream,
+            "seq": record.seq,
+            "time": moment(time),
+            "clock": CLOCKS[clock],
+            "received": moment(taken.received),
+            "key": record.key.decode("utf-8", "replace"),
+            "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
+            "_bytes": len(record.payload)
+            + sum(HEADER_BYTES + len(name) + _length(each) for name, each in record.headers),
+        }
+        if stamp is not None:
+            view["edge_time"] = moment(stamp)
+        if taken.origin is not None:
+            view["origin"] = taken.origin
+        # In a stream of JSON, this decides as the table does between `payload` and `_payload_bytes`.
+        _add_payload(view, record.payload, keeps(max(payload, PayloadKind.TEXT), record.payload))
+        if record.headers:
+            view["headers"] = [[name, header_json(value)] for name, value in record.headers]
+        yield view
+
+
+def row_view(row: Mapping[str, Any], stream: str, payload: PayloadKind) -> View:
+    """Return a row of a table as ``record_views`` shows the record; times are whole microseconds, and headers text.
+
+    Args:
+        row: its columns, with times in microseconds since 1970.
+        payload: the payload kind of the table.
+    """
+    data, headers = row["payload"], row.get("_headers") or []
+    is_text = data is not None
+    if payload is PayloadKind.BYTES:
+        is_text = keeps(PayloadKind.TEXT, data)
+    else:
+        data = data.encode() if is_text else row.get("_payload_bytes") or b""
+    view: View = {
+        "offset": row["_offset"],
+        "edge": row["_edge"],
+        "log": row["_log"],
+        "stream": stream,
+        "seq": row["_seq"],
+        "time": moment(row["_time"] * 1000),
+        "clock": row["_clock"],
+        "received": moment(row["_received"] * 1000),
+        "key": row["_key"],
+        "resent": row["_resent"],
+        "_bytes": len(data) + sum(HEADER_BYTES + len(name) + _length(each or "") for name, each in headers),
+    }
+    if row.get("_edge_time") is not None:
+        view["edge_time"] = moment(row["_edge_time"] * 1000)
+    if row.get("_origin") is not None:
+        view["origin"] = row["_origin"]
+    _add_payload(view, data, is_text)
+    if headers:
+        view["headers"] = [[name, value] for name, value in headers]
+    return view
+
+
+def _add_payload(view: View, payload: bytes, is_text: bool) -> None:
+    if is_text:
+        view["payload"] = payload.decode()
+    else:
+        view["payload_base64"] = base64.b64encode(payload).decode()
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
+# Budget of what one request for records may read of log and table.
+
+SEARCHED_MAX = 256
+"""Maximum number of chunks that one request searches for the first record, in all shards together; slightly more than
+the chunks between two snapshots of a busy shard."""
+CHUNKS_READ_MAX = 512
+"""Maximum number of chunks that one request reads in all shards together, beside those that it searches."""
+LOOKS_MAX = 1024
+"""Maximum number of indexes and snapshots that one request reads to find where to begin, in all shards together: about
+twenty for each shard and ``since``. Further shards are left to another request."""
+READ_BYTES_MAX = 128 << 20
+"""Bytes of sections and row groups that one request reads, in all shards together. It reads one more at most."""
+
+
+class Search:
+    """Budget of one request, in all shards together. One thread uses it at a time.
+
+    Args:
+        left: chunks that it may search for first records.
+        bytes_max: bytes that it may read.
+        records_bytes: bytes of payload that it may return.
+    """
+
+    def __init__(
+        self, left: int = SEARCHED_MAX, *, bytes_max: int = READ_BYTES_MAX, records_bytes: int = 1 << 62
+    ) -> None:
+        self.left = left
+        self.bytes_left = bytes_max
+        self.records_bytes = records_bytes
+        self.chunks_left = CHUNKS_READ_MAX
+        self.looks_left = LOOKS_MAX
+
+    def goes_on(self) -> bool:
+        """Count a chunk without a result. Return whether the search may continue."""
+        self.left -= 1
+        return self.left > 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether no more records may be read."""
+        return self.bytes_left <= 0 or self.chunks_left <= 0 or self.records_bytes <= 0
+
+    def took(self, size: int) -> None:
+        """Count bytes that were read."""
+        self.bytes_left -= size
+
+    def gave(self, records: list[View]) -> None:
+        """Count the bytes of records of the answer, and take their sizes out."""
+        self.records_bytes -= sum(len(record["key"]) + record.pop("_bytes") for record in records)

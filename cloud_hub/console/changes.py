@@ -17,11 +17,12 @@ from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.identity.rights import Right
-from weft.cloud_hub.api.places import ReaderPlaces
-from weft.cloud_hub.api.streams.rates import ShardPositions
+from weft.cloud_hub.api.answers import ReaderPlaces
+from weft.cloud_hub.api.metrics import ShardPositions
+from weft.cloud_hub.api.tokens import Right
+from weft.network.pages.assets import Assets
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import NodeName
-from weft.protocols.shard.shard_state import StreamKey
 
 Positions = Callable[[], Iterable[ShardPositions]]
 LinkedEdges = Callable[[], Mapping[NodeName, Any]]
@@ -211,3 +212,46 @@ class ChangeStreams:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEAT_S), self._news:
                 await self._news.wait_for(lambda: self._is_closed or self._seen.look_number > number)
+
+
+# ``/console``: the console's page, scripts and styles. They hold no data, so they need no token; the page asks the
+# API with the token that a person gives it.
+
+CONSOLE = "/console"
+PAGE = "console.html"
+
+
+class ConsolePages:
+    """Handlers of the console's files."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._assets = Assets(__package__)
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes(
+            [
+                web.get("/", self._lead_here),
+                web.get(CONSOLE, self._get_page),
+                web.get(f"{CONSOLE}/{{asset}}", self._get_asset),
+            ]
+        )
+
+    async def _lead_here(self, request: web.Request) -> web.Response:
+        """Lead a person who typed the hub's address to the page."""
+        self._access.check_name(request)
+        return web.Response(status=302, headers={"Location": CONSOLE})
+
+    async def _get_page(self, request: web.Request) -> web.Response:
+        return await self._answer(request, PAGE)
+
+    async def _get_asset(self, request: web.Request) -> web.Response:
+        return await self._answer(request, request.match_info["asset"])
+
+    async def _answer(self, request: web.Request, name: str) -> web.Response:
+        self._access.check_name(request)
+        answer = await self._assets.answer(request, name)
+        if answer is None:
+            raise ApiError(404, "the console has no such file", f"open {CONSOLE}")
+        return answer

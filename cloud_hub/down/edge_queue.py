@@ -4,16 +4,179 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weft.bounds import Shares
-from weft.cloud_hub.down.memory import TenantMemory
-from weft.cloud_hub.down.records import DownRecord, Settled, Waiting
-from weft.protocols.chunk import Mark
+from weft.cloud_hub.shard.lane_session import DOWN_STREAM
+from weft.protocols import batch as batches
+from weft.protocols.batch import ClockReading, ClockState, HeaderPairs, columns_from_lists
+from weft.protocols.chunk import SectionEntry
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
-from weft.protocols.link.down import MessageOutcome, OutcomeKind
+from weft.protocols.link import MessageOutcome, OutcomeKind
+
+# Values that a process remembers of messages that are over, within a bound that tenants share.
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+class TenantMemory(Generic[KeyT, ValueT]):
+    """Values by tenant and key, of which each tenant's oldest are forgotten first.
+
+    A tenant alone may have them all. One that has less than an equal part loses none to others.
+
+    Args:
+        total: maximum number of values.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._count = 0
+        self._of: dict[str, OrderedDict[KeyT, ValueT]] = {}
+        self._largest = ""
+        """A tenant with at least an equal part, as of the last value that was too many: to find one takes a look at
+        each."""
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return self._count
+
+    def get(self, tenant: str, key: KeyT) -> ValueT | None:
+        """Return a value; None if it is not remembered."""
+        own = self._of.get(tenant)
+        return None if own is None else own.get(key)
+
+    def put(self, tenant: str, key: KeyT, value: ValueT) -> None:
+        """Remember a value. One that is known keeps its age."""
+        own = self._of.setdefault(tenant, OrderedDict())
+        before = len(own)
+        own[key] = value
+        self._count += len(own) - before
+        if self._count > self._total:
+            if len(self._of.get(self._largest, ())) * len(self._of) < self._total:
+                self._largest = max(self._of, key=lambda each: len(self._of[each]))
+            self.forget(self._largest, next(iter(self._of[self._largest])))
+
+    def forget(self, tenant: str, key: KeyT) -> None:
+        """Forget a value."""
+        own = self._of.get(tenant)
+        if own is not None and own.pop(key, None) is not None:
+            self._count -= 1
+            if not own:
+                del self._of[tenant]
+
+    def newest(self, tenant: str) -> Iterator[tuple[KeyT, ValueT]]:
+        """Yield a tenant's keys and values, the newest first."""
+        own = self._of.get(tenant)
+        return iter(()) if own is None else iter(list(reversed(own.items())))
+
+
+# Records of an edge's lane of messages: messages, and what became of them (docs/reference/formats/messages.md).
+#
+# The lane is written by hub processes, one at a time. It is PARTIAL: it takes no part in completeness. Its mark names
+# the first message without an outcome, and the moment before the hub accepted that, so that a process finds the
+# messages that wait without reading the log from its start.
+
+HUB_LOG = 0
+"""Log id of the lanes: hub processes have no log of their own."""
+STREAM_NUMBER = 1
+NUMBER, ACCEPTED, EXPIRES, QOS = "weft.message", "weft.accepted", "weft.expires", "weft.qos"
+KEY, BY, OUTCOME, REASON = "weft.idempotency-key", "weft.by", "weft.outcome", "weft.reason"
+
+
+class Waiting(NamedTuple):
+    """A message without an outcome."""
+
+    number: int
+    accepted: int
+    """Nanoseconds since 1970 by the hub's clock."""
+    expires: int
+    """Likewise."""
+    topic: str
+    payload: bytes
+    qos: int = 1
+    key: str = ""
+    """Idempotency key of the request; empty without one."""
+    by: str = ""
+    """Name of the token that published it; empty without one."""
+
+
+class Settled(NamedTuple):
+    """The outcome of a message."""
+
+    number: int
+    accepted: int
+    time: int
+    """Moment at which the hub learned of it, nanoseconds since 1970."""
+    topic: str
+    outcome: str
+    """Name of an ``OutcomeKind`` in lower case, or the number of a later release's."""
+    reason: str = ""
+
+
+DownRecord = Waiting | Settled
+
+
+def lane_of(tenant: str, edge: str) -> Lane:
+    """Return the lane of the messages to an edge."""
+    return Lane(tenant, edge, HUB_LOG, DOWN_STREAM)
+
+
+def outcome_name(outcome: int) -> str:
+    """Return the name of an outcome, or the number of one of a later release."""
+    try:
+        return OutcomeKind(outcome).name.lower()
+    except ValueError:
+        return str(outcome)
+
+
+def encode(base_seq: int, records: Sequence[DownRecord]) -> bytes:
+    """Return a batch of records, in the order of their times.
+
+    Raises:
+        ValueError: as ``protocols.batch.encode``.
+    """
+    times = array("q", [each.accepted if isinstance(each, Waiting) else each.time for each in records])
+    columns = columns_from_lists(
+        times.tobytes(),
+        [each.topic.encode() for each in records],
+        [each.payload if isinstance(each, Waiting) else b"" for each in records],
+        {index: _headers(each) for index, each in enumerate(records)},
+    )
+    return batches.encode(STREAM_NUMBER, base_seq, columns, ClockReading(0, 0, ClockState.SYNCED))
+
+
+def _headers(record: DownRecord) -> HeaderPairs:
+    if isinstance(record, Settled):
+        reason = ((REASON, record.reason),) if record.reason else ()
+        return ((NUMBER, record.number), (ACCEPTED, record.accepted), (OUTCOME, record.outcome), *reason)
+    told = [(name, value) for name, value in ((KEY, record.key), (BY, record.by)) if value]
+    return ((NUMBER, record.number), (EXPIRES, record.expires), (QOS, record.qos), *told)
+
+
+def decode(entry: SectionEntry) -> Iterator[tuple[int, DownRecord | None]]:
+    """Yield (seq, record) of a chunk's entry; None for a record that this release cannot read."""
+    for record in batches.records(entry.batch, first=entry.skip, end=entry.skip + entry.take):
+        yield record.seq, _decoded(record)
+
+
+def _decoded(record: batches.Record) -> DownRecord | None:
+    headers = dict(record.headers)
+    number, topic = headers.get(NUMBER), record.key.decode(errors="replace")
+    if not isinstance(number, int):
+        return None
+    outcome, accepted, expires, qos = (headers.get(name) for name in (OUTCOME, ACCEPTED, EXPIRES, QOS))
+    if isinstance(outcome, str) and isinstance(accepted, int):
+        return Settled(number, accepted, record.time, topic, outcome, str(headers.get(REASON, "")))
+    if isinstance(expires, int):
+        key, by = str(headers.get(KEY, "")), str(headers.get(BY, ""))
+        return Waiting(number, record.time, expires, topic, record.payload, 0 if qos == 0 else 1, key, by)
+    return None
+
 
 WAITING_MAX = 1000
 """Maximum number of messages that wait for one edge."""
@@ -254,3 +417,53 @@ class EdgeQueue:
 def _digest(message: Draft | Waiting) -> bytes:
     head = f"{message.topic}\0{message.qos}\0".encode()
     return hashlib.blake2b(head + message.payload, digest_size=16).digest()
+
+
+# Links of the edges of one shard that take messages. An edge may have several; one of them gets its messages.
+
+
+class Attached(Protocol):
+    """The link of an edge that takes messages (``down.link_down.LinkDown``)."""
+
+    def pump(self, queue: EdgeQueue) -> None:
+        """Send what may be sent."""
+        ...
+
+    def restart(self) -> None:
+        """Send everything again that waits: the copy of the log is another one, or another link had it."""
+        ...
+
+
+class AttachedLinks:
+    """The links by their edges' lanes of messages. The last one of each gets the messages."""
+
+    def __init__(self) -> None:
+        self._of: dict[Lane, dict[Attached, None]] = {}
+
+    def __contains__(self, lane: Lane) -> bool:
+        """Return whether an edge has a link."""
+        return lane in self._of
+
+    def get(self, lane: Lane) -> Attached | None:
+        """Return the link that gets an edge's messages; None without one."""
+        links = self._of.get(lane)
+        return None if links is None else next(reversed(links))
+
+    def items(self) -> Iterator[tuple[Lane, Attached]]:
+        """Yield the lanes, each with the link that gets the edge's messages."""
+        return ((lane, next(reversed(links))) for lane, links in list(self._of.items()))
+
+    def add(self, lane: Lane, link: Attached) -> None:
+        """Add a link, the last one from now on."""
+        self._of.setdefault(lane, {})[link] = None
+
+    def remove(self, lane: Lane, link: Attached) -> Attached | None:
+        """Remove a link. Return the one that gets its messages now; None if that is the same as before, or none."""
+        links = self._of.get(lane, {})
+        if link not in links:
+            return None
+        had_them = link is next(reversed(links))
+        del links[link]
+        if not links:
+            del self._of[lane]
+        return next(reversed(links)) if links and had_them else None

@@ -3,37 +3,415 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple, TypeGuard
 
-from weft.bounds import Owner, OwnerKind, Refusals
+from weft.bounds import Owner, OwnerKind, Rates, Refusals
+from weft.cloud_hub.admin_facts.tenants import LinkQuota, unbound
 from weft.cloud_hub.api.edge_reports import EdgeReport
-from weft.cloud_hub.api.tokens import TokenIdentity
-from weft.cloud_hub.cluster.owners import redirect
-from weft.cloud_hub.declared.tenants.link_quota import LinkQuota, unbound
-from weft.cloud_hub.desired.links import LinkConfig, LinkConfigs
-from weft.cloud_hub.down.hub_down import HubDown
-from weft.cloud_hub.down.link_down import OpeningDown
-from weft.cloud_hub.links.admission import check_lane, check_link, check_shard
-from weft.cloud_hub.links.frame_budget import FrameBudget
-from weft.cloud_hub.links.link_clocks import LinkClocks, OpenedLane
-from weft.cloud_hub.links.link_log import HubLinkLog
-from weft.cloud_hub.shard.bounds import ADVICE
-from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
+from weft.cloud_hub.api.listener import CertificateIdentity
+from weft.cloud_hub.api.tokens import ANY, Right, TokenIdentity
+from weft.cloud_hub.cluster import redirect
+from weft.cloud_hub.down.hub_down import HubDown, OpeningDown
+from weft.cloud_hub.rollouts import LinkConfig, LinkConfigs
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneClaim, LaneSession, SessionRefused, is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shard_sessions import ADVICE
 from weft.cloud_hub.shard.shards import Shards
+from weft.config.log_lines import Repeats, UpAndDown, left_out
+from weft.config.units import approximate_duration
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
+from weft.protocols.chunk_index import ClockUpdate, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
-from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
-from weft.protocols.link.canary import Canary
-from weft.protocols.link.configuration import ConfigDesired, ConfigState
-from weft.protocols.link.down import DownOpen, Outcomes
-from weft.protocols.link.report import NodeReport
-from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import offered_end
+from weft.protocols.link import (
+    CONFIG,
+    LANES_MAX,
+    PULL,
+    Canary,
+    Clock,
+    ConfigDesired,
+    ConfigState,
+    DownOpen,
+    Hello,
+    LaneOpen,
+    LaneOrigins,
+    NodeReport,
+    Outcomes,
+    RefuseCode,
+)
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.shard.placement import opened_by
+from weft.protocols.shard.shard_state import BOOTS_MAX
+from weft.replication.flow_control import offered_end
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
+
+# A budget of the hub's work for frames of links that carry no records: marks, gaps, questions, openings of lanes.
+#
+# The window of a link does not count them, and compressed they are next to nothing: 100 bytes on the wire can be
+# 8,000 marks of lanes. An honest link stays far below; one that is beyond its share is read later, and what it sent
+# goes with it when it has left.
+
+COST_PER_S = 2 << 20
+"""Cost of frames of one token's links in a second, as turns of links count it: some 5 % of a core. A link with 4,096
+lanes that all send data takes a quarter of it."""
+COST_AT_ONCE = 32 << 20
+"""The same at once, for the opening of an edge's lanes with all that their bounds allow."""
+TENANT = 4
+"""Shares of a token that one tenant has."""
+LOOK_S = 1.0
+"""Longest time without a look whether the edge of a link that waits has left."""
+BOUND = "frames of links"
+
+
+class FrameBudget:
+    """The budget of all links of a hub process.
+
+    Args:
+        refusals: counter of the links that had to wait.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, refusals: Refusals, clock: Callable[[], float]) -> None:
+        self._refusals = refusals
+        self._of_token: Rates[object] = Rates(COST_PER_S, COST_AT_ONCE, clock)
+        self._of_tenant: Rates[str] = Rates(TENANT * COST_PER_S, TENANT * COST_AT_ONCE, clock)
+
+    async def pay(self, link: LinkSession, holder: object, edge: Owner) -> None:
+        """Pay for the frames of a link since the last call, with waiting where its token or tenant has used more than
+        its share.
+
+        Args:
+            holder: who has the token of the link.
+            edge: the edge of the link.
+
+        Raises:
+            LinkRefused: the edge has left, and would have had to wait.
+        """
+        cost, tenant = link.control_cost(), edge.name.partition("/")[0]
+        if not cost:
+            return
+        self._of_token.charge(holder, cost)
+        self._of_tenant.charge(tenant, cost)
+        is_noted = False
+        while (wait_s := max(self._of_token.debt_s(holder), self._of_tenant.debt_s(tenant))) > 0:
+            if link.edge_has_left:
+                raise LinkRefused(RefuseCode.OVERLOADED, "it sent more frames than its share, and left", "nothing")
+            if not is_noted:
+                advice = "the hub reads more of it later. Find out why it sends so many marks, gaps or lanes"
+                self._refusals.note(BOUND, edge, advice)
+                is_noted = True
+            await asyncio.sleep(min(wait_s, LOOK_S))
+
+
+# Log lines of a hub about links: edges that connected, disconnected, were refused, or connected again.
+#
+# A token's holder chooses the edge's name, and anyone can cause lines with an address. Names are checked before they
+# are logged, and the log's formatter escapes and bounds every line.
+
+logger = logging.getLogger(__name__)
+
+EDGES_MAX = 16_384
+"""Maximum number of edges whose last line is remembered, at 2 KiB each; further edges are logged as new."""
+
+
+CLOCK_DIFFERS_NS = 60 * 10**9
+"""Difference of an edge's synchronised clock that is reported: from there on a hub's clock counts as wrong."""
+
+
+def clock_differs(off: int | None) -> TypeGuard[int]:
+    """Return whether an edge's clock is so far from the hub's that one of them is wrong.
+
+    Args:
+        off: nanoseconds; None while no time source keeps the edge's clock right.
+    """
+    return off is not None and abs(off) > CLOCK_DIFFERS_NS
+
+
+class _Edge:
+    def __init__(self, now: float) -> None:
+        self.state = UpAndDown(now)
+        self.links = 0
+        """Number of open links. An edge that lost its network connects again before the hub detects that the old link
+        is dead."""
+
+
+class HubLinkLog:
+    """The log lines of one hub node.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._edges: OrderedDict[str, _Edge] = OrderedDict()
+        self._strangers = Repeats()
+        """Requests for a link that were answered before the edge's name was known."""
+        self._clocks = Repeats()
+        """Edges whose clocks differ."""
+
+    def connected(self, edge: str, peer: str, log_id: str, software: str, clock_off: int | None = None) -> None:
+        """Log that an edge's link was accepted, and that its clock differs if a time source keeps it right.
+
+        Args:
+            edge: tenant and name.
+            peer: the edge's address.
+            clock_off: nanoseconds by which the edge's clock is ahead of this node's; None while nothing vouches for it.
+        """
+        if clock_differs(clock_off):
+            self._differs(edge, peer, clock_off)
+        known = self._edge(edge)
+        known.links += 1
+        told = known.state.up(self._monotonic())
+        if told is None:
+            return
+        after = f", after {approximate_duration(told.away_s)} away" if told.again or told.failures else ""
+        if told.failures:
+            after += f", refused {told.failures:,} times" if told.failures > 1 else ", refused once"
+        logger.info(
+            "edge %s at %s: connected%s, log %s, %s%s",
+            edge, peer, " again" if told.again else "", log_id, software, after,
+        )  # fmt: skip
+
+    def _differs(self, edge: str, peer: str, clock_off: int) -> None:
+        times = self._clocks.say(edge, self._monotonic())
+        if times is not None:
+            logger.warning(
+                "edge %s at %s: its clock, which a time source keeps right, is %s this node's. One of them is wrong%s",
+                edge, peer,
+                f"{approximate_duration(abs(clock_off) / 1e9)} {'ahead of' if clock_off > 0 else 'behind'}",
+                left_out(times),
+            )  # fmt: skip
+
+    def has_lost(self, edge: str, stream: str, records: int, first: int) -> None:
+        """Log this hub's loss by an edge's account, for the first of its streams."""
+        logger.error(
+            "edge %s: this hub lacks %d records of stream %s, from seq %d on, that it had acknowledged. Its store was "
+            "restored to an earlier state, or lost objects. The edge sends again what it still has; `weft hub status` "
+            "names every stream", edge, records, stream, first,
+        )  # fmt: skip
+
+    def disconnected(self, edge: str, peer: str, reason: str) -> None:
+        """Log the end of an accepted link."""
+        known = self._edge(edge)
+        known.links = max(0, known.links - 1)
+        if known.links:
+            self._say_replaced(edge, peer, reason)
+            return
+        told = known.state.down(reason, self._monotonic())
+        if told is not None:
+            logger.warning(
+                "edge %s at %s: disconnected after %s: %s%s",
+                edge, peer, approximate_duration(told.since_s), reason, left_out(told.left_out),
+            )  # fmt: skip
+
+    def refused(self, edge: str, peer: str, reason: str) -> None:
+        """Log the refusal of a link after the edge has sent its name."""
+        known = self._edge(edge)
+        if known.links:
+            self._say_replaced(edge, peer, reason)
+            return
+        told = known.state.down(reason, self._monotonic())
+        if told is not None:
+            logger.warning("edge %s at %s: %s%s", edge, peer, reason, left_out(told.left_out))
+
+    def turned_away(self, peer: str, reason: str) -> None:
+        """Log the failure of a request for a link before the edge has sent its name."""
+        count = self._strangers.say(f"{peer} {reason}", self._monotonic())
+        if count is not None:
+            logger.warning("a link from %s: %s%s", peer, reason, left_out(count))
+
+    def _say_replaced(self, edge: str, peer: str, reason: str) -> None:
+        # Two nodes with one identity do this in turns; an edge that connects again after a network failure does it
+        # once.
+        count = self._strangers.say(f"{edge} at {peer}", self._monotonic())
+        if count is not None:
+            logger.warning(
+                "edge %s at %s: %s (another link of this edge is open%s)", edge, peer, reason, left_out(count)
+            )
+
+    def _edge(self, edge: str) -> _Edge:
+        known = self._edges.get(edge)
+        if known is None:
+            known = self._edges[edge] = _Edge(self._monotonic())
+            if len(self._edges) > EDGES_MAX:
+                self._edges.popitem(last=False)
+        self._edges.move_to_end(edge)
+        return known
+
+
+# Clocks of the logs on one link: an edge's own, and those of nodes that it relays for.
+
+LOGS_AT_ONCE = 256
+"""Number of logs with one id that get a clock notice without a pause. Two nodes have the same id only on purpose."""
+
+
+class OpenedLane(NamedTuple):
+    """An open lane of a link."""
+
+    session: LaneSession
+    sequencer: Sequencer
+    acknowledged: Sequence[Range] = ()
+    """Records that this hub had acknowledged before, by the edge's account."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """One log with open lanes on the link."""
+
+    clocks: ClockNotices = field(default_factory=ClockNotices)
+    lanes: dict[int, OpenedLane] = field(default_factory=dict)
+
+
+class LinkClocks:
+    """The clock notices of one link, for the chunks with batches of their boots."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[tuple[int, int], Clock] = {}
+        """(log id, boot) -> the edge's clock notice."""
+        self._logs: dict[int, dict[NodeName, _Log]] = {}
+        """Log id -> logs of the open lanes: a node's own, and relayed ones."""
+
+    def notices(self, lane: Lane) -> ClockNotices:
+        """Return the notices of a lane's log."""
+        return self._log_of(lane).clocks
+
+    def add(self, number: int, opened: OpenedLane) -> None:
+        """Add an open lane; the first of a log gets the notices that came before."""
+        log = self._log_of(opened.session.lane)
+        log.lanes[number] = opened
+        for clock in self._clocks.values() if len(log.lanes) == 1 else ():
+            _put_clock(opened, clock)
+
+    def take_out(self, number: int, lane: Lane) -> None:
+        """Remove a lane, and its log with the last one."""
+        log = self._log_of(lane)
+        log.lanes.pop(number, None)
+        if not log.lanes:
+            del self._logs[lane.log_id][NodeName(lane.tenant, lane.edge)]
+            if not self._logs[lane.log_id]:
+                del self._logs[lane.log_id]
+
+    async def put(self, clock: Clock) -> None:
+        """Store a measurement of the edge's clock, for the chunks with batches of that boot."""
+        if len(self._clocks) < BOOTS_MAX or (clock.log_id, clock.boot) in self._clocks:
+            self._clocks[clock.log_id, clock.boot] = clock
+        for at, log in enumerate(list(self._logs.get(clock.log_id, {}).values()), 1):
+            if (opened := next(iter(log.lanes.values()), None)) is not None:
+                _put_clock(opened, clock)
+            if at % LOGS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _log_of(self, lane: Lane) -> _Log:
+        return self._logs.setdefault(lane.log_id, {}).setdefault(NodeName(lane.tenant, lane.edge), _Log())
+
+
+def _put_clock(opened: OpenedLane, clock: Clock) -> None:
+    lane = opened.session.lane
+    if lane.log_id == clock.log_id:
+        notice = ClockUpdate(*lane[:3], clock.boot, clock.monotonic, clock.offset, clock.error)
+        opened.sequencer.put_clock(opened.session, notice)
+
+
+# Checks before a link or a lane is opened: of who may open it, and of the shard that is to take it.
+
+
+def check_link(identity: TokenIdentity | None, hello: Hello) -> None:
+    """Check that a link may be opened: by the edge that HELLO names, or by another region.
+
+    Raises:
+        LinkRefused: the token is not the edge's, or the region asks for what is for edges alone.
+    """
+    if identity is None or not identity.is_region:
+        check_edge(identity, NodeName(hello.tenant, hello.edge))
+        return
+    if identity.tenant not in (ANY, hello.tenant):
+        raise LinkRefused(
+            RefuseCode.UNAUTHORISED,
+            f"{identity.shown} is for regions that relay tenant {identity.tenant}, not {hello.tenant}",
+            "set `tenant` of the region as the token says, or give it a token for all tenants",
+        )
+    if asked := {CONFIG, PULL} & set(hello.features):
+        advice = "a region gets neither configurations nor requests for records; an edge needs a token of its own"
+        raise LinkRefused(
+            RefuseCode.UNAUTHORISED, f"{identity.shown} is for regions, and the link asks for {min(asked)}", advice
+        )
+
+
+def check_lane(identity: TokenIdentity | None, lane: Lane, *, is_relay: bool) -> None:
+    """Check that a link may write a lane.
+
+    Raises:
+        LinkRefused: the token is not for its edge or its stream, or the stream is the hub's own.
+    """
+    if identity is not None and Right.RELAY in identity.rights and (is_relay or identity.is_region):
+        if not is_relay or not identity.may_relay(lane.tenant, lane.stream):
+            what = "relay" if is_relay else "own"
+            raise LinkRefused(
+                RefuseCode.UNAUTHORISED,
+                f"{identity.shown} does not allow to {what} lanes of stream {lane.stream} of tenant {lane.tenant}",
+                "relay other streams (`streams` and `tenant` of the region), or use a token that is for them, too",
+            )
+    else:
+        check_edge(identity, NodeName(lane.tenant, lane.edge))
+        _check_write(identity, lane)
+    if is_hubs_own(lane.tenant, lane.stream):
+        advice = "replicate streams of the configuration only; if this edge runs a release of Weft, report this"
+        raise LinkRefused(RefuseCode.BAD_HELLO, f"stream {lane.stream} is the hub's own", advice)
+
+
+def check_edge(identity: TokenIdentity | None, node: NodeName) -> None:
+    """Check that a link may speak for an edge.
+
+    Args:
+        identity: the identity of the link's token; None when the hub has no tokens.
+
+    Raises:
+        LinkRefused: the token is not the edge's.
+    """
+    if identity is None:
+        return
+    if Right.WRITE not in identity.rights or (identity.tenant, identity.edge) not in opened_by(node):
+        kind = "certificate" if isinstance(identity, CertificateIdentity) else "token"
+        raise LinkRefused(
+            RefuseCode.UNAUTHORISED,
+            f"{identity.shown} is not for edge {node.edge} of tenant {node.tenant}",
+            f"give the link this edge's own {kind}, or set node and tenant as the {kind} says",
+        )
+
+
+def _check_write(identity: TokenIdentity | None, lane: Lane) -> None:
+    if identity is not None and not identity.rights.allow(Right.WRITE, lane.stream):
+        raise LinkRefused(
+            RefuseCode.UNAUTHORISED,
+            f"{identity.shown} is not for stream {lane.stream}",
+            f"its records wait at the edge. Replicate other streams, or give it a token with write:{lane.stream}",
+        )
+
+
+def check_shard(sequencer: Sequencer, shard: int, lane: Lane) -> None:
+    """Check that a lane's shard takes records now.
+
+    Raises:
+        LinkRefused: it does not.
+    """
+    if not sequencer.loaded:
+        raise LinkRefused(
+            RefuseCode.UNAVAILABLE,
+            f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.told}",
+            "nothing is lost, and the edge connects again by itself; `weft hub status` names the object",
+        )
+    if sequencer.is_unavailable:
+        raise LinkRefused(
+            RefuseCode.UNAVAILABLE,
+            f"shard {shard} of this hub node has trouble with its store: {sequencer.told}",
+            "nothing is lost, and the edge tries the hub's other nodes; the hub's log says more",
+        )
 
 
 class EdgeLink:

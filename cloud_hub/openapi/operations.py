@@ -6,30 +6,66 @@ name in ``weft.client``.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from weft.cloud_hub.api.fleet import NODES, TROUBLES
-from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX
-from weft.cloud_hub.api.records_answer import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX
-from weft.cloud_hub.api.streams import series
-from weft.cloud_hub.api.streams.tail import WAY as TAIL
+from weft.cloud_hub.admin_facts.requests import (
+    DRAINS,
+    LIMIT,
+    LIMIT_MAX,
+    ROTATION,
+    SPLITS,
+    TENANT_WAY,
+    TENANTS,
+    TOKEN_WAY,
+    TOKENS,
+    USAGE,
+    Drain,
+    NewToken,
+    Rotation,
+    Split,
+    TenantQuotas,
+)
+from weft.cloud_hub.admin_facts.requests import WAY as ACTS
+from weft.cloud_hub.api import series
+from weft.cloud_hub.api.answers import PAGE_DEFAULT, PAGE_MAX
+from weft.cloud_hub.api.application import NODES, TROUBLES
+from weft.cloud_hub.api.records import NUMBER_MAX, RECORDS_DEFAULT, RECORDS_MAX
+from weft.cloud_hub.api.tail import WAY as TAIL
 from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console.changes import WAY as CHANGES
-from weft.cloud_hub.declared.acts.requests import LIMIT, LIMIT_MAX
-from weft.cloud_hub.declared.acts.requests import WAY as ACTS
-from weft.cloud_hub.declared.nodes import DRAINS, SPLITS, Drain, Split
-from weft.cloud_hub.declared.tenants.requests import TENANT_WAY, TENANTS, USAGE, TenantQuotas
-from weft.cloud_hub.declared.tokens import ROTATION, TOKEN_WAY, TOKENS, NewToken, Rotation
 from weft.cloud_hub.down.requests import KEY_CHARACTERS_MAX, MessageRequest
-from weft.cloud_hub.openapi.acts import ActsAnswer, ChangeEvent
-from weft.cloud_hub.openapi.common import LogId
-from weft.cloud_hub.openapi.edges import EdgeAnswer, EdgesAnswer, WhoAmI
-from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
-from weft.cloud_hub.openapi.operation import READING, Operation, Parameter
-from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
-from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
+from weft.cloud_hub.openapi.answers import (
+    ActsAnswer,
+    ChangeEvent,
+    CompletenessAnswer,
+    EdgeAnswer,
+    EdgesAnswer,
+    LanesAnswer,
+    LogId,
+    MessagesAnswer,
+    PipelinesAnswer,
+    PublishedAnswer,
+    PullAnswer,
+    PullsAnswer,
+    RecordsAnswer,
+    RemovedTokenAnswer,
+    ReportedAnswer,
+    RowsAnswer,
+    SecretAnswer,
+    SeriesAnswer,
+    StreamAnswer,
+    StreamsAnswer,
+    TailEvent,
+    TenantAnswer,
+    TenantsAnswer,
+    TokensAnswer,
+    TraceAnswer,
+    UsageAnswer,
+    WhoAmI,
+)
 from weft.cloud_hub.openapi.status import (
     DrainAnswer,
     DrainsAnswer,
@@ -41,31 +77,81 @@ from weft.cloud_hub.openapi.status import (
     StatusAnswer,
     TroublesAnswer,
 )
-from weft.cloud_hub.openapi.streams import (
-    CompletenessAnswer,
-    LanesAnswer,
-    RecordsAnswer,
-    RowsAnswer,
-    SeriesAnswer,
-    StreamAnswer,
-    StreamsAnswer,
-    TailEvent,
-    TraceAnswer,
-)
-from weft.cloud_hub.openapi.tenants import (
-    RemovedTokenAnswer,
-    SecretAnswer,
-    TenantAnswer,
-    TenantsAnswer,
-    TokensAnswer,
-    UsageAnswer,
-)
 from weft.cloud_hub.pipelines import ONE as PIPELINE
 from weft.cloud_hub.pipelines import WAY as PIPELINES
 from weft.cloud_hub.pipelines import Report
-from weft.cloud_hub.pulls.requests import WAY, PullWindow
-from weft.cloud_hub.regions.requests import REGION, REGIONS, RegionOrder
+from weft.cloud_hub.pulls import WAY, PullWindow
+from weft.cloud_hub.regions.regions import REGION, REGIONS, RegionOrder
 from weft.protocols.shard.placement import SHARDS_MAX
+
+# One operation of the API as its document describes it: a method and a path, parameters, a body, and answers.
+
+ERRORS = {
+    400: "A parameter, a header or the body is not what was expected.",
+    401: "No token, or one that the hub does not know.",
+    403: "The token does not open this.",
+    404: "There is no such tenant, or it has no such stream, edge or pull.",
+    405: "The path does not take this method; the header `Allow` has those that it takes.",
+    408: "The body did not come in time.",
+    409: "It cannot be, beside what is there: the `Idempotency-Key` came with another message, the pull is over, or "
+    "the declared facts forbid it.",
+    410: "The log no longer has these records.",
+    413: "The body, or what it asks for, is too large.",
+    421: "A hub without tokens is not read under this name.",
+    429: "Too much of this token, or without tokens of this address, is under way.",
+    500: "The log is damaged where it was read.",
+    503: "The store does not answer, or the shard cannot be read. Try again later.",
+}
+"""Status -> meaning, for every error that the API answers."""
+READING = frozenset({400, 401, 403, 421, 429, 500, 503})
+"""Statuses of errors that any request of a reader may meet."""
+READERS = (Scope.READER, Scope.ADMIN)
+
+
+class Parameter(NamedTuple):
+    """A parameter of a request."""
+
+    name: str
+    type: Any
+    """Type that describes the value for msgspec, with its bounds."""
+    description: str
+    place: Literal["query", "path", "header"] = "query"
+    required: bool = False
+    beside: tuple[str, ...] = ()
+    """Names of parameters beside which it would have no meaning, so that a request with both is refused."""
+    advice: str = ""
+    """Advice of the error that refuses a value; for a name, the rule of names will do."""
+
+
+class Operation(NamedTuple):
+    """One method of one path."""
+
+    name: str
+    """Unique name; the client's method has it, too."""
+    method: Literal["get", "post", "put", "delete"]
+    path: str
+    summary: str
+    answer: Any
+    """Type of the answer; None for bytes of ``content_type``."""
+    scopes: tuple[Scope, ...] = READERS
+    """Scopes of tokens that open it."""
+    parameters: tuple[Parameter, ...] = ()
+    errors: frozenset[int] = READING
+    body: Any = None
+    """Type of the request's JSON document; None without one."""
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = {}
+    """Header of the answer -> meaning. Its value is a whole number."""
+    status: int = 200
+    """Status of the answer."""
+    as_json: Any = None
+    """Type of the answer as JSON, for an operation that gives one of ``content_type`` without `format=json`."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the method and the path as aiohttp names them."""
+        return self.method.upper(), self.path
+
 
 UNDESCRIBED = {
     "/v1/link": "a WebSocket with a protocol of its own (docs/reference/formats/link.md)",

@@ -3,5 +3,5 @@
 A region is a cluster with a store of its own. For each region and shard, the process that owns the shard follows the
 shard's log (``source``) and sends the batches as they are stored, under their own lanes, over a link as an edge has one
 (``link``). The region acknowledges what is durable there, and the position in the log follows
-(``weft.storage.region_positions``).
+(``weft.storage.chunk_log``).
 """

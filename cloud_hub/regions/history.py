@@ -31,36 +31,30 @@ from weft.protocols.batch import (
     columns_from_lists,
     encode,
 )
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
-from weft.protocols.lane import Lane
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark, StreamKey
+from weft.protocols.lane import ORIGIN_TEXT_MAX, Lane, Origin, OriginKind
 from weft.protocols.link import Clock
-from weft.protocols.origin import ORIGIN_TEXT_MAX, Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.replication.attempts.epochs import Epochs
+from weft.protocols.shard.shard_state import ShardState
+from weft.replication.events import LinkState, LinkStatus
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import PolicyRules
+from weft.replication.policy import PolicyRules
 from weft.replication.runner import LinkIdentity, run_link
 from weft.replication.runner.control import LinkControl
-from weft.replication.source import LaneSnapshot, OfferedLane
-from weft.replication.status import LinkState, LinkStatus
-from weft.storage.chunk_log import ShardLog
+from weft.replication.source import Epochs, LaneSnapshot, OfferedLane
+from weft.storage.chunk_log import RegionPosition, RegionPositions, ShardLog, first_logs, load_every_shard
 from weft.storage.cluster import Cluster, open_cluster
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.region_positions import RegionPosition, RegionPositions
-from weft.storage.table.columns import ORIGIN_COLUMN
+from weft.storage.table.actions import app_id
 from weft.storage.table.deletions import stored_deletions
-from weft.storage.table.delta.calls import guarded
-from weft.storage.table.delta.versions import open_table
-from weft.storage.table.instead import only_latest
-from weft.storage.table.names import app_id
-from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.table.delta import guarded, open_table
+from weft.storage.table.delta_log import only_latest
+from weft.storage.table.rows import BYTES_COLUMN, ORIGIN_COLUMN
 
 WINDOW_ROWS, WINDOW_BYTES = 16 << 10, 32 << 20
 """Bounds of a window: offsets, and bytes of its rows; one row always has room."""

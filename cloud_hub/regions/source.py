@@ -3,31 +3,361 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from weft.cloud_hub.regions.refused import RefusedLanes
-from weft.cloud_hub.regions.window import Entry, RelayedLane, WindowChunk
-from weft.cloud_hub.shard.message_lanes import is_hubs_own
+from weft.cloud_hub.shard.lane_session import is_hubs_own
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import Chunk, LaneFlag, LaneUpdate, Mark, StreamSection
-from weft.protocols.chunk_index.footer import StreamKey
-from weft.protocols.lane import Lane
-from weft.protocols.link import Clock
+from weft.protocols.chunk_index import Chunk, GapRange, LaneFlag, LaneUpdate, Mark, StreamKey, StreamSection
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin
+from weft.protocols.link import Clock, RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.completeness import matches
 from weft.protocols.shard.lane_state import LaneState, lane_of
-from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
 from weft.replication.events import LaneEnded, LaneTaken
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import NotFound, StoreError
+
+# The part of a shard's log that another region does not have yet, as far as it is read: a queue of chunks, by lane.
+
+
+class Piece(NamedTuple):
+    """Records of a lane in one chunk."""
+
+    first: int
+    end: int
+    n: int
+
+
+class RelayedLane:
+    """A lane with something in the window, or with an open lane on the link."""
+
+    def __init__(self, lane: Lane, number: int) -> None:
+        self.lane = lane
+        self.number = number
+        """Its number on the link. A new one makes the region say again what it holds."""
+        self.held = RangeSet()
+        """Records in the window."""
+        self.pieces: list[Piece] = []
+        """The same by chunk, ascending by their numbers."""
+        self.gaps: list[tuple[GapRange, int]] = []
+        """Gaps in the window, each with its chunk."""
+        self.end = 0
+        """Number after the last one in the log so far."""
+        self.mark: Mark | None = None
+        """Newest mark in the log so far."""
+        self.safe = RangeSet()
+        """Numbers that the region has acknowledged, as records or as gaps that this link told it of."""
+        self.told = RangeSet()
+        """Those that the link told it of as gaps, since the lane has its number."""
+        self.offered: OfferedLane | None = None
+        """None while it is not open on the link."""
+        self.idle_since = 0.0
+        """Monotonic seconds at which it was last used."""
+        self.refusals = 0
+        """Number of the region's refusals since it had all of it."""
+        self.is_refused = False
+        """True while it waits by itself, and the window does not wait for it."""
+        self._origins: dict[int, Origin] = {}
+        self._clocks: dict[int, Clock] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the window has neither records nor gaps of it."""
+        return not self.pieces and not self.gaps
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the region has acknowledged all that the window has of it. Chunks before may lack others."""
+        return all(self.safe.covers(piece.first, piece.end) for piece in self.pieces) and all(
+            self.safe.covers(gap.first, gap.end) for gap, _ in self.gaps
+        )
+
+    def add(self, first: int, end: int, n: int) -> bool:
+        """Add records of chunk ``n``. Return whether the link named some of them as gaps before."""
+        self.held.add(first, end)
+        self.end = max(self.end, end)
+        insort(self.pieces, Piece(first, end, n))
+        return bool(self.told.within(first, end))
+
+    def add_gap(self, gap: GapRange, n: int) -> None:
+        """Add a gap notice of chunk ``n``."""
+        self.gaps.append((gap, n))
+        self.end = max(self.end, gap.end)
+
+    def note_mark(self, mark: Mark) -> None:
+        """Note a mark of the next chunk."""
+        if self.mark is None or mark.time > self.mark.time:
+            self.mark = mark
+
+    def lacking(self, n: int) -> int | None:
+        """Return how many records of chunk ``n`` the region lacks; None if it lacks no gap notice either."""
+        missing = [part for piece in self.pieces if piece.n == n for part in self.safe.missing(piece.first, piece.end)]
+        if not missing and all(self.safe.covers(gap.first, gap.end) for gap, at in self.gaps if at == n):
+            return None
+        return sum(end - first for first, end in missing)
+
+    def empty(self) -> None:
+        """Remove everything that is in the window."""
+        self.held, self.pieces, self.gaps = RangeSet(), [], []
+
+    def take_out(self, n: int) -> None:
+        """Remove what is in chunk ``n``."""
+        for piece in self.pieces:
+            if piece.n == n:
+                self.held.remove(piece.first, piece.end)
+        self.pieces = [piece for piece in self.pieces if piece.n != n]
+        self.gaps = [(gap, at) for gap, at in self.gaps if at != n]
+
+    def missing(self) -> list[GapRange]:
+        """Return the gaps of the window whose records are not in it either."""
+        return [
+            GapRange(first, end, gap.reason)
+            for gap, _ in self.gaps
+            for first, end in self.held.missing(gap.first, gap.end)
+        ]
+
+    def piece_at(self, seq: int) -> Piece | None:
+        """Return the piece with ``seq``, or else the next one; None without one."""
+        at = bisect_right(self.pieces, seq, key=lambda piece: piece.first) - 1
+        if at >= 0 and self.pieces[at].end > seq:
+            return self.pieces[at]
+        return self.pieces[at + 1] if at + 1 < len(self.pieces) else None
+
+    def renew(self, number: int) -> None:
+        """Give the lane another number on the link, under which the region says what it holds."""
+        self.number, self.safe, self.told = number, RangeSet(), RangeSet()
+
+    def explain(self, origins: Mapping[int, Origin], clocks: Mapping[int, Clock]) -> None:
+        """Note what the batches of a chunk refer to."""
+        self._origins.update(origins)
+        self._clocks.update(clocks)
+        while len(self._origins) > ORIGINS_MAX:
+            del self._origins[next(iter(self._origins))]
+        while len(self._clocks) > BOOTS_MAX:
+            del self._clocks[next(iter(self._clocks))]
+
+    def origin(self, number: int) -> Origin | None:
+        """Return the origin that batches name, as of the chunk that was read last."""
+        return self._origins.get(number)
+
+    def clock(self, boot: int) -> Clock | None:
+        """Return what corrects the times of a boot, as of the chunk that was read last."""
+        return self._clocks.get(boot)
+
+
+class Entry(NamedTuple):
+    """A batch as it is stored, with the numbers of its records that count."""
+
+    first: int
+    end: int
+    batch: memoryview
+
+
+class WindowChunk:
+    """One chunk of the window."""
+
+    def __init__(self, chunk: Chunk, sections: Mapping[StreamKey, StreamSection]) -> None:
+        self.chunk = chunk
+        self.sections = sections
+        """Those of streams that are relayed."""
+        self.awaited: deque[tuple[RelayedLane, int, int]] = deque()
+        """Records and gaps that the region has to acknowledge."""
+        self.entries: dict[StreamKey, dict[Lane, list[Entry]]] = {}
+        """The sections that were read."""
+        self.bytes = sum(section.length for section in sections.values())
+        """Bytes of the sections that are relayed."""
+        self.records = sum(section.count for section in sections.values())
+        self.weight = len(chunk.footer.lanes) + sum(len(lane.ranges) for lane in chunk.footer.lanes)
+        """Size of the index, in lanes and ranges."""
+
+    @property
+    def n(self) -> int:
+        """Return the chunk's number."""
+        return self.chunk.header.n
+
+    def is_done(self) -> bool:
+        """Return whether the region has acknowledged everything of lanes that do not wait by themselves."""
+        while self.awaited:
+            lane, first, end = self.awaited[0]
+            if not lane.is_refused and not lane.safe.covers(first, end):
+                return False
+            self.awaited.popleft()
+        return True
+
+    def lanes(self) -> Iterator[Lane]:
+        """Iterate over the lanes that the chunk adds to."""
+        for update in self.chunk.footer.lanes:
+            yield Lane(update.tenant, update.edge, update.log_id, update.stream)
+
+
+# Lanes that the other region refuses: each waits by itself, and the others go on.
+
+LANES_MAX = 1024
+"""Maximum number of lanes that wait by themselves. The window waits for one more."""
+AGAIN_S, AGAIN_MAX_S = 10.0, 600.0
+"""Time after which a lane is offered again. It doubles with each refusal in a row, up to the second one."""
+NAMED_MAX = 3
+"""Maximum number of lanes that ``RefusedLanes.sentence`` names."""
+OVER_SOON = frozenset({RefuseCode.OVERLOADED, RefuseCode.CLOSED})
+"""Reasons that may be over when the link offers the lane again: a lane has to be refused twice for one of them."""
+
+
+@dataclass
+class _Refused:
+    lane: RelayedLane
+    offer: OfferedLane
+    """The next offer of it."""
+    reason: str = ""
+    """The region's, with advice."""
+    again_at: float = 0.0
+    """Monotonic seconds from which it is offered again."""
+    is_taken: bool = False
+    """True when the region takes it by now."""
+    first: int | None = None
+    """Number of the first chunk behind the window with anything that the region lacks of it."""
+    created: int = 0
+    """Time of that chunk, nanoseconds since 1970."""
+    passed: int = 0
+    """Records that the window had passed before that chunk."""
+    records: int = 0
+    """Records behind the window that the region lacks of it."""
+
+
+class RefusedLanes:
+    """The lanes that wait, and what the window has left behind of them. It remembers where that begins: the position
+    stays there."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Lane, _Refused] = {}
+        self._oldest: _Refused | None = None
+
+    def __contains__(self, name: Lane) -> bool:
+        """Return whether a lane waits."""
+        return name in self._lanes
+
+    @property
+    def first(self) -> int | None:
+        """Return the number of the first chunk behind the window with anything that the region lacks; None if there
+        is none."""
+        return None if self._oldest is None else self._oldest.first
+
+    @property
+    def created(self) -> int | None:
+        """Return the time of that chunk, nanoseconds since 1970."""
+        return None if self._oldest is None else self._oldest.created
+
+    @property
+    def passed(self) -> int | None:
+        """Return the records that the window had passed before that chunk."""
+        return None if self._oldest is None else self._oldest.passed
+
+    @property
+    def records(self) -> int:
+        """Return the records behind the window that the region lacks."""
+        return sum(each.records for each in self._lanes.values())
+
+    @property
+    def are_taken(self) -> bool:
+        """Return whether the region takes one of the lanes by now."""
+        return any(each.is_taken for each in self._lanes.values())
+
+    def sentence(self) -> str:
+        """Return the lanes and the region's reasons for people; empty without any."""
+        if not self._lanes:
+            return ""
+        named = [
+            f"stream {name.stream} of {name.edge}, tenant {name.tenant}: {each.reason}"
+            for name, each in list(self._lanes.items())[:NAMED_MAX]
+        ]
+        if len(self._lanes) > NAMED_MAX:
+            named.append(f"{len(self._lanes) - NAMED_MAX} more")
+        return f"lanes that the region refuses wait, and the others go on: {'. '.join(named)}"
+
+    # -- what the region answers
+
+    def refuse(self, lane: RelayedLane, ended: LaneEnded, now: float) -> bool:
+        """Note that the region refuses an offered lane or closes it. Return whether the lane waits by itself now; the
+        link offers any other again."""
+        if lane.offered is None or ended.code == RefuseCode.UNAVAILABLE:  # of this hub node alone
+            return False
+        lane.refusals = min(lane.refusals + 1, 64)
+        refused = self._lanes.get(lane.lane)
+        if refused is None:
+            if len(self._lanes) >= LANES_MAX or (lane.refusals == 1 and ended.code in OVER_SOON):
+                return False
+            refused = self._lanes[lane.lane] = _Refused(lane, lane.offered)
+        refused.reason, refused.is_taken = f"{ended.message}; {ended.advice}", False
+        refused.again_at = now + min(AGAIN_S * 2 ** (lane.refusals - 1), AGAIN_MAX_S)
+        lane.is_refused = True
+        return True
+
+    def taken(self, name: Lane) -> bool:
+        """Note that the region takes a lane. Return whether it had waited."""
+        if name in self._lanes:
+            self._lanes[name].is_taken = True
+        return name in self._lanes
+
+    def offer(self, offered: OfferedLane) -> None:
+        """Note how a lane that waits is offered from now on."""
+        assert offered.identity is not None
+        self._lanes[offered.identity].offer = offered
+
+    def due(self, now: float) -> Iterator[tuple[RelayedLane, OfferedLane]]:
+        """Iterate over the lanes that are to be offered again."""
+        for each in self._lanes.values():
+            if each.lane.offered is None and now >= each.again_at:
+                yield each.lane, each.offer
+
+    # -- what the window passes
+
+    def leave_behind(self, lane: RelayedLane, chunk: WindowChunk, passed: int) -> None:
+        """Note that the window passes a chunk of a lane that waits, behind ``passed`` records."""
+        refused, lacking = self._lanes[lane.lane], lane.lacking(chunk.n)
+        if lacking is None:
+            return
+        refused.records += lacking
+        if refused.first is None:
+            refused.first, refused.created, refused.passed = chunk.n, chunk.chunk.header.created, passed
+            self._oldest = self._oldest or refused
+
+    def go_back(self) -> None:
+        """Forget what was left behind, which comes again, and the lanes that the region takes."""
+        for name, each in list(self._lanes.items()):
+            each.first, each.records = None, 0
+            if each.is_taken:
+                self._remove(name)
+        self._oldest = None
+
+    def lose(self, end: int, front: int) -> int | None:
+        """Note that the chunks before ``end`` were collected; the window begins at ``front``. Return the first of them
+        with anything that the region lacks; None if there is none."""
+        first = self.first
+        if first is None or first >= end:
+            return None
+        for name, each in list(self._lanes.items()):
+            if each.first is not None and each.first < end:
+                # What it lacks of the rest is unknown, so all stays counted while there may be any.
+                each.first, each.records = (end, each.records) if end < front else (None, 0)
+            if each.first is None and each.lane.is_idle and each.lane.offered is None:
+                self._remove(name)
+        behind = [each for each in self._lanes.values() if each.first is not None]
+        self._oldest = min(behind, key=lambda each: each.first or 0, default=None)
+        return first
+
+    def _remove(self, name: Lane) -> None:
+        self._lanes.pop(name).lane.is_refused = False
+
 
 LANES_OPEN_MAX = 2048
 """Maximum number of lanes that are open on a link: half of what a hub takes."""

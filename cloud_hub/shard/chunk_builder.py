@@ -1,20 +1,24 @@
 """Builder of the next chunk from pending items and a shard's state: it trims and assigns offsets, without reading
-records."""
+records.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from weft.cloud_hub.shard.clock_notices import ClockNotices
-from weft.cloud_hub.shard.lane_draft import LaneDraft
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
-from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneSession, ReceivedBatch, bounds
+from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
-from weft.protocols.chunk import (
+from weft.protocols.chunk import BootKey, behind, shift
+from weft.protocols.chunk_index import (
+    BLOCKS_LEVEL,
     Chunk,
     ChunkFooter,
     ChunkHeader,
@@ -22,17 +26,96 @@ from weft.protocols.chunk import (
     ClockUpdate,
     Control,
     GapRange,
+    LaneFlag,
     LaneUpdate,
+    Mark,
     StreamBlock,
+    StreamKey,
     StreamSection,
     blocked,
 )
-from weft.protocols.chunk_index.footer import BLOCKS_LEVEL
-from weft.protocols.lane import Lane
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, by_number
+from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import NOTHING, LaneState, RetiredBy
-from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.table.record_time import BootKey, behind, shift
+from weft.protocols.shard.shard_state import Folded, ShardState
+
+# Additions of the next chunk to one lane.
+
+LANE_BYTES, RANGE_BYTES = 100, 24
+"""Maximum bytes of a lane without its names, and of a range or gap, in the footer."""
+_LAST_WORD = int(LaneFlag.LAST_WORD)
+
+
+class LaneDraft:
+    """Additions of the chunk to one lane. Most have only a run of records and a mark, and need no other objects."""
+
+    __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
+
+    def __init__(self, session: LaneSession, index: int) -> None:
+        self.session = session
+        self.index = index
+        self.run: Range | None = None
+        """The records, if they are one run that was added at once."""
+        self.pieces: RangeSet | None = None
+        """The records, if they are not one run."""
+        self.told: LaneState | None = None
+        """Gaps that the chunk adds, in ascending order, independent of the sender's order."""
+        self.mark: Mark | None = None
+        self.topics: list[str] | None = None
+        self.payload: int | None = None
+        self.origins: list[Origin] = []
+        self.named: set[int] | None = None
+        """Numbers of origins that the records' batches name; None if all are of devices."""
+        self.floor: Mark | None = None
+
+    @property
+    def ranges(self) -> list[Range]:
+        if self.run is not None:
+            return [self.run]
+        return list(self.pieces) if self.pieces is not None else []
+
+    @property
+    def gaps(self) -> list[GapRange]:
+        return list(self.told.gaps) if self.told is not None else []
+
+    def name_origin(self, number: int) -> None:
+        """Note that a batch of the lane names an origin."""
+        self.named = self.named if self.named is not None else set()
+        self.named.add(number)
+
+    def take_origins(self, held: LaneState, tells: bool) -> None:
+        """Choose the chunk's origins: all that its batches name, so that its rows do not depend on later declarations,
+        and with ``tells`` those that are new to the lane."""
+        told = self.session.origins
+        found = by_number(held.new_origins(told.values())) if tells else {}
+        if self.named:
+            known = by_number(held.origins) if not told.keys() >= self.named else {}
+            named = {number: told.get(number) or known.get(number) for number in sorted(self.named)}
+            found = {number: origin for number, origin in named.items() if origin is not None} | found
+        self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
+
+    def index_bytes(self) -> int:
+        """Return an upper estimate of the lane's bytes in the footer."""
+        lane = self.session.lane
+        size = LANE_BYTES + RANGE_BYTES + len(lane.tenant) + len(lane.edge) + len(lane.stream)
+        if self.topics is None and not self.origins and self.pieces is None and self.told is None:
+            return size
+        topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
+        origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in self.origins)
+        return size + topics + origins + RANGE_BYTES * (len(self.ranges) + len(self.gaps))
+
+    def update(self) -> LaneUpdate:
+        """Return the footer's entry of the lane."""
+        session, flags = self.session, self.session.flags
+        if self.mark is not None and session.says_last_word:
+            flags |= _LAST_WORD
+        return LaneUpdate(
+            *session.lane, session.epoch, self.ranges, self.gaps, self.mark, self.topics, self.payload, self.origins,
+            self.floor, flags,
+        )  # fmt: skip
+
 
 INDEX_BYTES_MAX = 8 << 20
 """Maximum bytes of topics, origins, ranges and the like in one chunk: its footer must remain readable
@@ -387,3 +470,87 @@ class ChunkBuilder:
             parts += section.parts
             position += section.length
         return placed
+
+
+# The next chunk of a shard from the items of its sessions: a session with items that no chunk can hold is refused.
+
+logger = logging.getLogger(__name__)
+
+Finish = Callable[[ChunkBuilder], Draft | None]
+
+
+class Drafted(NamedTuple):
+    """A chunk ready for creation, and its effect on the state.
+
+    It is folded before it is written: a chunk is permanent, and an invalid one would end the shard's log.
+    """
+
+    draft: Draft
+    folded: Folded
+
+
+class Attempt(NamedTuple):
+    """A chunk creation of this node with an unknown outcome."""
+
+    openings: list[LaneSession]
+    bytes: int
+    canary: int = 0
+    """Number of the last canary that came before it."""
+
+
+class Drafting:
+    """Drafts of one state.
+
+    Args:
+        builder: makes a builder of the next chunk.
+        finish: finishes a builder's chunk.
+        tells_origins: whether the state may lack some of a session's origins.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        builder: Callable[[], ChunkBuilder],
+        finish: Finish,
+        tells_origins: Callable[[LaneSession], bool],
+    ) -> None:
+        self._state = state
+        self._tells_origins = tells_origins
+        self._builder = builder
+        self._finish = finish
+
+    def draft(self, sessions: ShardSessions) -> Drafted | None:
+        """Return the next chunk, or None if there is nothing to write.
+
+        Sessions that cannot make a chunk even alone are refused. If only all together cannot, the longest waiting one
+        gets a chunk for itself.
+
+        Raises:
+            Exception: no session is the cause.
+        """
+        waiting = list(sessions)
+        try:
+            return self._of(waiting)
+        except Exception as error:
+            causes = [session for session in waiting if self._fails(session)]
+            if not causes and len(waiting) < 2:
+                raise
+            logger.exception("shard %d: no chunk of %d sessions can be made", self._state.shard, len(waiting))
+            for session in causes:
+                message = f"lane {session.lane} has what the hub cannot write: {type(error).__name__}"
+                sessions.refuse(session, RefuseCode.OVERLOADED, message, "report this, with the hub's log")
+            return self._of(list(sessions)) if causes else self._of(waiting[:1])
+
+    def _of(self, sessions: Sequence[LaneSession]) -> Drafted | None:
+        builder = self._builder()
+        for session in sessions:
+            builder.add(session, tells_origins=self._tells_origins(session))
+        draft = self._finish(builder)
+        return None if draft is None else Drafted(draft, fold(self._state, draft.chunk))
+
+    def _fails(self, session: LaneSession) -> bool:
+        try:
+            self._of([session])
+        except Exception:
+            return True
+        return False

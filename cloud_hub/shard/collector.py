@@ -16,16 +16,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
-from weft.bounds.background import BackgroundTask
+from weft.bounds.rounds import BackgroundTask
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
-from weft.cloud_hub.shard.message_lanes import spared_from
+from weft.cloud_hub.shard.lane_session import spared_from
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError, Corrupt
-from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
-from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, ShardLog
-from weft.storage.manifest import Manifest, changed
+from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, Manifest, RegionPositions, ShardLog, changed
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
-from weft.storage.region_positions import RegionPositions
 
 logger = logging.getLogger(__name__)
 

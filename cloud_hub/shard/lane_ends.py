@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import NamedTuple
 
 import msgspec
 
-from weft.cloud_hub.clock import DOUBTED_NS
+from weft.bounds.rounds import BackgroundTask
+from weft.cloud_hub.clock import DOUBTED_NS, WRONG_NS, ClockWrong, HubClock
+from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.shard import lane_ends
+from weft.config.units import approximate_duration
 from weft.protocols import chunk as chunks
-from weft.protocols.chunk import (
+from weft.protocols.batch import decode_header
+from weft.protocols.chunk import section_entries
+from weft.protocols.chunk_index import (
+    BLOCKS_LEVEL,
+    CONTROL_BYTES_MAX,
+    Chunk,
     ChunkFooter,
     ChunkHeader,
     ChunkIndex,
@@ -27,20 +37,28 @@ from weft.protocols.chunk import (
     LaneFlag,
     LaneUpdate,
     StreamBlock,
+    StreamKey,
+    StreamSection,
     blocked,
 )
-from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, CONTROL_BYTES_MAX
-from weft.protocols.errors import Corrupt
+from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard.fold import fold
-from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy, lane_of
-from weft.protocols.shard.lowered_times import TimeBody
-from weft.protocols.shard.open_gaps import OpenGap, open_gap
-from weft.protocols.shard.shard_state import Folded, RetireBody, ShardState
-from weft.storage.chunk_log import ShardLog
-from weft.storage.chunks.open_gaps import named
+from weft.protocols.shard.fold import TimeBody, fold
+from weft.protocols.shard.lane_state import (
+    ConflictBody,
+    LaneState,
+    Missing,
+    OpenGap,
+    RetireBody,
+    RetiredBy,
+    lane_of,
+    open_gap,
+)
+from weft.protocols.shard.shard_state import Folded, ShardState
+from weft.protocols.shard.snapshot import SKIPPED_RUNS_MAX, SKIPS_MAX, SkipBody, SkippedRun
+from weft.storage.chunk_log import ShardLog, named_open_gap
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store import AlreadyExists, StoreError
 
@@ -306,7 +324,7 @@ def log_ends(state: ShardState, folded: Folded) -> None:
             mine = [gap for gap in kept if gap.forked and (gap.edge, gap.log_id) == (lane.edge, lane.log_id)]
             begun += [(lane, "is decided about", gap) for gap in mine]
     for lane, what, gap in begun[:LOGGED_MAX]:
-        logger.warning("lane %s %s. Open gap: %s", lane, what, named(gap).sentence)
+        logger.warning("lane %s %s. Open gap: %s", lane, what, named_open_gap(gap).sentence)
     if len(begun) > LOGGED_MAX:
         logger.warning("and %d more lanes have open gaps", len(begun) - LOGGED_MAX)
     closed = []
@@ -380,3 +398,339 @@ def by_age(  # noqa: PLR0917
             ending.controls.extend([Control(ControlKind.DROP, *lane, b"")] if leaves else [])
             drops += leaves
     return ending
+
+
+# Keeper of a hub's lanes: ends lanes of edges that were not seen for the time in the settings.
+
+INTERVAL_S = 3600.0
+"""Interval at which lanes are checked."""
+SLICE_LANES = 2_000
+"""Number of lanes that are looked at without a pause: about a millisecond."""
+TWICE_NS = 3_590 * 1_000_000_000
+"""Time between two looks that both found a lane silent, before it ends. A clock that is set meanwhile, a store that is
+restored or a hub that was down for long shows by then: present edges have sent something."""
+PART_MAX, EDGES_FREE = 10, 3
+"""A round ends at most one lane in so many of a shard, or those of a few edges. A fleet that falls silent at once is an
+outage, or a wrong clock."""
+EDGES_NAMED = 5
+"""Number of edges that the line of a round names."""
+_NS = 1_000_000_000
+_NEVER = 1 << 63
+
+TablePosition = Callable[[str, str, int], int | None]
+"""Function from tenant, stream and shard to the offset below which all records are in the table; None while unknown."""
+
+
+class LaneKeeper:
+    """The rounds of one hub process. Several may run on one store: the others find the lanes that one has ended.
+
+    Args:
+        logs: the logs of all shards.
+        held: returns the state of a shard as this process has it, some minutes old at most; None while it has none.
+            Only a shard with lanes to end is read from the store.
+        position: position of the tables. A lane ends only after all of it is in its table.
+        settings: ``retired_after_s`` and ``dropped_after_s``.
+        clock: the node's; while it is wrong, no lane ends.
+        random_bits: for nonces.
+        noted: from act, target and reason, returns the context that writes the lines of a round that retires lanes;
+            what it raises prevents the round.
+    """
+
+    def __init__(
+        self,
+        logs: Iterable[ShardLog],
+        held: Callable[[int], ShardState | None],
+        position: TablePosition,
+        settings: HubSettings,
+        *,
+        clock: HubClock,
+        random_bits: Callable[[int], int],
+        noted: Callable[[str, str, str], AbstractAsyncContextManager[None]] = lambda *_: nullcontext(),
+    ) -> None:
+        self._logs = logs
+        self._held = held
+        self._position = position
+        after_s = settings.retired_after_s
+        self._retired_after = _NEVER if after_s is None else int(after_s * _NS)
+        self._dropped_after = _NEVER if after_s is None else int(settings.dropped_after_s * _NS)
+        self._clock = clock
+        self._random_bits = random_bits
+        self._noted = noted
+        self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """Per stream and shard, an end of the log and its time: a table need not reach the present end, which moves
+        on."""
+        self._restored = max((log.cluster.restored for log in logs), default=0)
+        self._silent: dict[int, dict[Lane, int]] = {}
+        """Shard -> the lanes that the last look found silent for too long, and the boot time of the first such look."""
+        self._lineages: dict[int, tuple[int, ...]] = {}
+        """Shard -> itself, and those that had its lanes before."""
+        self._task = BackgroundTask()
+
+    def start(self) -> None:
+        """Start the rounds."""
+        self._task.start(self._run(), name="lane-keeper")
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._task.close()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Do one round."""
+        self._lineages = {log.shard: log.lineage for log in self._logs}
+        for log in self._logs:
+            try:
+                if not (planned := await self._planned(log.shard)):
+                    continue
+                async with self._lines(log.shard, planned):
+                    ending = await lane_ends.write_ending(
+                        log, self._plan, wall_clock=self._clock.sound, random_bits=self._random_bits
+                    )
+            except (StoreError, CodecError, ClockWrong) as error:
+                logger.warning("shard %d: lanes were not looked through: %s", log.shard, error)
+                continue
+            except Exception:
+                # A bug must not end the rounds for good, nor those of the other shards.
+                logger.exception("shard %d: lanes were not looked through", log.shard)
+                continue
+            for control in ending.controls:
+                did = "no longer counts" if control.kind == ControlKind.RETIRE else "left the state"
+                logger.info("lane %s was not seen for long: it %s", lane_of(control), did)
+
+    async def _planned(self, shard: int) -> Sequence[Control]:
+        """Return the ends of this round in a shard, by the state as this process has it."""
+        state = self._held(shard)
+        return () if state is None else (await self._plan(state)).controls
+
+    def _lines(self, shard: int, planned: Sequence[Control]) -> AbstractAsyncContextManager[None]:
+        """Return the context of a round: with lines in the record if lanes retire, as that changes completeness."""
+        edges = sorted({f"{each.tenant}/{each.edge}" for each in planned if each.kind == ControlKind.RETIRE})
+        if not edges:
+            return nullcontext()
+        more = f" and {len(edges) - EDGES_NAMED} more" if len(edges) > EDGES_NAMED else ""
+        target = f"shard {shard}: lanes of {', '.join(edges[:EDGES_NAMED])}{more}"
+        return self._noted(
+            "retirement by age", target, f"not seen for {approximate_duration(self._retired_after / _NS)}"
+        )
+
+    async def _plan(self, state: ShardState) -> lane_ends.Ending:
+        """Return the ends of this round. The state may go on meanwhile: only older silence is found then."""
+
+        def is_tiered(lane: Lane) -> bool:
+            return self._is_tiered(state, lane)
+
+        now, found = self._clock.sound(), list[Control]()
+        if state.created - now > WRONG_NS:
+            logger.error(
+                "shard %d: its time is %s in the future, from a wrong clock. Until then its chunks are not collected, "
+                "and its lanes do not end: `weft hub clock` shows and lowers it", state.shard,
+                approximate_duration((state.created - now) / _NS),
+            )  # fmt: skip
+        lanes = list(state.lanes)
+        for at in range(0, len(lanes), SLICE_LANES):
+            part = lanes[at : at + SLICE_LANES]
+            ending = lane_ends.by_age(
+                state, now, self._retired_after, self._dropped_after, is_tiered, part, restored=self._restored
+            )
+            found += ending.controls
+            await asyncio.sleep(0)
+        found = [each for each in found if lane_of(each) in state.lanes]
+        drops = [each for each in found if each.kind == ControlKind.DROP and not state.lanes[lane_of(each)].is_empty]
+        late = {lane_of(each) for each in drops[lane_ends.DROPS_MAX :]}
+        kept = [each for each in found if each.kind != ControlKind.DROP or lane_of(each) not in late]
+        return self._bounded(state, self._seen_twice(state, lane_ends.Ending(kept, [])))
+
+    def _seen_twice(self, state: ShardState, found: lane_ends.Ending) -> lane_ends.Ending:
+        """Return the ends of lanes that an earlier look found silent, too, and of those that never had anything."""
+        now, before = self._clock.boot(), self._silent.get(state.shard, {})
+        silent, controls = dict[Lane, int](), []
+        for control in found.controls:
+            lane = lane_of(control)
+            since = silent[lane] = before.get(lane, now)
+            if state.lanes[lane].is_empty or now - since >= TWICE_NS:
+                controls.append(control)
+        self._silent[state.shard] = silent
+        return found._replace(controls=controls)
+
+    def _bounded(self, state: ShardState, found: lane_ends.Ending) -> lane_ends.Ending:
+        """Return the ends without the retirements, where these are a large part of the shard."""
+        retired = [lane_of(control) for control in found.controls if control.kind == ControlKind.RETIRE]
+        counted = len(state.lanes) - len(state.retired)
+        edges = len({(lane.tenant, lane.edge) for lane in retired})
+        if edges <= EDGES_FREE or len(retired) * PART_MAX <= counted:
+            return found
+        logger.error(
+            "shard %d: %d of %d lanes were not seen for long, such as %s. So many are not retired at once: look at the "
+            "hub's clock and at the edges. `weft hub retire` ends those that are gone", state.shard, len(retired),
+            counted, retired[0],
+        )  # fmt: skip
+        return found._replace(controls=[each for each in found.controls if each.kind != ControlKind.RETIRE])
+
+    def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
+        """Return whether the table has passed an end of each log with records of the lane from after it was last
+        seen: a split may have moved it."""
+        seen, lineage = state.lanes[lane].last_seen, self._lineages.get(state.shard, (state.shard,))
+        above = [self._held(shard) for shard in lineage[1:]]
+        return all(each is not None and self._is_passed(each, lane, seen) for each in (state, *above))
+
+    def _is_passed(self, state: ShardState, lane: Lane, seen: int) -> bool:
+        key = lane.tenant, lane.stream, state.shard
+        end, then = self._ends.get(key, (0, -1))
+        if then <= seen or then > state.created:  # later ones were lowered meanwhile
+            end = state.next_offset.get((lane.tenant, lane.stream), 0)
+            self._ends[key] = end, state.created
+        position = self._position(*key)
+        return end == 0 or (position is not None and position >= end)
+
+
+# Conflicts of identity as control records of the log: a second node claims a lane's log, and completeness stops.
+#
+# A refused opening alone is not a conflict: a connection that its edge dropped long ago may also arrive late, and is
+# refused in the same way. So a conflict is recorded only when the refused node has answered the refusal.
+
+
+def conflicts(state: ShardState, refused: Mapping[Lane, int], reason: str) -> list[Control]:
+    """Return the control records of refused claims that the log lacks: one for each lane, until an operator has
+    decided.
+
+    Args:
+        refused: lane -> the refused epoch.
+        reason: for people; the refused node got the same.
+    """
+    found = []
+    for lane, epoch in refused.items():
+        held = state.lanes.get(lane)
+        if held is not None and held.conflict is None and epoch <= held.epoch:
+            body = msgspec.msgpack.encode(ConflictBody(epoch, reason))
+            found.append(Control(ControlKind.CONFLICT, *lane, body))
+    return found
+
+
+async def note_conflicts(
+    log: ShardLog,
+    refused: Mapping[Lane, int],
+    reason: str,
+    *,
+    wall_clock: Callable[[], int],
+    random_bits: Callable[[int], int],
+) -> None:
+    """Write the control records of refused claims, concurrently with the nodes that write the shard. A failing store is
+    not an error: the node will be refused again, and then recorded.
+
+    Args:
+        refused: lane -> the refused epoch.
+        reason: for people; the refused node got the same.
+    """
+
+    async def plan(state: ShardState) -> Ending:
+        return Ending(conflicts(state, refused, reason), [])
+
+    try:
+        ending = await write_ending(log, plan, wall_clock=wall_clock, random_bits=random_bits)
+    except (StoreError, CodecError, ClockWrong) as error:
+        logger.warning("shard %d: a conflict was not noted: %s", log.shard, error)
+        return
+    for control in ending.controls:
+        lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
+        logger.warning("lane %s: completeness stands still until an operator decides: %s", lane, reason)
+
+
+# Offsets that an operator skips in a stream's table: their records cannot become rows (``weft hub skip``).
+#
+# The log has the range as a SKIP record, with its records and the reason. Every hub node that makes rows skips it,
+# and completeness and audit report it.
+
+
+class CannotSkip(Exception):
+    """A range that cannot be skipped."""
+
+
+async def skip(  # noqa: PLR0917
+    state: ShardState, log: ShardLog, stream: StreamKey, first: int, end: int, reason: str
+) -> Ending:
+    """Plan to skip offsets ``[first, end)`` in a stream's table; nothing if they are skipped already.
+
+    Raises:
+        CannotSkip: the log does not have all of them, some are skipped already, or their records cannot be identified.
+        StoreError, Corrupt: the log cannot be read.
+    """
+    log_end = state.next_offset.get(stream, 0)
+    if not first < end <= log_end:
+        raise CannotSkip(f"shard {log.shard} has offsets 0 to {log_end} of the stream, not {first} to {end}")
+    known = state.skips.get(stream, [])
+    if any(other.first <= first and end <= other.end for other in known):
+        return Ending([], [])
+    for other in known:
+        if first < other.end and other.first < end:
+            raise CannotSkip(f"offsets {other.first} to {other.end} are skipped already: leave them out")
+    if len(known) >= SKIPS_MAX:
+        raise CannotSkip(f"the stream has {SKIPS_MAX} skipped ranges, the most that are kept; skip longer ranges")
+    runs = await _runs(log, stream, first, end)
+    if len(runs) > SKIPPED_RUNS_MAX:
+        raise CannotSkip(f"these offsets are {len(runs)} runs of records; skip at most {SKIPPED_RUNS_MAX} at a time")
+    body = msgspec.msgpack.encode(SkipBody(first, end, reason, runs))
+    return Ending([Control(ControlKind.SKIP, stream[0], "", 0, stream[1], body)], [])
+
+
+async def _runs(log: ShardLog, stream: StreamKey, first: int, end: int) -> list[SkippedRun]:
+    """Return the records of ``[first, end)``, neighbours joined. Chunks that the collector deleted say none: of these
+    records only the offsets are known."""
+    joined: list[SkippedRun] = []
+    begin = max(await log.locate(*stream, first), log.watermark)
+    async for chunk in log.indexes(begin, only=frozenset([stream])):
+        for section in chunk.footer.streams:
+            if (section.tenant, section.stream) != stream or section.base_offset + section.count <= first:
+                continue
+            if section.base_offset >= end:
+                return joined
+            for run in await _section_runs(log, chunk, section, first, end):
+                last = joined[-1] if joined else None
+                if last is not None and (last.edge, last.log_id, last.end) == (run.edge, run.log_id, run.first):
+                    joined[-1] = msgspec.structs.replace(last, end=run.end)
+                else:
+                    joined.append(run)
+            if section.base_offset + section.count >= end:
+                return joined
+    return joined
+
+
+async def _section_runs(
+    log: ShardLog, chunk: Chunk, section: StreamSection, first: int, end: int
+) -> Iterable[SkippedRun]:
+    after = section.base_offset + section.count
+    if first <= section.base_offset and after <= end:
+        # The index has all records of the section, which itself may be unreadable.
+        return _indexed(chunk.footer.lanes_of(section), section)
+    try:
+        data = await log.section(chunk.header.n, section)
+        return list(_entries(section, data, chunk.footer.lanes_of(section), first, end))
+    except CodecError as error:
+        raise CannotSkip(
+            f"{error}. It does not say which of its records these are: skip all of them, offsets {section.base_offset} "
+            f"to {after}"
+        ) from error
+
+
+def _indexed(lanes: Iterable[LaneUpdate], section: StreamSection) -> Iterator[SkippedRun]:
+    for lane in lanes:
+        if (lane.tenant, lane.stream) == (section.tenant, section.stream):
+            for first, end in lane.ranges:
+                yield SkippedRun(lane.edge, lane.log_id, first, end)
+
+
+def _entries(
+    section: StreamSection, data: bytes, lanes: Sequence[LaneUpdate], first: int, end: int
+) -> Iterator[SkippedRun]:
+    at = section.base_offset
+    for entry in section_entries(section, data, lanes):
+        start, stop = max(first, at), min(end, at + entry.take)
+        if start < stop:
+            # Offset and sequence number count up together within an entry.
+            base = decode_header(entry.batch).base_seq + entry.skip - at
+            lane = lanes[entry.lane]
+            yield SkippedRun(lane.edge, lane.log_id, base + start, base + stop)
+        at += entry.take

@@ -7,15 +7,97 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from weft.cloud_hub.shard.clock_notices import ClockNotices
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
-from weft.protocols.lane import Lane
+from weft.protocols.chunk_index import ClockUpdate, GapRange, LaneFlag, Mark
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, by_number
 from weft.protocols.link import RefuseCode
-from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
-from weft.protocols.shard.gap_set import GapSet
-from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.lane_state import GapSet, LaneState
+from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
+
+# The hub's own lanes (``cloud_hub.down``), as a shard's state has them: messages to edges, and administrative acts.
+
+DOWN_STREAM = "weft-down"
+"""Stream of the lanes. Edges cannot send it: names with this prefix are Weft's own."""
+AUDIT_TENANT = AUDIT_STREAM = "weft-audit"
+"""The stream of administrative acts, in a tenant of its own: acts name tokens and tenants of all."""
+AUDIT_EDGE = "weft-hub"
+"""Name in the place of an edge in the lane of acts."""
+SPARED_NS_MAX = 8 * 86_400 * 10**9
+"""Longest time that chunks are kept for messages that wait: a day longer than the longest expiry."""
+
+
+def is_hubs_own(tenant: str, stream: str) -> bool:
+    """Return whether only hub processes write lanes of a stream."""
+    return stream == DOWN_STREAM or (tenant, stream) == (AUDIT_TENANT, AUDIT_STREAM)
+
+
+def waits_from(held: LaneState | None) -> tuple[int, int] | None:
+    """Return time and number from which a lane has messages without an outcome; None if it has none."""
+    if held is None or not held.ranges:
+        return None
+    mark = held.whole_mark
+    time, seq = (0, 0) if mark is None else (mark.time, mark.seq)
+    return (time, seq) if seq < held.ranges.end else None
+
+
+def waiting_lanes(state: ShardState) -> dict[Lane, tuple[int, int]]:
+    """Return the lanes with messages that wait, each as ``waits_from``."""
+    found = {}
+    for lane, held in state.lanes.items():
+        if lane.stream == DOWN_STREAM and (since := waits_from(held)) is not None:
+            found[lane] = since
+    return found
+
+
+def spared_from(state: ShardState, now: int) -> int:
+    """Return the moment from which chunks are kept because messages in them wait: at most ``SPARED_NS_MAX`` ago, and
+    ``now`` if none waits."""
+    times = [time for time, _ in waiting_lanes(state).values()]
+    return max(min(times, default=now), now - SPARED_NS_MAX)
+
+
+# Notices of the clocks of one log's boots from a link, until the shard's log has them.
+
+
+class ClockNotices:
+    """Notices of a log's clocks that no chunk has yet. A link's sessions with lanes of the log share them, so that the
+    cost of a notice does not depend on their number."""
+
+    __slots__ = ("_by_boot", "_settled_at")
+
+    def __init__(self) -> None:
+        self._by_boot: dict[int, ClockUpdate] = {}
+        self._settled_at = -2
+        """Number of the state's chunk at the last ``settle``."""
+
+    def __bool__(self) -> bool:
+        """Return whether a notice waits."""
+        return bool(self._by_boot)
+
+    def tell(self, clock: ClockUpdate) -> None:
+        """Add a notice; the latest of a boot counts, and of too many boots the latest ones."""
+        self._settled_at = -2
+        self._by_boot.pop(clock.boot_id, None)
+        self._by_boot[clock.boot_id] = clock
+        if len(self._by_boot) > BOOTS_MAX:
+            del self._by_boot[next(iter(self._by_boot))]
+
+    def of(self, boot_id: int) -> ClockUpdate | None:
+        """Return the notice of a boot."""
+        return self._by_boot.get(boot_id)
+
+    def news(self, state: ShardState) -> list[ClockUpdate]:
+        """Return the notices that a state lacks."""
+        return [clock for clock in self._by_boot.values() if not state.knows_clock(clock)]
+
+    def settle(self, state: ShardState) -> None:
+        """Remove the notices that a state has."""
+        if self._settled_at == state.n:
+            return
+        self._settled_at = state.n
+        self._by_boot = {clock.boot_id: clock for clock in self.news(state)}
+
 
 GAP_BYTES = 64
 """Bytes of a gap notice for the bounds on pending bytes."""

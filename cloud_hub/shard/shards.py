@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard.placement import ShardTree
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.every_shard import missing_shards
+from weft.storage.chunk_log import missing_shards
 
 logger = logging.getLogger(__name__)
 

@@ -13,34 +13,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weft.cloud_hub.admin_facts.acts import OwnActs
+from weft.cloud_hub.admin_facts.declarations import Declarations
+from weft.cloud_hub.admin_facts.tenants import TenantSizes
 from weft.cloud_hub.api.views import View, table_view, tables_views
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.membership import software
-from weft.cloud_hub.declared.acts.acting import OwnActs
-from weft.cloud_hub.declared.declarations import Declarations
-from weft.cloud_hub.declared.tenants.sizes import TenantSizes
+from weft.cloud_hub.cluster import software
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper
+from weft.cloud_hub.shard.lane_ends import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.splits.making import EveryLog, ShardMaker
-from weft.config.intake.tracing import Collector as TraceCollector
+from weft.cloud_hub.splits import EveryLog, ShardMaker
 from weft.config.metrics.exposition import Sample
-from weft.network.tracing.context import TraceContext, parse
-from weft.network.tracing.exporter import NO_FIGURES, TraceExport
-from weft.network.tracing.settings import ExportSettings
-from weft.network.tracing.spans import Attribute, Span
+from weft.config.sources import Collector as TraceCollector
+from weft.network.tracing import NO_FIGURES, Attribute, ExportSettings, Span, TraceContext, TraceExport, parse
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
-from weft.storage.region_positions import RegionPositions
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.quality_watch import QualityWatch
+    from weft.cloud_hub.tables.quality import QualityWatch
     from weft.cloud_hub.tables.service import DeclaredTableWork
-    from weft.storage.chunks.traced_rows import TracedRow
-    from weft.storage.table_maker.service import TableService
+    from weft.storage.table.rows import TracedRow
+    from weft.storage.table_writer.service import TableService
 
 COMMIT_SPAN, TABLE_SPAN = "weft commit", "weft table"
 
@@ -84,10 +82,10 @@ class HubTables:
         settings, declared, clock = self._settings, self._declared, self._clock
         if settings.table_interval_s is None:
             return
-        from weft.cloud_hub.tables.quality_watch import QualityWatch
+        from weft.cloud_hub.tables.quality import QualityWatch
         from weft.cloud_hub.tables.service import DeclaredTableWork  # imports pyarrow, not needed without tables
-        from weft.storage.table_maker.service import TableService
-        from weft.storage.table_maker.settings import TableTerms
+        from weft.storage.table_writer.service import TableService
+        from weft.storage.table_writer.settings import TableTerms
 
         of_tables = settings.tables()
         if settings.tracing is not None:

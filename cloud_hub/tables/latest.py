@@ -12,47 +12,266 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from operator import or_
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from weft.cloud_hub.tables.buckets import HIDDEN, HIDDEN_FOLDER, Bucket, BucketFiles, hidden_file, hidden_key
-from weft.cloud_hub.tables.collecting import RowCollector
-from weft.cloud_hub.tables.history_rows import HistoryRows
-from weft.cloud_hub.tables.keys import KEY_PROPERTY, Key
-from weft.cloud_hub.tables.merging import (
+from weft.cloud_hub.tables.buckets import (
+    HIDDEN,
+    HIDDEN_FOLDER,
+    KEY_PROPERTY,
+    Bucket,
+    BucketFiles,
+    Key,
     Keyed,
+    Mask,
     Merged,
     bucket_file,
     changes,
+    hashes,
+    hidden_file,
+    hidden_key,
+    in_schema,
     merged,
+    of_keys,
     plain_file,
     read_file,
     reduced,
     with_tombstones,
+    young,
 )
-from weft.cloud_hub.tables.newest import Mask, hashes, of_keys, young
-from weft.cloud_hub.tables.only_latest import passed
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
-from weft.storage.chunk_log import Cluster, table_key
-from weft.storage.hub_keys import latest_key
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster, open_cluster
+from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import NotFound, ObjectStore
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.rewriting import ChangeFile, Rewrite, rewrite
-from weft.storage.table.delta.state import DeltaState
-from weft.storage.table.instead import INSTEAD_PROPERTY, has_all_rows, stands_instead
-from weft.storage.table.names import app_id, app_ids, source_ids, table_payload
-from weft.storage.table.rows import row_schema
-from weft.storage.table_maker.columns import new_columns, table_schema
-from weft.storage.table_maker.delta import DeltaHandle, in_thread
-from weft.storage.table_maker.errors import TableConflict, TableError
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import ShardView
-from weft.storage.table_maker.statistics import new_properties, statistics_columns
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table.actions import (
+    DataFile,
+    DeltaState,
+    TableConflict,
+    TableError,
+    app_id,
+    app_ids,
+    source_ids,
+    table_payload,
+)
+from weft.storage.table.delta import DeltaHandle, in_thread, open_table
+from weft.storage.table.delta_log import (
+    INSTEAD_PROPERTY,
+    ChangeFile,
+    Rewrite,
+    TableLog,
+    has_all_rows,
+    latest_of,
+    rewrite,
+    stands_instead,
+)
+from weft.storage.table.rows import BYTES_COLUMN, TOMBSTONE_COLUMN, Erased, row_schema, without
+from weft.storage.table_writer.parquet_file import new_columns, table_schema
+from weft.storage.table_writer.settings import TableSettings, new_properties, statistics_columns
+from weft.storage.table_writer.shards import ShardView
+from weft.storage.table_writer.tiering import Tierer
+from weft.storage.table_writer.writers import OF_ONE_SHARD, Gatherer, Joined, Made, StreamRows, WantedRows
+
+# Rows of a step that may count in a latest table, in memory.
+
+
+class _Batches:
+    """Rows of one shard in memory, in the place of a file."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = with_tombstones(schema)
+        self._batches: list[pa.RecordBatch] = []
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of the rows."""
+        return self._schema
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Add rows."""
+        self._batches += batches
+
+    def rows(self) -> pa.Table:
+        """Return the rows."""
+        return pa.Table.from_batches(self._batches, self._schema)
+
+
+class RowCollector:
+    """Writer of no files: it keeps the rows that may count, until the caller has committed what becomes of them."""
+
+    def __init__(
+        self, key: Key, settings: TableSettings, clock: Callable[[], int], monotonic: Callable[[], float]
+    ) -> None:
+        self._key, self._settings, self._clock, self._monotonic = key, settings, clock, monotonic
+        self.found: dict[tuple[int, int], Keyed] = {}
+        """(shard, first offset) -> rows"""
+
+    async def write(self, rows: StreamRows, wanted: Sequence[WantedRows]) -> list[Made | Exception]:
+        """Read the rows of each shard. See ``FileWriter``."""
+        table = latest_key(*rows.stream)
+        gatherer = Gatherer(table, rows.stream, rows.declared, self._settings, monotonic=self._monotonic)
+        made: list[Made | Exception] = []
+        for view, n, first, end in wanted:
+            out = _Batches(rows.schema)
+            try:
+                gathered = await gatherer.gather(view, out, n, first, end, rows.payload, len(wanted))
+            except OF_ONE_SHARD as error:
+                made.append(error)
+                continue
+            self.found[view.shard, first] = await in_thread(partial(self._kept, view.shard, out, rows.erased))
+            made.append(Made((), gathered))
+        return made
+
+    def _kept(self, shard: int, out: _Batches, erased: Erased | None) -> Keyed:
+        return reduced(without(out.rows(), shard, erased), self._key, self._clock() // 1000)
+
+    def join(
+        self, key: str, runs: Sequence[Sequence[DataFile]], schema: pa.Schema, sort: Sequence[str] = ()
+    ) -> AsyncIterator[Joined]:
+        """Do not join: a bucket has one file."""
+        raise NotImplementedError(key)
+
+
+# Rows of the table of all rows, for a latest table whose chunks the collector deleted.
+
+BATCH_ROWS = 64 << 10
+
+
+class HistoryRows:
+    """Rows of some offsets of a version, in portions. Its methods block.
+
+    Args:
+        wanted: (shard, first offset, offset after the last).
+        schema: columns of the rows, with that of tombstones: the table has none, so rows without a payload are such.
+        rows_max: rows of a portion, about.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        uri: str,
+        options: dict[str, str],
+        version: int,
+        wanted: Sequence[tuple[int, int, int]],
+        schema: pa.Schema,
+        rows_max: int,
+    ) -> None:
+        self._uri, self._options, self._version = uri, options, version
+        self._wanted, self._schema, self._rows_max = wanted, schema, rows_max
+        self._batches: Iterator[pa.RecordBatch] | None = None
+
+    def next(self) -> pa.Table | None:
+        """Return the next portion; None after the last.
+
+        Raises:
+            TableError: the version is no longer there.
+        """
+        if self._batches is None:
+            self._batches = self._opened()
+        found: list[pa.RecordBatch] = []
+        while sum(batch.num_rows for batch in found) < self._rows_max:
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            found.append(batch)
+        return self._rows(pa.Table.from_batches(found)) if found else None
+
+    def _opened(self) -> Iterator[pa.RecordBatch]:
+        table = open_table(self._uri, self._options, self._version)
+        if table is None:
+            raise TableError(f"{self._uri}: the table is no longer there")
+        dataset: Any = table.to_pyarrow_dataset()
+        parts = [
+            (pc.field("_shard") == shard) & (pc.field("_offset") >= first) & (pc.field("_offset") < end)
+            for shard, first, end in self._wanted
+        ]
+        names = [name for name in self._schema.names if name in dataset.schema.names]
+        scanner = dataset.scanner(
+            columns=names, filter=reduce(or_, parts), batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1,
+            use_threads=False,
+        )  # fmt: skip
+        return iter(scanner.to_batches())
+
+    def _rows(self, rows: pa.Table) -> pa.Table:
+        found = in_schema(rows, self._schema)
+        is_empty = _is_empty(found.column("payload"))
+        if BYTES_COLUMN in found.schema.names:
+            is_empty &= ~pc.is_valid(found.column(BYTES_COLUMN)).to_numpy()
+        at = found.schema.get_field_index(TOMBSTONE_COLUMN)
+        return found.set_column(at, self._schema.field(at), pa.array(is_empty))
+
+
+def _is_empty(column: pa.ChunkedArray) -> Mask:
+    found: Mask = pc.equal(pc.fill_null(pc.binary_length(column), 0), 0).to_numpy()
+    return found
+
+
+# Streams whose latest table is their only one, and what their log still has.
+
+
+class FirstKept(NamedTuple):
+    """The first chunk that a shard still has, where it lost some."""
+
+    shard: int
+    n: int
+
+
+async def first_kept(store: ObjectStore, stream: StreamKey) -> FirstKept | None:
+    """Return the first chunk of a shard that has lost some, if a stream has a latest table as its only one; None if a
+    table of all rows can be made from the log.
+
+    Raises:
+        TableError: the table cannot be read.
+        StoreError, Corrupt: a shard cannot be read.
+    """
+    cluster = await open_cluster(store, None)
+    if await latest_of(store, cluster, stream) is None:
+        return None
+    for shard in range(cluster.tree.count):
+        manifest, _ = await ShardLog(store, cluster, shard).manifest()
+        if manifest.watermark:
+            return FirstKept(shard, manifest.watermark)
+    return None
+
+
+async def passed(
+    views: Sequence[ShardView],
+    stream: StreamKey,
+    positions: Mapping[int, int],
+    ends: Mapping[int, int],
+    app: Callable[[int], str],
+) -> tuple[dict[str, int], int]:
+    """Return the transactions of positions after what the collector deleted, and the number of records passed over.
+
+    Args:
+        app: returns the transaction id of a shard's position.
+
+    Raises:
+        NotFound, Corrupt: the log cannot be read.
+    """
+    told, gone = dict[str, int](), 0
+    for view in views:
+        first, end = positions.get(view.shard, 0), ends.get(view.shard, 0)
+        there = await _first_there(view, stream, end) if first < end else first
+        if there > first:
+            name = app(view.shard)
+            told |= {name: there, **dict(zip(source_ids(name), (view.log.watermark - 1, 0), strict=True))}
+            gone += there - first
+    return told, gone
+
+
+async def _first_there(view: ShardView, stream: StreamKey, end: int) -> int:
+    """Return the lowest offset whose chunk is not collected; ``end`` without one."""
+    async for _, section, _ in view.chunks.of_stream(stream, view.log.watermark, view.state.n):
+        if section is not None:
+            return section.base_offset
+    return end
+
 
 _logger = logging.getLogger(__name__)
 SETTINGS = TableSettings(file_rows_max=256 << 10, retention_hours=2)

@@ -8,35 +8,130 @@ dies, a row is there once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.tables.new_files import NewFile, NewFiles
+from weft.cloud_hub.admin_facts.changes import DeclaredTables
+from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.tables.retention import Retention
+from weft.config.log_lines import Repeats, left_out
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.cluster import Cluster
-from weft.storage.hub_keys import quarantine_key, table_key
-from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.object_file import ObjectFile
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.state import DeltaState
-from weft.storage.table.names import app_id, app_ids, table_payload
-from weft.storage.table.quality.marks import FAILED_COLUMN
+from weft.storage.hub_keys import QUARANTINES, quarantine_key, table_key
+from weft.storage.object_store import ObjectStore, StoreError
+from weft.storage.object_store.protocol import ObjectFile
+from weft.storage.table import delta_log
+from weft.storage.table.actions import (
+    Action,
+    AddedFile,
+    DataFile,
+    DeltaState,
+    TableError,
+    app_id,
+    app_ids,
+    plain_path,
+    table_payload,
+)
+from weft.storage.table.delta import DeltaHandle, in_thread
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.quality import FAILED_COLUMN
+from weft.storage.table.schemas import DeclaredQuality
 from weft.storage.table.typed_columns import bounded_names
-from weft.storage.table_maker.columns import levels_of, table_schema
-from weft.storage.table_maker.delta import DeltaHandle, in_thread
-from weft.storage.table_maker.errors import TableError
-from weft.storage.table_maker.parquet_file import ParquetFile
-from weft.storage.table_maker.settings import DEFAULTS, TableSettings
-from weft.storage.table_maker.statistics import changed_properties, new_properties, statistics_columns
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.parquet_file import ParquetFile, levels_of, table_schema
+from weft.storage.table_writer.service import EXPECTED, TableService
+from weft.storage.table_writer.settings import (
+    DEFAULTS,
+    TableSettings,
+    changed_properties,
+    new_properties,
+    statistics_columns,
+)
+
+# The files of a table that are new to a reader, followed from version to version.
+
+
+class _Corner(msgspec.Struct):
+    shard: int = msgspec.field(name="_shard", default=0)
+    offset: int = msgspec.field(name="_offset", default=0)
+
+
+class _StoredBounds(msgspec.Struct):
+    minValues: _Corner | None = None  # noqa: N815  (Delta's names)
+    maxValues: _Corner | None = None  # noqa: N815
+
+
+_DECODER = msgspec.json.Decoder(_StoredBounds)
+
+
+class NewFile(NamedTuple):
+    """A file of the table of all rows that is to be looked through."""
+
+    path: str
+    size: int
+    shard: int | None
+    """None for a file that an engine wrote, with rows of several shards or without bounds."""
+    first: int
+    end: int
+
+
+class NewFiles:
+    """The files of a table with rows that were not looked through, followed from version to version."""
+
+    reads_files = True
+
+    def __init__(self) -> None:
+        self.positions: dict[int, int] = {}
+        """Shard -> offset up to which rows were looked through."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the table."""
+        self.version, self.entry_hash = -1, b""
+        self.files: dict[str, NewFile] = {}
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry."""
+        if action.add is not None:
+            self._add(action.add)
+        elif action.remove is not None:
+            self.files.pop(plain_path(action.remove.path), None)
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
+        """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        for added in delta_log.files(file, name):
+            self._add(added)
+
+    def _add(self, added: AddedFile) -> None:
+        path = plain_path(added.path)
+        try:
+            known = _DECODER.decode(added.stats or "{}")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            known = _StoredBounds()
+        low, high = known.minValues, known.maxValues
+        if low is None or high is None or low.shard != high.shard:
+            self.files[path] = NewFile(path, added.size, None, 0, 0)
+        elif high.offset >= self.positions.get(low.shard, 0):
+            self.files[path] = NewFile(path, added.size, low.shard, low.offset, high.offset + 1)
+
+    def looked_through(self, positions: Mapping[int, int], files: Sequence[NewFile]) -> None:
+        """Note that rows up to some offsets were looked through, and these files."""
+        self.positions = dict(positions)
+        for each in files:
+            if each.shard is None or each.end <= positions.get(each.shard, 0):
+                self.files.pop(each.path, None)
+
 
 FILES_PER_STEP, STEP_BYTES = 1000, 256 << 20
 """Number and bytes of files that a step looks through at most."""
@@ -313,3 +408,180 @@ def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# Service of the quarantines that quality rules ask for. It runs with the work on declared tables.
+
+_logger = logging.getLogger(__name__)
+RETENTION_S = 3600.0
+"""Interval at which old rows are looked for, and quarantines that no rule asks for any more."""
+RETRY_S = 60.0
+
+
+class QuarantineStatus(msgspec.Struct, frozen=True):
+    """The status of a quarantine."""
+
+    path: str
+    version: int
+    """Newest version seen; -1 before the first."""
+    rows: int
+    """Rows that were copied into it."""
+    error: str | None
+    """Error of the last step; None when it succeeded."""
+
+
+@dataclass
+class _Work:
+    """Work on one quarantine."""
+
+    quarantine: Quarantine
+    maintenance: Maintenance
+    retention: Retention
+    retain_at: float
+    seen: int = -1
+    """Version of the table of all rows after which it has nothing to do."""
+    retry_at: float = 0.0
+    error: str | None = None
+
+
+class QuarantineWork:
+    """The work on quarantines of a hub process that makes tables. A look costs nothing while no table changes.
+
+    Args:
+        tables: the table step of this process.
+        settings: bounds of the table step.
+        retained: declarations about tables; what they say of retention holds for quarantines as well.
+        clock: nanoseconds since 1970.
+        is_sound: whether the clock can be believed; otherwise nothing is removed as old.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        tables: TableService,
+        declared: DeclaredQuality,
+        retained: DeclaredTables,
+        *,
+        settings: TableSettings,
+        clock: Callable[[], int],
+        is_sound: Callable[[], bool],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store, self._cluster, self._tables = store, cluster, tables
+        self._declared, self._retained, self._settings = declared, retained, settings
+        self._clock, self._is_sound, self._monotonic = clock, is_sound, monotonic
+        self._work: dict[StreamKey, _Work] = {}
+        self._there: set[StreamKey] = set()
+        """Streams with a quarantine in the store, as last listed."""
+        self._list_at = 0.0
+        self._repeats = Repeats()
+
+    def status(self, key: StreamKey) -> QuarantineStatus | None:
+        """Return the status of a stream's quarantine; None if this process makes none."""
+        work = self._work.get(key)
+        if work is None:
+            return None
+        return QuarantineStatus(work.quarantine.key, work.quarantine.version, work.quarantine.rows, work.error)
+
+    async def look(self) -> None:
+        """Do what is due: a bounded step for each quarantine. Errors go to ``status``."""
+        wanted = {key for key, each in self._declared.streams.items() if each.rules.quarantine}
+        await self._list()
+        for gone in self._work.keys() - wanted - self._there:
+            del self._work[gone]
+        for key in wanted:
+            tierer = self._tables.tierer(key)
+            if tierer is not None and self._tables.keeps_beside(key):
+                await self._look_at(key, tierer.version)
+                await asyncio.sleep(0)
+        for key in self._there - wanted:
+            # Without its rules it gets no more rows. Those that it has still become old, or were erased.
+            if self._tables.keeps_beside(key):
+                await self._look_at(key, None)
+                await asyncio.sleep(0)
+
+    async def _list(self) -> None:
+        """List the quarantines in the store from time to time: a request, and one for each that there is."""
+        now, what = self._monotonic(), "the quarantines cannot be listed"
+        if now < self._list_at:
+            return
+        self._list_at = now + RETENTION_S
+        try:
+            self._there = await quarantines(self._store)
+            self._repeats.forget(what)
+        except StoreError as error:
+            self._list_at = now + RETRY_S
+            if (count := self._repeats.say(what, now)) is not None:
+                _logger.warning("%s: %s%s", what, error, left_out(count))
+
+    async def _look_at(self, key: StreamKey, version: int | None) -> None:
+        """Do what is due for a quarantine.
+
+        Args:
+            version: of the table of all rows; None for a quarantine that gets no more rows.
+        """
+        work = self._work.get(key) or self._work.setdefault(key, self._begun(key))
+        now, what = self._monotonic(), f"the quarantine of {key[0]}/{key[1]} is not being updated"
+        if now < work.retry_at:
+            return
+        try:
+            if version is None:
+                if work.quarantine.version < 0:
+                    work.quarantine.keep(await work.quarantine.take())
+                work.seen = -1  # should its rules come back
+            elif work.seen != version:
+                is_more = await work.quarantine.step()
+                work.seen = -1 if is_more else version
+            # Also while the stream is quiet: what was erased is still in files that no version names.
+            await work.maintenance.maintain()
+            if now >= work.retain_at and self._is_sound():
+                await self._retain(key, work, now)
+        except Exception as error:
+            # A bug that shows with one stream must not stop the others' tables.
+            work.seen, work.retry_at = -1, now + RETRY_S
+            work.error = str(error) or type(error).__name__
+            count = self._repeats.say(what, now)
+            if count is not None:
+                say = _logger.warning if isinstance(error, EXPECTED) else _logger.exception
+                say("%s: %s%s", what, error, left_out(count))
+        else:
+            work.error = None
+            self._repeats.forget(what)
+
+    async def _retain(self, key: StreamKey, work: _Work, now: float) -> None:
+        wanted: TableDocument | None = self._retained.documents.get(key)
+        has_more = False
+        if wanted is not None and (wanted.retain_s or wanted.retain_bytes):
+            await work.retention.look(wanted)
+            has_more = work.retention.has_more
+        work.retain_at = now + (0 if has_more else RETENTION_S)
+
+    def _begun(self, key: StreamKey) -> _Work:
+        told = self._settings
+        quarantine = Quarantine(
+            self._store, self._cluster, key, settings=told, clock=self._clock, monotonic=self._monotonic
+        )
+        maintenance = Maintenance(
+            self._store, quarantine, settings=told, clock=self._clock, is_sound=self._is_sound,
+            monotonic=self._monotonic,
+        )  # fmt: skip
+        retention = Retention(self._store, self._cluster, key, self._clock, quarantine_key(*key))
+        return _Work(quarantine, maintenance, retention, self._monotonic())
+
+
+async def quarantines(store: ObjectStore) -> set[StreamKey]:
+    """Return the streams with a quarantine in the store, with a list request for each.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    found: set[StreamKey] = set()
+    after: str | None = None
+    while page := await store.list(QUARANTINES, after=after, limit=1):
+        _, tenant, stream, rest = page[0].key.split("/", 3)
+        if rest.startswith("_delta_log/"):  # sorts before the files; without it there is no table
+            found.add((tenant, stream))
+        after = f"{quarantine_key(tenant, stream)}/~"
+    return found

@@ -7,7 +7,8 @@ rows are declared as a deletion first, and the audit takes them for removed and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -15,24 +16,95 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.declared.documents import TableDocument
-from weft.cloud_hub.tables.places import PLACE, Places
+from weft.cloud_hub.admin_facts.documents import TableDocument
 from weft.config.units import format_duration, format_size
-from weft.protocols.shard.shard_state import StreamKey
+from weft.protocols.chunk_index import StreamKey
+from weft.protocols.ranges import Range, RangeSet
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import deletion_key, table_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.object_file import ObjectFile
-from weft.storage.table.deletions import FORMAT, Deletion, declare, stored_deletions
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.rewriting import Rewrite, rewrite
-from weft.storage.table.delta.small_files import SmallFiles
-from weft.storage.table.names import app_ids
-from weft.storage.table_maker.delta import in_thread
+from weft.storage.object_store.protocol import ObjectFile
+from weft.storage.table.actions import DataFile, TableError, app_ids
+from weft.storage.table.deletions import FORMAT, RANGES_MAX, Deletion, declare, stored_deletions
+from weft.storage.table.delta import in_thread
+from weft.storage.table.delta_log import Rewrite, SmallFiles, TableLog, rewrite
+
+# Places of rows: their numbers by lane and their offsets by shard, as runs.
+
+TYPES = {
+    "_shard": pa.int32(), "_offset": pa.int64(), "_edge": pa.string(), "_log": pa.string(), "_seq": pa.int64(),
+}  # fmt: skip
+"""Columns that name a row."""
+PLACE = [*TYPES]
+
+
+class Places:
+    """A collector of places."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[tuple[str, str], RangeSet] = defaultdict(RangeSet)
+        """(edge, log id) -> numbers"""
+        self.offsets: dict[int, RangeSet] = defaultdict(RangeSet)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return sum(each.count() for each in self.offsets.values())
+
+    @property
+    def ranges(self) -> int:
+        """Return the number of ranges."""
+        return sum(map(len, (*self.lanes.values(), *self.offsets.values())))
+
+    def has_room(self, ranges: int) -> bool:
+        """Return whether so many more ranges fit into a declaration."""
+        return self.ranges + ranges <= RANGES_MAX
+
+    def check(self) -> None:
+        """Check that the rows can be declared together.
+
+        Raises:
+            TableError: they are too scattered.
+        """
+        if not self.has_room(0):
+            raise TableError(f"these rows make more than {RANGES_MAX:,} ranges: remove them in parts")
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, of which only ``PLACE`` is looked at. It blocks: a million rows take most of a second."""
+        found = rows.group_by(["_edge", "_log"]).aggregate([("_seq", "list")])
+        names = zip(found.column("_edge").to_pylist(), found.column("_log").to_pylist(), strict=True)
+        for name, numbers in zip(names, found.column("_seq_list"), strict=True):
+            _add(self.lanes[name], numbers.values.to_numpy())
+        found = rows.group_by("_shard").aggregate([("_offset", "list")])
+        for shard, numbers in zip(found.column("_shard").to_pylist(), found.column("_offset_list"), strict=True):
+            _add(self.offsets[shard], numbers.values.to_numpy())
+
+    def add_stored(
+        self, lanes: Iterable[tuple[str, str, list[Range]]], offsets: Iterable[tuple[int, list[Range]]]
+    ) -> None:
+        """Add those of a declaration."""
+        for edge, log_id, ranges in lanes:
+            self.lanes[edge, log_id].update(RangeSet(ranges))
+        for shard, found in offsets:
+            self.offsets[shard].update(RangeSet(found))
+
+    def stored(self) -> tuple[list[tuple[str, str, list[Range]]], list[tuple[int, list[Range]]]]:
+        """Return lanes and offsets in the form of a declaration."""
+        lanes = [(edge, log_id, list(ranges)) for (edge, log_id), ranges in sorted(self.lanes.items())]
+        return lanes, [(shard, list(ranges)) for shard, ranges in sorted(self.offsets.items())]
+
+
+def _add(ranges: RangeSet, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """Add numbers as runs: one at a time would take a step for each."""
+    ordered = np.sort(numbers)
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 2) != 1)
+    for first, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+        ranges.add(int(ordered[first]), int(ordered[end - 1]) + 1)
+
 
 FILES_PER_ROUND_MAX = 1000
 """Maximum number of files that a round removes: the footer of each is read, and the columns that name its rows."""

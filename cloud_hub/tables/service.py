@@ -15,25 +15,24 @@ from typing import Any
 
 import msgspec
 
-from weft.bounds.background import BackgroundTask
+from weft.bounds.rounds import BackgroundTask
+from weft.cloud_hub.admin_facts.changes import DeclaredTables
+from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.declared.documents import LatestDocument, TableDocument
-from weft.cloud_hub.declared.tables import DeclaredTables
-from weft.cloud_hub.tables.keys import Key
+from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import SETTINGS, LatestTierer
-from weft.cloud_hub.tables.quarantine_work import QuarantineWork
+from weft.cloud_hub.tables.quarantine import QuarantineWork
 from weft.cloud_hub.tables.retention import Retention
-from weft.config.log_lines.repeats import Repeats, left_out
-from weft.protocols.shard.shard_state import StreamKey
+from weft.config.log_lines import Repeats, left_out
+from weft.protocols.chunk_index import StreamKey
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import latest_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.quality.declared import DeclaredQuality
-from weft.storage.table_maker.chunk_cache import ChunkCache
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.service import EXPECTED, TableService
-from weft.storage.table_maker.settings import DEFAULTS, TableSettings
-from weft.storage.table_maker.shards import ShardView
+from weft.storage.table.schemas import DeclaredQuality
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.service import EXPECTED, TableService
+from weft.storage.table_writer.settings import DEFAULTS, TableSettings
+from weft.storage.table_writer.shards import ChunkCache, ShardView
 
 _logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0

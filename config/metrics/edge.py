@@ -2,11 +2,94 @@
 
 from __future__ import annotations
 
-from weft.config.metrics.http import HTTP_METRICS
-from weft.config.metrics.metric import Metric
-from weft.config.metrics.queues import QUEUE_METRICS
-from weft.config.metrics.sources import SOURCE_METRICS
-from weft.config.metrics.tracing import EDGE_TRACE_METRICS
+from weft.config.metrics.metric import EDGE_TRACE_METRICS, Metric
+
+# Metrics of an edge node's HTTP listeners.
+
+HTTP_METRICS = (
+    Metric("weft_edge_http_requests_total", "counter", "HTTP requests handled."),
+    Metric("weft_edge_http_messages_total", "counter", "Messages in HTTP requests, stored or not."),
+    Metric("weft_edge_http_refused_total", "counter", "HTTP requests answered with 400 to 499, without 429."),
+    Metric(
+        "weft_edge_http_throttled_total",
+        "counter",
+        "HTTP requests answered with 429: too much waited for the disk, or too many clients read events.",
+    ),
+    Metric("weft_edge_http_errors_total", "counter", "HTTP requests answered with a status from 500 on."),
+    Metric("weft_edge_http_timeouts_total", "counter", "HTTP connections closed because a request came too slowly."),
+    Metric(
+        "weft_edge_http_repeated_total",
+        "counter",
+        "HTTP requests recognised by their idempotency key: their messages were stored before.",
+    ),
+    Metric(
+        "weft_edge_http_misfits_refused_total",
+        "counter",
+        "HTTP requests refused because a message does not fit the stream: its topic, or no JSON.",
+    ),
+    Metric(
+        "weft_edge_http_misfits_taken_total",
+        "counter",
+        "Messages taken by HTTP although they do not fit the stream (`misfits: take`).",
+    ),
+    Metric("weft_edge_http_keys", "gauge", "Idempotency keys that are remembered."),
+    Metric(
+        "weft_edge_http_keys_forgotten_total",
+        "counter",
+        "Idempotency keys forgotten before their time, because there were too many.",
+    ),
+    Metric("weft_edge_http_readers", "gauge", "HTTP clients that read events."),
+    Metric("weft_edge_http_events_total", "counter", "Events sent to HTTP clients."),
+    Metric("weft_edge_http_events_dropped_total", "counter", "Live messages that an HTTP client was too slow for."),
+)
+
+
+# Metrics of queues, of an edge node that has some: totals, since a node may have 65,536 queues.
+
+QUEUE_METRICS = (
+    Metric("weft_edge_queues", "gauge", "Queues that clients of AMQP have declared."),
+    Metric("weft_edge_queue_exchanges", "gauge", "Exchanges, those that are always there included."),
+    Metric("weft_edge_queue_bindings", "gauge", "Bindings, as they count against queues.bindings."),
+    Metric("weft_edge_queue_consumers", "gauge", "Consumers of queues."),
+    Metric("weft_edge_queue_ready_messages", "gauge", "Messages in queues that wait for a consumer."),
+    Metric("weft_edge_queue_unacknowledged_messages", "gauge", "Messages delivered and not acknowledged."),
+    Metric("weft_edge_queue_bytes", "gauge", "Size of the messages in queues, as it counts against queues.size."),
+    Metric("weft_edge_queue_bytes_max", "gauge", "Size that they may have: queues.size."),
+    Metric(
+        "weft_edge_queue_published_total", "counter", "Messages taken into queues; one in three queues counts three."
+    ),
+    Metric("weft_edge_queue_delivered_total", "counter", "Messages delivered from queues."),
+    Metric("weft_edge_queue_redelivered_total", "counter", "Of these, messages flagged as redelivered."),
+    Metric("weft_edge_queue_acknowledged_total", "counter", "Messages acknowledged by consumers."),
+    Metric("weft_edge_queue_dead_lettered_total", "counter", "Messages sent on to where a queue has its dead letters."),
+    Metric("weft_edge_queue_expired_total", "counter", "Messages whose time to live was over."),
+    Metric("weft_edge_queue_dropped_total", "counter", "Messages that left a queue because it was too long."),
+    Metric("weft_edge_queue_not_taken_total", "counter", "Messages that a full queue, or a full share, did not take."),
+    Metric("weft_edge_queue_lost_total", "counter", "Messages in queues that the log had no more."),
+)
+
+
+# Metrics of an edge node's sources, one of each for every source.
+
+_LABELS = ("source",)
+
+SOURCE_METRICS = (
+    Metric("weft_edge_source_connected", "gauge", "1 while the source is connected to its broker.", _LABELS),
+    Metric("weft_edge_source_messages_total", "counter", "Messages taken from the broker.", _LABELS),
+    Metric("weft_edge_source_received_bytes_total", "counter", "Payload bytes of these messages.", _LABELS),
+    Metric(
+        "weft_edge_source_acknowledged_total",
+        "counter",
+        "Messages acknowledged to the broker, each after it was on disk.",
+        _LABELS,
+    ),
+    Metric("weft_edge_source_unacknowledged_messages", "gauge", "Messages that wait for the disk.", _LABELS),
+    Metric("weft_edge_source_duplicates_total", "counter", "Messages flagged as suspected duplicates.", _LABELS),
+    Metric("weft_edge_source_refused_total", "counter", "Messages that cannot be stored and are not kept.", _LABELS),
+    Metric("weft_edge_source_attempts_failed", "gauge", "Consecutive failed attempts to connect.", _LABELS),
+    Metric("weft_edge_source_waiting_messages", "gauge", "Messages that wait at the broker, where it tells.", _LABELS),
+)
+
 
 EDGE_METRICS = (
     Metric("weft_edge_connections", "gauge", "Open connections of clients, whatever they speak."),

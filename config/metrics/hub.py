@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.config.metrics.metric import Metric
-from weft.config.metrics.tracing import HUB_TRACE_METRICS
+from weft.config.metrics.metric import HUB_TRACE_METRICS, Metric
 
 HUB_METRICS = (
     Metric(

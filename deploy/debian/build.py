@@ -25,7 +25,7 @@ from packaging.version import Version
 from deploy.release import list_components, run, source_date
 from docs.tools.manuals import manuals
 from weft.cli import cli
-from weft.commands.set_up.completion import script
+from weft.commands.completion import script
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -24,7 +24,7 @@ from weft.cli import cli
 from weft.cloud_hub.openapi.document import document
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
-from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines import Pipeline
 from weft.config.schema import settings
 from weft.output import EXIT_CODES
 

@@ -76,7 +76,7 @@ WAY_OF_A_RECORD = (
     Step("cloud_hub.links", "overlap with what is held is trimmed"),
     Step("cloud_hub.shard", "creating chunk n is the commit"),
     Step("storage.object_store", "create-if-absent", "ACK: durable twice, the edge may forget"),
-    Step("storage.table_maker", "chunks become Parquet and one Delta commit"),
+    Step("storage.table_writer", "chunks become Parquet and one Delta commit"),
     Step("spark_sinks", "rows, batch or streaming"),
 )
 

@@ -18,12 +18,11 @@ from bench.log_writer import Delivery, LogWriter
 from weft.demo.devices import payloads
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.protocols.chunk import Mark
-from weft.protocols.chunk_index.footer import GapRange
+from weft.protocols.chunk_index import GapRange, Mark
 from weft.protocols.segment import GapReason
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 STREAM = "telemetry"
 EDGES = {"press-shop": "iot-device-01", "greenhouse": "iot-device-02", "warehouse": "iot-device-03"}

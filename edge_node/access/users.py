@@ -10,8 +10,7 @@ import os
 from argon2 import PasswordHasher, Type, extract_parameters
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from weft.storage.filesystem import FileSystem, OSFileSystem
-from weft.storage.private_file import replace_private_file
+from weft.storage.filesystem import FileSystem, OSFileSystem, replace_private_file
 
 HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
 """Hasher with 19 MiB, two passes, one lane: the minimum that OWASP recommends, as a Raspberry Pi must check many

@@ -3,22 +3,396 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.links import Link
+from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
-from weft.config.payload_schema.checked import check_checked
-from weft.config.streams import Stream
-from weft.config.units import format_size, quoted
-from weft.edge_node.check.derived import carried_streams, intake, streams_of
-from weft.edge_node.check.functions import function_rules
-from weft.edge_node.check.listeners import listeners
-from weft.edge_node.check.sizes import SEGMENTS_MIN, segment_bytes, unrouted_bytes
-from weft.edge_node.check.sources import sources
-from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM
-from weft.protocols.lane import NAME_RULE, valid_name
-from weft.protocols.topics import compile_pattern
+from weft.config.payload_schema.documents import check_checked
+from weft.config.sources import AmqpSource, MqttSource, Source, SourceSettings
+from weft.config.streams import Retain, Stream
+from weft.config.units import Address, Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
+from weft.edge_node.check.streams import (
+    SEGMENTS_MIN,
+    Flow,
+    carried_streams,
+    configuring_link,
+    errors_streams,
+    inputs,
+    intake,
+    intake_patterns,
+    is_derived,
+    level_names,
+    segment_bytes,
+    streams_of,
+    topics_log_bytes,
+    unrouted_bytes,
+    writers,
+)
+from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM, errors_stream, raw_stream
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
+from weft.protocols.topics import SHARE_PREFIX, check_filter, compile_pattern, compile_rule, valid_topic
+
+# Rules for listeners: their reachability and their authentication.
+
+
+def listeners(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield the problems of the listeners and the status page."""
+    http, binds = config.http, dict[str, str]()
+    for name, listener in config.listeners.items():
+        if listener is None:
+            continue
+        path = ("listeners", name)
+        bind = bind_of(name, listener)
+        if bind in binds and not bind.endswith(":0"):
+            yield Finding((*path, "bind"), f"{bind} is the address of listeners.{binds[bind]} already. Choose another")
+        binds[bind] = name
+        yield from _listener(name, listener, has_users=config.auth.users_file is not None)
+    if http is not None:
+        yield from open_beyond_loopback(("http",), "bind", http.bind, http.anonymous)
+
+
+def _listener(name: str, listener: Listener, *, has_users: bool) -> Iterator[Finding]:
+    path, bind, anonymous = ("listeners", name), parse_listen(bind_of(name, listener)), listener.anonymous
+    if name in TLS_NAMES and listener.tls is None:
+        yield Finding((*path, "tls"), f"is missing: a listener named {name} needs TLS. Set certificate and key")
+    if listener.websocket is not None and protocol_of(name, listener) != "mqtt":
+        yield Finding((*path, "websocket"), "is for listeners of MQTT only. Delete it")
+    if listener.vhosts is not None and protocol_of(name, listener) != "amqp":
+        yield Finding((*path, "vhosts"), "is for listeners of AMQP only. Delete it")
+    for vhost, prefix in (listener.vhosts or {}).items():
+        if prefix and not valid_topic(prefix):
+            yield Finding((*path, "vhosts", vhost), f"expected a topic such as plant/7, got {quoted(prefix)}")
+    if listener.websocket is not None and not listener.websocket.path.startswith("/"):
+        yield Finding(
+            (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"
+        )
+    if listener.origins and protocol_of(name, listener) != "http":
+        yield Finding((*path, "origins"), "is for listeners of HTTP; MQTT has `websocket.origins`. Delete it")
+    for origin in listener.origins:
+        if origin != "*" and "://" not in origin:
+            yield Finding(
+                (*path, "origins"), f"expected an origin such as https://dash.example.com, got {quoted(origin)}"
+            )
+    if isinstance(bind, UnixSocket) and listener.proxy_protocol is None and listener.tls is not None:
+        yield Finding((*path, "tls"), "a unix socket needs no TLS: it does not leave the machine. Delete it")
+    if listener.tls is not None and listener.tls.crl_file is not None and listener.tls.client_ca is None:
+        yield Finding((*path, "tls", "crl_file"), "needs `client_ca`: without it, no client shows a certificate")
+    knows_names = has_users or (listener.tls is not None and listener.tls.client_ca is not None)
+    if (
+        anonymous != "allowed_beyond_loopback"
+        and not knows_names
+        and not (bind.is_loopback and anonymous == "loopback")
+    ):
+        yield Finding(
+            (*path, "bind"),
+            f"{bind} can be reached from other machines without authentication. Set auth.users_file or "
+            "tls.client_ca, bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`"
+            if anonymous == "loopback"
+            else "`anonymous: never` refuses every client without auth.users_file or tls.client_ca. Name one of them",
+        )
+
+
+def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anonymous) -> Iterator[Finding]:
+    """Refuse a listener that strangers can reach, unless the configuration allows that explicitly."""
+    if anonymous == "loopback" and not parse_bind(bind).is_loopback:
+        yield Finding(
+            (*section, key),
+            f"{bind} can be reached from other machines without authentication. Bind to 127.0.0.1, or set "
+            "`anonymous: allowed_beyond_loopback`",
+        )
+
+
+# Rules for sources: their brokers, credentials and topics, and loops of a node with itself.
+
+PORTS = {"mqtt": 1883, "mqtts": 8883, "amqp": 5672, "amqps": 5671}
+"""Scheme -> port of a URL without one."""
+
+
+def sources(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield the problems of the sources."""
+    for name, source in config.sources.items():
+        kind, settings = source.chosen
+        path: KeyPath = ("sources", name, kind)
+        yield from _common(path, kind, settings)
+        if source.mqtt is not None:
+            yield from _mqtt(path, source.mqtt)
+        else:
+            assert source.amqp is not None
+            yield from _amqp(path, source.amqp)
+        for at, address in own_listeners(config, source):
+            yield Finding((*path, "url"), loop_message(at, address))
+    yield from _same_session(config)
+
+
+def brokers(settings: SourceSettings) -> Iterator[tuple[str, Address]]:
+    """Yield scheme and address of each URL of a source."""
+    for url in settings.url:
+        parts = urlsplit(url)
+        yield parts.scheme, Address(parts.hostname or "", parts.port or PORTS[parts.scheme])
+
+
+def own_listeners(config: EdgeConfig, source: Source) -> Iterator[tuple[str, Address]]:
+    """Yield (listener, address) for each URL of a source that leads to a listener of the node, as far as the addresses
+    show it: ``preflight`` resolves names."""
+    for _, broker in brokers(source.settings):
+        for name, bind in listeners_on(config, broker.port):
+            if bind.host == broker.host or (broker.is_loopback and (bind.is_loopback or bind.from_here.is_loopback)):
+                yield name, broker
+
+
+def listeners_on(config: EdgeConfig, port: int) -> Iterator[tuple[str, Address]]:
+    """Yield the node's listeners for messages on a port, with their addresses."""
+    for name, listener in config.listeners.items():
+        if listener is None or protocol_of(name, listener) not in ("mqtt", "amqp"):
+            continue
+        bind = parse_listen(bind_of(name, listener))
+        if not isinstance(bind, UnixSocket) and bind.port == port:
+            yield name, bind
+
+
+def loop_message(listener: str, address: Address) -> str:
+    """Return the reason why a source cannot read from its own node."""
+    return (
+        f"{address} is listeners.{listener} of this node: each message would come again without end. Name the other "
+        "broker, or listen at another port"
+    )
+
+
+def _common(path: KeyPath, kind: str, settings: SourceSettings) -> Iterator[Finding]:
+    schemes = (kind, f"{kind}s")
+    for url in settings.url:
+        parts = urlsplit(url)
+        if parts.scheme not in schemes:
+            yield Finding((*path, "url"), f"expected {kind}://HOST or {kind}s://HOST, got {quoted(url)}")
+        elif kind == "mqtt" and parts.path.strip("/"):
+            yield Finding((*path, "url"), f"MQTT has no paths in URLs: {quoted(url)}. Delete {parts.path}")
+    if settings.password_file is not None and settings.password_env is not None:
+        yield Finding((*path, "password_env"), "password_file is set, too. Delete one of them")
+    has_password = settings.password_file is not None or settings.password_env is not None
+    if has_password and settings.username is None:
+        yield Finding((*path, "username"), "is missing: the password needs a user name")
+    if settings.retry_min_s > settings.retry_max_s:
+        yield Finding((*path, "retry_min"), "expected at most retry_max")
+    tls = settings.tls
+    if tls is not None and not any(urlsplit(url).scheme.endswith("s") for url in settings.url):
+        yield Finding((*path, "tls"), f"needs a URL with TLS: {kind}s://HOST")
+    if tls is not None and tls.key is not None and tls.certificate is None:
+        yield Finding((*path, "tls", "certificate"), "is missing: a key needs its certificate")
+    for position, rule in enumerate(settings.rewrite):
+        try:
+            compile_rule(rule.from_, rule.to)
+        except ValueError as error:
+            yield Finding((*path, "rewrite", position), str(error))
+    if "+" in settings.prefix or "#" in settings.prefix or "\0" in settings.prefix:
+        yield Finding((*path, "prefix"), f"expected the beginning of a topic, got {quoted(settings.prefix)}")
+
+
+def _mqtt(path: KeyPath, settings: MqttSource) -> Iterator[Finding]:
+    for position, topic in enumerate(settings.topics):
+        at = (*path, "topics", position) if len(settings.topics) > 1 else (*path, "topics")
+        if topic.startswith(SHARE_PREFIX):
+            yield Finding(at, f"expected a filter without {SHARE_PREFIX}: set `share` to the name of the share")
+            continue
+        try:
+            check_filter(topic)
+        except ValueError as error:
+            yield Finding(at, str(error))
+        if "{" in topic:
+            yield Finding(at, f"levels have no names in a subscription. Write + in {quoted(topic)}")
+    if settings.version == "v3.1.1" and settings.share is not None:
+        yield Finding((*path, "share"), "is for `version: v5`: MQTT 3.1.1 has no shared subscriptions")
+
+
+def _amqp(path: KeyPath, settings: AmqpSource) -> Iterator[Finding]:
+    if settings.declare == "passive" and not settings.queue:
+        yield Finding((*path, "queue"), "is missing: name the queue to consume from")
+    if settings.declare == "quorum" and settings.queue.startswith("amq."):
+        yield Finding((*path, "queue"), "names that begin with amq. are the broker's own. Choose another name")
+
+
+def _same_session(config: EdgeConfig) -> Iterator[Finding]:
+    """Find sources that would take a session from each other."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, source in config.sources.items():
+        if source.mqtt is None or source.mqtt.client_id is None:
+            continue
+        for url in source.mqtt.url:
+            other = seen.setdefault((url, source.mqtt.client_id), name)
+            if other != name:
+                message = f"sources.{other} has this client_id at {url}, too. Choose another: each has its session"
+                yield Finding(("sources", name, "mqtt", "client_id"), message)
+                break
+
+
+# Rules for streams with functions: their inputs, their outputs, and cycles.
+#
+# Settings of a single function are checked where the function is created (``edge_node.functions.definitions``).
+
+_TAKE_NULLS = ("where", "set", "select", "route", "alert", "window")
+"""Functions whose expressions may treat a missing field as null."""
+
+
+def function_rules(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield the problems of derived streams."""
+    flow = Flow(config)
+    errors = errors_streams(config)
+    written = writers(config)
+    for name, stream in config.streams.items():
+        yield from _source(name, stream, is_written=name in written, errors_of_stream=errors.get(name))
+        yield from _raw(name, stream, config)
+        yield from _payload(name, stream, flow)
+        yield from _missing(name, stream)
+        for at, step in enumerate(stream.functions[1:], 1):
+            if step.facts.reads is not None:
+                kind = step.chosen[0]
+                yield Finding(
+                    ("streams", name, "functions", at, kind),
+                    f"{kind} takes messages as they came, so that it is the first function of its stream. Move it up, "
+                    "or derive another stream",
+                )
+        if is_derived(stream):
+            yield from _inputs(name, stream, config)
+            yield from _targets(name, stream, config, errors, flow)
+        own = [errors_stream(name)] if errors_stream(name) in errors else []
+        own += [raw_stream(name)] if intake(name, stream) != name else []
+        longest = max(own, key=len, default=name)
+        if own and len(longest) > NAME_CHARACTERS_MAX:
+            most = NAME_CHARACTERS_MAX - (len(longest) - len(name))
+            yield Finding(
+                ("streams", name),
+                f"expected a name of at most {most} characters for this stream: the node's stream {longest} belongs "
+                "to it",
+            )
+    for cycle in flow.cycles:
+        yield _circle(cycle, config)
+
+
+def _missing(name: str, stream: Stream) -> Iterator[Finding]:
+    for at, step in enumerate(stream.functions):
+        kind, settings = step.chosen
+        if step.takes_nulls and kind not in _TAKE_NULLS:
+            own = f". {kind} has a `missing` of its own, among its settings" if hasattr(settings, "missing") else ""
+            yield Finding(
+                ("streams", name, "functions", at, "missing"),
+                f"is for functions with expressions ({', '.join(_TAKE_NULLS)}), not for {kind}{own}",
+            )
+
+
+def _source(name: str, stream: Stream, *, is_written: bool, errors_of_stream: str | None) -> Iterator[Finding]:
+    path = ("streams", name)
+    if errors_of_stream is not None:
+        if stream.from_ or is_derived(stream):
+            yield Finding(
+                path,
+                f"is the stream of the errors of {errors_of_stream}: it may have `retain` and `replicate`, and takes "
+                "no other records. Choose another name for a stream with other records",
+            )
+    elif stream.from_ and stream.from_stream:
+        yield Finding(
+            (*path, "from_stream"),
+            "a stream has either `from` or `from_stream`. Remove one of them, or make two streams and a third that is "
+            "derived from both",
+        )
+    elif stream.functions and not stream.from_ and not stream.from_stream:
+        yield Finding(
+            path, "its functions need records: set `from` (MQTT filters) or `from_stream` (streams of this node)"
+        )
+    elif not stream.from_ and not stream.from_stream and not is_written:
+        yield Finding(
+            path,
+            "takes no records: set `from` (MQTT filters) or `from_stream` (streams of this node), or name it in a "
+            "`route` of another stream",
+        )
+
+
+def _raw(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
+    path = ("streams", name, "raw")
+    if stream.raw is None:
+        return
+    if not stream.from_ or not stream.functions:
+        yield Finding(path, "is for a stream with `from` and `functions`: others have no messages beside their records")
+    if stream.raw == "discard" and stream.resent == "suppress":
+        yield Finding(
+            ("streams", name, "resent"),
+            "`suppress` finds a message that is sent again in the log, and with `raw: discard` it is not there. Remove "
+            "one of them",
+        )
+    if isinstance(stream.raw, Retain) and (stream.raw.size_bytes or 0) > config.disk.budget_bytes:
+        yield Finding((*path, "size"), "expected at most disk.budget")
+
+
+def _payload(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
+    payload = stream.payload
+    if payload is not None:
+        path = ("streams", name, "payload")
+        if payload.format == "struct" and not payload.fields:
+            yield Finding((*path, "fields"), "is missing: a `struct` needs them, such as `- {name: rms, type: f32}`")
+        if payload.format != "struct" and payload.fields:
+            yield Finding((*path, "fields"), f"is for `format: struct`, not for {payload.format}. Remove one of them")
+    formats = {source: flow.payload(source) for source in stream.from_stream}
+    if len(set(formats.values())) > 1:
+        listed = ", ".join(f"{source} is {payload.format}" for source, payload in formats.items())
+        yield Finding(
+            ("streams", name, "from_stream"),
+            f"expected streams with the same payload format: {listed}. Derive a stream with the other format first",
+        )
+
+
+def _inputs(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
+    known = streams_of(config)
+    for position, source in enumerate(stream.from_stream):
+        path: KeyPath = ("streams", name, "from_stream")
+        path = (*path, position) if len(stream.from_stream) > 1 else path
+        if source not in known:
+            yield Finding(path, _unknown(source, known))
+        elif stream.from_stream.index(source) != position:
+            yield Finding(path, f"{quoted(source)} is there twice: keep one")
+
+
+def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, str], flow: Flow) -> Iterator[Finding]:
+    payload = flow.payload(name)
+    for at, step in enumerate(stream.functions):
+        rules = step.route.rules if step.route is not None else ()
+        for target in step.facts.targets:
+            path: KeyPath = ("streams", name, "functions", at, step.chosen[0])
+            path += next((("rules", number, "to") for number, rule in enumerate(rules) if rule.to == target), ())
+            found = config.streams.get(target)
+            if found is None:
+                yield Finding(path, _unknown(target, config.streams))
+            elif target in errors:
+                yield Finding(path, f"{quoted(target)} is the stream of the errors of {errors[target]}. Name another")
+            elif found.from_ or is_derived(found):
+                yield Finding(
+                    path,
+                    f"{quoted(target)} takes records of its own. Name a stream with neither `from` nor `from_stream`, "
+                    "and derive another stream from both if they belong together",
+                )
+            elif found.payload is not None and found.payload != payload:
+                yield Finding(
+                    path,
+                    f"{quoted(target)} has payloads of {found.payload.format}, and the rows of {name} are "
+                    f"{payload.format}. Leave its `payload` out",
+                )
+
+
+def _unknown(name: str, known: dict[str, Stream]) -> str:
+    import difflib  # only after a mistake, not in every node
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    advice = f"Did you mean {near[0]}?" if near else f"Streams: {', '.join(known)}"
+    return f"{quoted(name)} is not a stream of this node. {advice}"
+
+
+def _circle(cycle: list[str], config: EdgeConfig) -> Finding:
+    # The finding belongs to a stream with a setting for its inputs.
+    named = next((name for name in cycle[1:] if config.streams.get(name, Stream()).from_stream), cycle[0])
+    way = " -> ".join(cycle)
+    path = ("streams", named, "from_stream") if config.streams.get(named, Stream()).from_stream else ("streams", named)
+    return Finding(path, f"records would go round in a cycle: {way}. Take one of these steps out")
+
 
 _SCHEMA_FORMATS = ("json", "cbor", "msgpack")
 """Formats of payloads that schemas have, too."""
@@ -166,3 +540,117 @@ def _schema(name: str, stream: Stream) -> Iterator[Finding]:
         yield Finding(
             (*path, "format"), f"is {schema.format}, and the stream's `payload` is {given}. Set both to the same format"
         )
+
+
+# Check for the engine of AMQP 1.0: it has no wheels, so a node may run without it.
+
+MISSING = (
+    "AMQP 1.0 needs python-qpid-proton, which is not installed. Install weft-fabric[amqp1]; it is built from source, "
+    "with a C compiler, the headers of Python and, for TLS in its own clients, of OpenSSL"
+)
+
+
+def is_installed() -> bool:
+    """Return whether AMQP 1.0 can be served. The engine is not loaded for that."""
+    return find_spec("proton") is not None and find_spec("cproton") is not None
+
+
+# Warnings about settings that are allowed and perhaps not intended.
+
+
+def notes(config: EdgeConfig) -> list[str]:
+    """Return warnings about settings that are allowed and perhaps not intended, a sentence each."""
+    return [
+        *_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config), *_notes_on_unrouted(config),
+    ]  # fmt: skip
+
+
+def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
+    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
+    stay = [
+        name
+        for name, stream in streams_of(config).items()
+        if name not in carried and stream.retain == Retain() and stream.when_full == "refuse"
+    ]
+    if stay:
+        whose = "its" if len(stay) == 1 else "their"
+        yield (
+            f"no link carries {', '.join(stay)}: {whose} records are never deleted. Once they fill disk.budget "
+            f"({format_size(config.disk.budget_bytes)}), devices get no acknowledgements, whatever the stream. Give it "
+            "a link, `retain` or `when_full: drop_oldest`"
+        )
+
+
+def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
+    for name, listener in config.listeners.items():
+        if listener is None or listener.tls is not None or parse_listen(bind_of(name, listener)).is_loopback:
+            continue
+        if config.auth.users_file is not None:
+            yield f"listeners.{name} has no TLS: passwords cross the network in clear text. Add `tls`"
+    yield from _notes_on_strangers(config)
+    for name, listener in config.listeners.items():
+        if listener is not None and protocol_of(name, listener) == "amqp" and not is_installed():
+            yield f"listeners.{name}: clients of AMQP 1.0 are refused. {MISSING}"
+
+
+def _notes_on_strangers(config: EdgeConfig) -> Iterator[str]:
+    """Yield the rights of other machines' programs without a login; `anonymous` grants them, and is easily
+    forgotten."""
+    for name, listener in config.listeners.items():
+        if listener is None or listener.anonymous != "allowed_beyond_loopback":
+            continue
+        bind = bind_of(name, listener)
+        if not parse_listen(bind).is_loopback:
+            may = "publish and read every topic" if config.auth.acl_file is None else "connect without a user name"
+            yield (
+                f"listeners.{name}: every program that reaches {bind} may {may}. Set auth.users_file with "
+                "`anonymous: never`, unless you trust that network"
+            )
+    if config.http is not None and not parse_bind(config.http.bind).is_loopback:
+        yield (
+            f"http: every program that reaches {config.http.bind} may read the status page, which names streams, hubs "
+            "and topics. Bind to 127.0.0.1, unless you trust that network"
+        )
+        if config.http.anonymous == "allowed_beyond_loopback" and config.http.hosts is None:
+            yield (
+                "http: a web page in a browser of that network may read the status page under a name of its own (DNS "
+                "rebinding). List the names of the node in http.hosts, or none: `hosts: []`"
+            )
+
+
+def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
+    asked, used = config.state.topics_log_bytes, topics_log_bytes(config)
+    if asked is not None and used < asked:
+        yield (
+            f"state.topics_log ({format_size(asked)}) is more than a quarter of disk.budget "
+            f"({format_size(config.disk.budget_bytes)}): {format_size(used)} is used, so that absent sessions do not "
+            "fill the disk. Set it to that, or raise disk.budget"
+        )
+
+
+def _notes_on_unrouted(config: EdgeConfig) -> Iterator[str]:
+    if config.unrouted.policy == "refuse" and config.auth.refused_publish == "acknowledge":
+        yield (
+            "`unrouted: refuse` with `auth.refused_publish: acknowledge`: clients of MQTT 3.1.1 get an acknowledgement "
+            "for messages that no stream matches, although these are not kept"
+        )
+
+
+# Rules for an edge's configuration, and derived facts: sizes, derived streams, warnings.
+
+__all__ = [
+    "Flow",
+    "carried_streams",
+    "check",
+    "configuring_link",
+    "inputs",
+    "intake",
+    "intake_patterns",
+    "is_derived",
+    "level_names",
+    "notes",
+    "segment_bytes",
+    "streams_of",
+    "topics_log_bytes",
+    "unrouted_bytes",
+]

@@ -9,17 +9,16 @@ import msgspec
 
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import is_derived
-from weft.edge_node.functions.runtime.counters import FunctionFacts, function_facts, function_samples
+from weft.edge_node.check.streams import is_derived
+from weft.edge_node.functions.counters import FunctionFacts, function_facts, function_samples
 from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.part import Part, Undo, unchanged
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
-    from weft.edge_node.functions.before_log import FunctionsBeforeLog
-    from weft.edge_node.functions.node_part import NodeFunctions
-    from weft.edge_node.functions.runtime.counters import FunctionCounters
-    from weft.edge_node.functions.runtime.replays import ReplayProgress
+    from weft.edge_node.functions.counters import FunctionCounters
+    from weft.edge_node.functions.derived import ReplayProgress
+    from weft.edge_node.functions.runtime import FunctionsBeforeLog, NodeFunctions
 
 
 class BeforeLogPart(Part):
@@ -41,7 +40,7 @@ class BeforeLogPart(Part):
         """
         if not self._functions and all(stream.raw != "discard" for stream in config.streams.values()):
             return
-        from weft.edge_node.functions.before_log import functions_before_log
+        from weft.edge_node.functions.runtime import functions_before_log
 
         self._functions = functions_before_log(config, self._log, self._functions)
         self._routing.work_before_log(self._functions)
@@ -132,7 +131,7 @@ class FunctionsPart(Part):
         Raises:
             ReplayRefused: that is not possible; the message has the reason.
         """
-        from weft.edge_node.functions.runtime.replays import ReplayRefused
+        from weft.edge_node.functions.derived import ReplayRefused
 
         if self._functions is None:
             raise ReplayRefused("the node has no derived streams")

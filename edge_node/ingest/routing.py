@@ -2,17 +2,300 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import nlargest
+from typing import Any, Final, Literal
 
+from weft.config.log_lines import Repeats, left_out
+from weft.config.metrics.exposition import Sample
+from weft.config.models import EdgeConfig
+from weft.config.payload_schema.documents import CheckedSchema
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.before_log import BeforeLog
-from weft.edge_node.ingest.checks import Checks, StreamCheck
-from weft.edge_node.ingest.queue_targets import QueueTargets
-from weft.edge_node.ingest.queueing import Queueing
-from weft.edge_node.ingest.routes import Destination, Remembering, Route
-from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.record import (
+    CHECK_COST,
+    FIELD_COST,
+    BeforeLog,
+    Destination,
+    Misfits,
+    Parted,
+    Queueing,
+    QueueTargets,
+    Remembering,
+    Route,
+)
+from weft.edge_node.part import Part, Undo
+from weft.edge_node.streams import UNROUTED_STREAM, errors_stream
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.topics import TopicPattern, compile_pattern
+from weft.storage.segment_log import SegmentLog
+
+# Messages whose topic no stream matches: their treatment, counts and log lines.
+
+TOPICS_NAMED_MAX = 1_000
+"""Topics that get a line in the node's log; the next line reports that no more will be named."""
+TOPICS_SHOWN = 10
+"""Busiest topics in the node's status."""
+TOPIC_SHOWN_BYTES_MAX = 128
+
+log = logging.getLogger(__name__)
+
+UnroutedPolicy = Literal["keep", "live", "refuse"]
+
+
+class Unrouted:
+    """Policy, counts and log lines for messages that no stream matches. Belongs to the event loop's thread."""
+
+    def __init__(self, policy: UnroutedPolicy, streams: SegmentLog, counters: Counters) -> None:
+        """Declare the stream if the policy keeps messages."""
+        self.policy = policy
+        self.streams = (streams.stream(UNROUTED_STREAM),) if policy == "keep" else ()
+        """SegmentLog that keep the messages: one or none."""
+        self._counters = counters
+        self._busiest = BusiestTopics()
+        self._named: set[int] = set()
+        self._is_first = True
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether such messages are refused."""
+        return self.policy == "refuse"
+
+    def met(self, topic: bytes) -> None:
+        """Log a warning for a topic not named before, unless the policy keeps its messages.
+
+        Called when a client publishes to it for the first time, or for the first time since it was last forgotten.
+        """
+        key = hash(topic)
+        if self.policy == "keep" or key in self._named or len(self._named) > TOPICS_NAMED_MAX:
+            return
+        self._named.add(key)
+        if len(self._named) > TOPICS_NAMED_MAX:
+            log.warning(
+                "no stream matches more than %d topics: further ones are not named here. `weft edge status` shows the "
+                "busiest", TOPICS_NAMED_MAX,
+            )  # fmt: skip
+        elif self.refuses:
+            log.warning("no stream matches topic %r: messages to it are refused (`unrouted: refuse`)", _shown(topic))
+        else:
+            log.warning(
+                "no stream matches topic %r: messages to it go to subscribers and are not kept (`unrouted: live`)",
+                _shown(topic),
+            )
+
+    def count(self, topics: list[bytes]) -> None:
+        """Count such messages, taken or refused; ``topics`` has one topic for each of them."""
+        self._counters.publishes_unrouted += len(topics)
+        self._busiest.add(topics)
+        if self._is_first and self.policy == "keep":
+            self._is_first = False
+            log.info(
+                "no stream matches topic %r: such messages are kept in the stream %s for a while and go to "
+                "no hub. Add its topics to a stream's `from` if they are wanted; `weft edge status` shows the busiest",
+                _shown(topics[0]), UNROUTED_STREAM,
+            )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """Return the section of the status: counts since the start; the counts of topics are lower bounds."""
+        return {
+            "policy": self.policy,
+            "messages": self._counters.publishes_unrouted,
+            "busiest": [
+                {"topic": topic.decode(errors="replace"), "messages": count}
+                for topic, count in self._busiest.top(TOPICS_SHOWN)
+            ],
+        }
+
+
+def _shown(topic: bytes) -> str:
+    return topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
+
+
+TOPICS_KEPT = 64
+"""Number of counters kept when too many have gathered. A topic with more than one in 65 of all messages is among
+them."""
+TOPIC_BYTES_MAX = 256
+"""Longer topics are counted by their beginning, so that the counters take less than 100 KB."""
+
+
+class BusiestTopics:
+    """Counts by the method of Misra and Gries, many messages at a time.
+
+    A count is never too high. It is too low by at most one in ``TOPICS_KEPT`` + 1 of all messages counted.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[bytes] = Counter()
+
+    def add(self, topics: list[bytes]) -> None:
+        """Count one message for each of these topics; there must be one."""
+        first = topics[0]
+        if topics.count(first) == len(topics):  # most runs are of one device
+            self._counts[first[:TOPIC_BYTES_MAX]] += len(topics)
+        else:
+            for topic, count in Counter(topics).items():
+                self._counts[topic[:TOPIC_BYTES_MAX]] += count
+        # Only when as many again have gathered: so one pass over all counters serves at least TOPICS_KEPT new topics.
+        if len(self._counts) > 2 * TOPICS_KEPT:
+            self._reduce()
+
+    def top(self, count: int) -> list[tuple[bytes, int]]:
+        """Return the topics with most messages, busiest first, each with a lower bound of its count."""
+        return self._counts.most_common(count)
+
+    def _reduce(self) -> None:
+        # Subtracting the highest dropped count from all others keeps the bound, as one-by-one removal would (Agarwal
+        # and others, "Mergeable summaries", 2012).
+        floor = nlargest(TOPICS_KEPT + 1, self._counts.values())[-1]
+        self._counts = Counter({topic: count - floor for topic, count in self._counts.items() if count > floor})
+
+
+# Checks of payloads against the schemas of streams, before the records are in the log.
+
+CheckPolicy = Literal["accept", "dead_letter", "refuse"]
+Check = Callable[[bytes], Sequence[tuple[str, str]]]
+"""Function of a payload that returns the fields that do not fit, each with the reason."""
+REASON_CHARACTERS_MAX: Final = 500
+"""Longest reason in a record's header, and in an answer."""
+
+
+@dataclass(slots=True)
+class CheckFigures:
+    """Figures of one stream since the node started. Messages that the log has no room for, and that come again, count
+    each time."""
+
+    checked: int = 0
+    unchecked: int = 0
+    """Messages that were too long for a check, and were stored."""
+    accepted: int = 0
+    """Misfits that were stored in the stream."""
+    dead_lettered: int = 0
+    """Misfits that were stored in the stream of errors."""
+    refused: int = 0
+    fields: str = ""
+    """Names of the fields of the last misfit, without its values; empty before the first."""
+
+
+class StreamCheck:
+    """The check of one stream. Event loop's thread only."""
+
+    __slots__ = ("_beside", "_check", "_letters", "_unchecked", "cost", "figures", "name", "policy", "stream", "watch")
+
+    def __init__(  # noqa: PLR0917
+        self, name: str, stream: int, errors: int, policy: CheckPolicy, check: Check, unchecked: range,
+        figures: CheckFigures, watch: Callable[[], None], *, fields: int,
+    ) -> None:  # fmt: skip
+        """Describe the check.
+
+        Args:
+            stream: number of the stream.
+            errors: number of its stream of errors; anything for ``accept``.
+            unchecked: lengths of payloads that would take too long. Longer ones than these do not fit, at once.
+            watch: called after each misfit.
+            fields: number of the fields of the schema.
+        """
+        self.name, self.stream, self.policy = name, stream, policy
+        self._check, self._unchecked = check, unchecked
+        self.figures, self.watch = figures, watch
+        self.cost = CHECK_COST + FIELD_COST * fields
+        self._letters = _route_to(errors)
+        self._beside = _route_to(errors, is_beside=True)
+
+    def look(self, payload: bytes) -> str:
+        """Return why a payload does not fit; empty if it does, or is too long for a check."""
+        figures = self.figures
+        if len(payload) in self._unchecked:
+            figures.unchecked += 1
+            return ""
+        figures.checked += 1
+        found = self._check(payload)
+        if not found:
+            return ""
+        figures.fields = ", ".join(name for name, _ in found)
+        return "; ".join(f"{name}: {reason}" for name, reason in found)[:REASON_CHARACTERS_MAX]
+
+    def letters(self, *, beside: bool) -> Route:
+        """Return the route of a dead letter.
+
+        Args:
+            beside: whether the message goes elsewhere, too, so that it is counted there.
+        """
+        return self._beside if beside else self._letters
+
+
+def _route_to(stream: int, *, is_beside: bool = False) -> Route:
+    destination = Destination((stream,), kept_for_sessions=False, unrouted=False, is_beside=is_beside)
+    return Route(destination, live=0, marked=False)
+
+
+class Checks:
+    """Checks of the messages of one route. Event loop's thread only."""
+
+    __slots__ = ("_all", "_destination", "cost", "refuses")
+
+    def __init__(self, checks: Sequence[StreamCheck], destination: Destination) -> None:
+        """Join the checks of a destination's streams."""
+        self._all = checks
+        self._destination = destination
+        self.cost = sum(check.cost for check in checks)
+        self.refuses = any(check.policy == "refuse" for check in checks)
+
+    def look(self, payload: bytes) -> Misfits:
+        """Check a payload. Pass the answer on to ``refusal`` and ``place``: each of the two counts misfits."""
+        found = [(each, why) for each in self._all if (why := each.look(payload))]
+        return found or ()
+
+    def hides(self, misfits: Misfits) -> bool:
+        """Return whether neither subscribers nor queues get a message. They get what the first stream of its topic has:
+        sessions read that one later, and would get the messages of a topic in another order with those of another."""
+        first = self._destination.streams[0]
+        return is_refused(misfits) or any(check.stream == first and check.policy != "accept" for check, _ in misfits)
+
+    def place(self, misfits: Misfits) -> Parted | None:
+        """Return where a message goes that is stored although it may not fit; None for where its route says.
+
+        A message that should be refused, and whose sender gets no answer, goes to the errors alone.
+        """
+        letters: list[tuple[StreamCheck, str]] = []
+        for check, why in misfits:
+            if check.policy == "accept":
+                check.figures.accepted += 1
+            else:
+                check.figures.dead_lettered += 1
+                letters.append((check, why))
+            check.watch()
+        if not letters:
+            return None
+        destination, left = self._destination, frozenset(check.stream for check, _ in letters)
+        is_elsewhere = bool(destination.before_log) or not left.issuperset(destination.streams)
+        goes_on = is_elsewhere and not is_refused(misfits)
+        routes = [(check.letters(beside=goes_on or at > 0), why) for at, (check, why) in enumerate(letters)]
+        return Parted(routes, left, goes_on, self.hides(misfits))
+
+
+def is_refused(misfits: Misfits) -> bool:
+    """Return whether a stream refuses a message with these misfits."""
+    return any(check.policy == "refuse" for check, _ in misfits)
+
+
+def refusal(route: Route, misfits: Misfits) -> str:
+    """Count a message that is refused, and return the reason for its sender; empty if no stream refuses it.
+
+    Call it only where the protocol has such an answer. The message must not be stored then.
+    """
+    for check, why in misfits:
+        if check.policy == "refuse":
+            check.figures.refused += 1
+            check.watch()
+            if route.queues is not None:
+                route.queues.withdraw()
+            return f"it does not fit the schema of stream {check.name}: {why}"
+    return ""
+
 
 TOPICS_MAX = 100_000
 """Maximum number of topics whose streams are remembered; beyond it, all are forgotten and looked up again."""
@@ -265,3 +548,118 @@ class RouteCache:
         """Forget all routes."""
         self.plain.clear()
         self.matched.clear()
+
+
+# Checks of payloads as a part of the node: from the schemas of a configuration to the checks of its routes.
+
+logger = logging.getLogger(__name__)
+
+_BECOMES = {
+    "accept": "it is stored all the same (`on_misfit: accept`)",
+    "dead_letter": "it is in {errors}, with the reason",
+    "refuse": "it is refused, or in {errors} if its sender gets no answer",
+}
+
+
+class PayloadChecks(Part):
+    """The checks of all streams with a schema. The code of checks is loaded once a node has some."""
+
+    name = "payload checks"
+
+    def __init__(self, config: EdgeConfig, log: SegmentLog, routing: Routing, clock: Callable[[], float]) -> None:
+        """Begin to check.
+
+        Args:
+            clock: monotonic seconds.
+        """
+        self._log = log
+        self._routing = routing
+        self._clock = clock
+        self._made: dict[str, tuple[CheckedSchema, Check]] = {}
+        """Checks of the schemas in use: a change of other settings makes none of them again."""
+        self._checks: dict[str, StreamCheck] = {}
+        self._lines = Repeats()
+        self._put(config)
+
+    def _put(self, config: EdgeConfig) -> None:
+        """Check payloads by the schemas of a configuration from now on. The figures of each stream go on."""
+        schemas = {name: each.schema for name, each in config.streams.items() if each.schema is not None}
+        if not schemas and not self._checks:
+            return
+        # Imported here: few nodes have a schema.
+        from weft.storage.payloads.check import CHECKED_BYTES_MAX
+        from weft.storage.payloads.formats import PAYLOAD_BYTES_MAX
+
+        made = {name: self._check_of(name, schema) for name, schema in schemas.items()}
+        unchecked = range(CHECKED_BYTES_MAX + 1, PAYLOAD_BYTES_MAX + 1)
+        checks = {}
+        for name, (_, check) in made.items():
+            policy, number = config.streams[name].on_misfit, self._log.stream(name)
+            errors = number if policy == "accept" else self._log.stream(errors_stream(name))
+            figures = self._checks[name].figures if name in self._checks else CheckFigures()
+            watch = partial(self._warn, name, policy, figures)
+            checks[name] = StreamCheck(
+                name, number, errors, policy, check, unchecked, figures, watch, fields=len(schemas[name].fields)
+            )
+        self._made, self._checks = made, checks
+        self._routing.check_payloads({check.stream: check for check in checks.values()})
+
+    def _check_of(self, name: str, schema: CheckedSchema) -> tuple[CheckedSchema, Check]:
+        known = self._made.get(name)
+        return known if known is not None and known[0] == schema else (schema, _Later(schema))
+
+    def _warn(self, name: str, policy: str, figures: CheckFigures) -> None:
+        """Write a line about a misfit, the first time and then seldom. It has no values: logs go far."""
+        repeated = self._lines.say(name, self._clock())
+        if repeated is not None:
+            becomes = _BECOMES[policy].format(errors=errors_stream(name))
+            logger.warning(
+                "stream %s: a message does not fit the schema (%s): %s%s",
+                name, figures.fields, becomes, left_out(repeated),
+            )  # fmt: skip
+
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
+        """Check payloads by the schemas of ``now``."""
+        self._put(now)
+        return lambda: self._put(before)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the section of the status."""
+        return {"schemas": {name: _facts(check) for name, check in self._checks.items()}}
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the values of the metrics."""
+        for name, check in self._checks.items():
+            figures = check.figures
+            yield Sample("weft_edge_schema_checked_total", figures.checked, (name,))
+            yield Sample("weft_edge_schema_unchecked_total", figures.unchecked, (name,))
+            for outcome in ("accepted", "dead_lettered", "refused"):
+                yield Sample("weft_edge_schema_misfits_total", getattr(figures, outcome), (name, outcome))
+
+
+class _Later:
+    """A check that is made when the first payload comes: 1,000 of them at once would be a long step."""
+
+    def __init__(self, schema: CheckedSchema) -> None:
+        self._schema = schema
+        self._check: Check | None = None
+
+    def __call__(self, payload: bytes) -> Sequence[tuple[str, str]]:
+        if self._check is None:
+            from weft.storage.payloads.check import PayloadCheck
+
+            self._check = PayloadCheck(self._schema).misfits
+        return self._check(payload)
+
+
+def _facts(check: StreamCheck) -> dict[str, Any]:
+    figures = check.figures
+    return {
+        "on_misfit": check.policy,
+        "checked": figures.checked,
+        "unchecked": figures.unchecked,
+        "accepted": figures.accepted,
+        "dead_lettered": figures.dead_lettered,
+        "refused": figures.refused,
+        "last_misfit": figures.fields,
+    }

@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from weft.edge_node.counters import TraceCounters
 from weft.edge_node.ingest.record import Gathering, Records, Source
-from weft.network.tracing.context import TraceContext, found_in
-from weft.network.tracing.spans import Attribute, Span
+from weft.network.tracing import Attribute, Span, TraceContext, found_in
 from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
-from weft.protocols.fields import PackedHeaders
 from weft.protocols.message_headers import TRACE
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import PackedHeaders, RangeSet
 
 ACCEPT, LINK = "weft accept", "weft link"
 HEADER_ROOM = 8

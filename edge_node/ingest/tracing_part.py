@@ -7,18 +7,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from weft.config.intake.tracing import Tracing
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
+from weft.config.sources import Tracing
 from weft.edge_node.counters import TraceCounters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.part import Part
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
-from weft.replication.release import Party, ReleaseLedger
+from weft.replication.source import Party, ReleaseLedger
 
 if TYPE_CHECKING:
-    from weft.network.tracing.exporter import TraceExport
+    from weft.network.tracing import TraceExport
 
 SERVICE = "weft-edge"
 """``service.name`` of an edge node's spans."""
@@ -50,8 +50,7 @@ class TracingPart(Part):
         wall_clock: Callable[[], int], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         from weft.edge_node.ingest.traces import Traces, TraceSettings
-        from weft.network.tracing.exporter import TraceExport
-        from weft.network.tracing.settings import ExportSettings
+        from weft.network.tracing import ExportSettings, TraceExport
 
         log = ingest.log
         self._export = export = TraceExport(ExportSettings.of(tracing, SERVICE, software, config.node))
@@ -84,7 +83,7 @@ class TracingPart(Part):
 
     def samples(self) -> Iterator[Sample]:
         """Yield the values of the metrics."""
-        from weft.network.tracing.exporter import NO_FIGURES
+        from weft.network.tracing import NO_FIGURES
 
         figures = NO_FIGURES if self._export is None else self._export.figures()
         for name, value in figures.items():

@@ -13,17 +13,17 @@ import msgspec
 
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
-from weft.edge_node.check import segment_bytes
-from weft.edge_node.inspect.exclusive_log import check_user, exclusive_log
+from weft.edge_node.check.streams import segment_bytes
+from weft.edge_node.inspect.maintenance import check_user, exclusive_log
 from weft.edge_node.inspect.view import LogDirectory
-from weft.edge_node.links import imported
-from weft.edge_node.links.conflicts import has_conflicts
-from weft.edge_node.links.forked import Fork, find_fork, write_fork
+from weft.edge_node.links import imports
+from weft.edge_node.links.high_watermarks import Fork, find_fork, write_fork
+from weft.edge_node.links.links import has_conflicts
 from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.lane import NodeName, format_log_id
 from weft.storage.filesystem import DirectoryInUse, FileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
-from weft.storage.segment_log.sealed.disk import disk_of
+from weft.storage.segment_log.encryption import disk_of
 
 _SPARE_BYTES = 64 << 20
 """Free space required beyond a copied log."""
@@ -65,7 +65,7 @@ def import_log(config: EdgeConfig, directory: str) -> Imported:
     log_id = _check(config, directory)
     check_user(config.data_dir)
     filesystem = disk_of(config.data_dir)
-    folder = imported.folder(config.data_dir)
+    folder = imports.folder(config.data_dir)
     target = os.path.join(folder, log_id)
     filesystem.make_directory(folder)
     if os.stat(directory).st_dev == os.stat(folder).st_dev and not os.path.ismount(directory):
@@ -75,7 +75,7 @@ def import_log(config: EdgeConfig, directory: str) -> Imported:
         filesystem.sync_directory(os.path.dirname(directory))
         filesystem.sync_directory(folder)
         return Imported(log_id, target, records, is_copy=False)
-    part = target + imported.PART
+    part = target + imports.PART
     try:
         _copy(filesystem, directory, part)
         records = _recovered(config, part)
@@ -105,7 +105,7 @@ def import_fork(config: EdgeConfig, directory: str) -> Imported:
             f"{directory} is the node's own data_dir. Stop the node, keep the folder aside, start the node with an "
             "empty one, then run this again with the folder that was kept"
         )
-    folder = imported.folder(config.data_dir)
+    folder = imports.folder(config.data_dir)
     if os.path.dirname(directory) != folder and not has_conflicts(directory):
         raise NotImportable(
             f"no hub is known to have refused the log in {directory}. Import it without --as-new: its records reach "
@@ -119,7 +119,7 @@ def import_fork(config: EdgeConfig, directory: str) -> Imported:
         log_id = format_log_id(fork.log_id)
         _refuse_known(config, log_id)
         target = os.path.join(folder, log_id)
-        part = target + imported.PART
+        part = target + imports.PART
         shutil.rmtree(part, ignore_errors=True)
         try:
             owner = NodeName(config.tenant, config.node)
@@ -129,7 +129,7 @@ def import_fork(config: EdgeConfig, directory: str) -> Imported:
             shutil.rmtree(part, ignore_errors=True)
             raise
     if os.path.dirname(directory) == folder:
-        filesystem.rename(directory, directory + imported.DONE)
+        filesystem.rename(directory, directory + imports.DONE)
     filesystem.sync_directory(folder)
     return Imported(log_id, target, counts, is_copy=True, left_out=tuple(fork.sent))
 
@@ -154,11 +154,11 @@ def delete_done(config: EdgeConfig) -> list[str]:
     Raises:
         NotTheOwner, OSError: they cannot be deleted.
     """
-    names = imported.done(config.data_dir)
+    names = imports.done(config.data_dir)
     if names:
         check_user(config.data_dir)
     for name in names:
-        shutil.rmtree(os.path.join(imported.folder(config.data_dir), name + imported.DONE))
+        shutil.rmtree(os.path.join(imports.folder(config.data_dir), name + imports.DONE))
     return names
 
 
@@ -213,7 +213,7 @@ def _check(config: EdgeConfig, directory: str) -> str:
 
 
 def _refuse_known(config: EdgeConfig, log_id: str) -> None:
-    for there in (imported.waiting(config.data_dir), imported.done(config.data_dir)):
+    for there in (imports.waiting(config.data_dir), imports.done(config.data_dir)):
         if log_id in there:
             raise NotImportable(
                 f"log {log_id} was imported before; see `weft edge status`. To import another copy of it, first "

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,17 +20,51 @@ from typing import Any
 import msgspec
 
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import Flow, carried_streams, segment_bytes, streams_of
-from weft.edge_node.links import imported
+from weft.edge_node.check.streams import Flow, carried_streams, segment_bytes, streams_of
 from weft.edge_node.links.links import Links
 from weft.edge_node.part import Part
 from weft.edge_node.streams import STREAMS_THAT_STAY
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.protocols.lane import NodeName
-from weft.replication.status import LinkState
+from weft.replication.events import LinkState
 from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log import LogError, LogSettings, SegmentLog
-from weft.storage.segment_log.sealed.disk import disk_of
+from weft.storage.segment_log.encryption import disk_of
+
+# Places of imported logs: data directories of an earlier disk, which ``weft edge import`` put into this node's.
+#
+# ``<data_dir>/imported/<log id>`` is a log that the node's links still have to bring to the hubs, and ``<log
+# id>.done`` one that the hubs have completely.
+
+FOLDER = "imported"
+DONE = ".done"
+PART = ".part"
+"""Suffix while the files are still being copied: the node skips it."""
+_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+def folder(data_dir: str) -> str:
+    """Return the folder of a node's imported logs; it need not exist."""
+    return os.path.join(data_dir, FOLDER)
+
+
+def waiting(data_dir: str) -> list[str]:
+    """Return the log ids of the imports that hubs do not have yet, sorted."""
+    return sorted(name for name in _names(data_dir) if _NAME.fullmatch(name))
+
+
+def done(data_dir: str) -> list[str]:
+    """Return the log ids of the imports that hubs have, sorted. Their folders can be deleted."""
+    names = (name.removesuffix(DONE) for name in _names(data_dir) if name.endswith(DONE))
+    return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+def _names(data_dir: str) -> list[str]:
+    try:
+        return os.listdir(folder(data_dir))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +142,8 @@ class Imports(Part):
 
     async def _look(self) -> None:
         """Start logs that were put into the folder, and set aside logs that the hubs have completely."""
-        for log_id in imported.waiting(self._config.data_dir):
-            directory = os.path.join(imported.folder(self._config.data_dir), log_id)
+        for log_id in waiting(self._config.data_dir):
+            directory = os.path.join(folder(self._config.data_dir), log_id)
             known = self._imports.setdefault(log_id, _Import(directory))
             if known.log is None and self._now() >= known.retry_at and not self._stop.is_set():
                 await self._open(log_id, known)
@@ -128,8 +163,8 @@ class Imports(Part):
             }
             for log_id, known in self._imports.items()
         }
-        for log_id in imported.done(self._config.data_dir):
-            directory = os.path.join(imported.folder(self._config.data_dir), log_id + imported.DONE)
+        for log_id in done(self._config.data_dir):
+            directory = os.path.join(folder(self._config.data_dir), log_id + DONE)
             facts[log_id] = {
                 "state": "done", "directory": directory, "pending_records": 0, "not_carried": {}, "trouble": "",
             }  # fmt: skip
@@ -183,7 +218,7 @@ class Imports(Part):
 
     async def _finish(self, log_id: str, known: _Import) -> None:
         await self._close(known)
-        target = known.directory + imported.DONE
+        target = known.directory + DONE
         try:
             await asyncio.to_thread(self._set_aside, known.directory, target)
         except OSError as error:

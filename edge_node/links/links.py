@@ -9,40 +9,321 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from zoneinfo import ZoneInfo
 
-from weft.config.links import Link
+import msgspec
+
+from weft.config.links import Link, LinkPolicy
+from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import Flow, carried_streams
-from weft.edge_node.links import acknowledged_file, conflicts, hub_high_watermarks, orders
-from weft.edge_node.links.boot_clocks import BootClocks
-from weft.edge_node.links.comparison import compared
-from weft.edge_node.links.conflicts import Conflicts
-from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
-from weft.edge_node.links.orders import Orders, without_policy
-from weft.edge_node.links.pull.puller import LinkPuller, carrier
-from weft.edge_node.links.source import OfferedStream, SegmentLogSource
+from weft.config.units import approximate_duration
+from weft.edge_node.check.streams import Flow, carried_streams
+from weft.edge_node.links import high_watermarks
+from weft.edge_node.links.high_watermarks import HubHighWatermarks
+from weft.edge_node.links.pulls import LinkPuller, carrier
+from weft.edge_node.links.source import BootClocks, OfferedStream, SegmentLogSource
+from weft.edge_node.part import Part, Undo
 from weft.edge_node.streams import STREAMS_THAT_STAY
-from weft.network.tls.files import ClientTlsFiles
-from weft.network.token_file import read_token
+from weft.edge_node.timing import seconds
+from weft.network.reload import read_token
+from weft.network.tls import ClientTlsFiles
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
-from weft.replication.attempts.epochs import Epochs
+from weft.replication.events import CanaryState, LinkState, LinkStatus
+from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.release import Party, ReleaseLedger
-from weft.replication.report_ride import LatestReport
+from weft.replication.policy import BudgetRule, Order, PolicyRules, StreamWindows
 from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, no_token, run_link
-from weft.replication.runner.messages import MessageTaker
-from weft.replication.runner.proxy import LinkProxy
-from weft.replication.settings import SenderSettings
-from weft.replication.status import LinkState, LinkStatus
+from weft.replication.runner.control import LinkControl
+from weft.replication.runner.settings import LinkProxy, MessageTaker
+from weft.replication.source import Epochs, Party, ReleaseLedger
 from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log import LogError, SegmentLog
-from weft.storage.segment_log.sealed.disk import disk_of
+from weft.storage.segment_log.encryption import disk_of
+
+# The first comparison of a log with the hubs. A start waits for it before it accepts messages.
+#
+# A log restored from an older copy reuses numbers that a hub has for other records. The node cannot detect such a
+# start: its knowledge of hubs was restored with the log. Only the hub can, with the first answer to a link
+# (docs/decisions/0122).
 
 logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.005
+TOLD_AFTER_S = 1.0
+"""Time after which a log line reports the wait: most hubs answer sooner."""
+
+
+async def compared(
+    links: Mapping[str, Link],
+    statuses: Sequence[LinkStatus],
+    stopping: asyncio.Event | None = None,
+    *,
+    clock: Callable[[], float],
+) -> None:
+    """Wait until the hub of each of these links has reported what it holds of the log, for each no longer than its
+    ``hold_at_start``.
+
+    Args:
+        links: links that the start waits for.
+        statuses: of all links of the node.
+        stopping: ends the wait.
+        clock: monotonic seconds.
+    """
+    began, told = clock(), False
+    while True:
+        waited = clock() - began
+        open_ = [
+            status.name
+            for status in statuses
+            if status.name in links
+            and links[status.name].hold_at_start_s > 0
+            and not (status.is_compared or status.conflict)
+        ]
+        late = [name for name in open_ if links[name].hold_at_start_s > waited]
+        if not late or (stopping is not None and stopping.is_set()):
+            break
+        if not told and waited >= TOLD_AFTER_S:
+            told = True
+            longest = max(links[name].hold_at_start_s for name in late)
+            logger.info(
+                "clients wait until the hub of %s has reported what it holds of this log, at most %s (hold_at_start)",
+                _names(late), approximate_duration(longest),
+            )  # fmt: skip
+        await asyncio.sleep(LOOK_INTERVAL_S)
+    if open_ and not late:
+        logger.warning(
+            "messages are accepted from now on without the hub's report on this log: no answer on %s within "
+            "hold_at_start. If the data_dir was restored from an older copy, the hub will refuse messages that are "
+            "accepted until it answers",
+            _names(open_),
+        )  # fmt: skip
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"link {name}" for name in sorted(names))
+
+
+# Conflicts of identity: a hub refuses the node because another copy of its log has taken over.
+#
+# Both copies would use the same numbers, and the hub keeps the records of the first one that brings them. So a
+# refused node stops acknowledging, as it does when its disk is full: devices keep their messages. It stops at its
+# next start, too, before any link is up. It resumes once the hub accepts a lane of the link again.
+
+CONFLICTS_FILE = "conflicts"
+_DECODER = msgspec.json.Decoder(dict[str, str])
+
+
+class Conflicts:
+    """The conflicts of a node's links, kept across restarts. Event loop's thread; blocks on the disk at a change.
+
+    Args:
+        path: the file that keeps them.
+        carried: link -> the numbers of the streams that it carries, for links with ``on_conflict: stop``.
+        refuse: called for a stream with the reason why its records are refused; None when they are accepted.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        path: str,
+        carried: Mapping[str, Iterable[int]],
+        refuse: Callable[[int, str | None], None],
+    ) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._carried = {link: frozenset(streams) for link, streams in carried.items()}
+        self._refuse = refuse
+        self._refused: dict[int, str] = {}
+        self._told: set[str] = set()
+        """Links with a log line that another one leads to the same hub."""
+        self.reasons = {link: why for link, why in _read(filesystem, path).items() if link in self._carried}
+        """Link -> reason why the node acknowledges nothing of the streams that it carries, and the remedy."""
+        self._apply()
+
+    def carry(self, carried: Mapping[str, Iterable[int]]) -> None:
+        """Note that links carry other streams now. A removed link has no conflict."""
+        self._carried = {link: frozenset(streams) for link, streams in carried.items()}
+        self.reasons = {link: why for link, why in self.reasons.items() if link in self._carried}
+        self._apply()
+
+    def look(self, links: Iterable[LinkStatus]) -> None:
+        """Note which links are in conflict now. A link that cannot connect keeps its state."""
+        reasons, links = dict(self.reasons), list(links)
+        for link in links:
+            if link.name in self._carried:
+                if link.conflict and not self._is_own(link, links):
+                    reasons[link.name] = link.conflict
+                elif link.conflict or link.is_taken:
+                    reasons.pop(link.name, None)
+        if reasons == self.reasons:
+            return
+        for name in reasons.keys() - self.reasons.keys():
+            logger.error("link %s: devices get no acknowledgements: %s", name, reasons[name])
+        for name in self.reasons.keys() - reasons.keys():
+            logger.warning("link %s: the conflict is over: devices are acknowledged", name)
+        self.reasons = reasons
+        self._apply()
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s cannot be written (%s): after a restart the node acknowledges until a link is refused",
+                           self._path, error)  # fmt: skip
+
+    def _is_own(self, refused: LinkStatus, links: Iterable[LinkStatus]) -> bool:
+        """Return whether another link of this node to the same hub has taken over, not a copy."""
+        own = self._carried[refused.name]
+        same = (link for link in links if link.is_taken and link.cluster_id == refused.cluster_id)
+        other = next((link for link in same if own & self._carried.get(link.name, frozenset())), None)
+        if other is None:
+            return False
+        refused.last_error = (
+            f"links {refused.name} and {other.name} bring the same streams to the same hub, and take them from each "
+            "other. Give one link all URLs of the hub, and remove the other link"
+        )
+        if refused.name not in self._told:
+            self._told.add(refused.name)
+            logger.error("%s", refused.last_error)
+        return True
+
+    def _apply(self) -> None:
+        refused: dict[int, str] = {}
+        for link, why in sorted(self.reasons.items()):
+            for stream in self._carried[link]:
+                refused.setdefault(stream, f"link {link}: {why}")
+        for stream in self._refused.keys() | refused.keys():
+            if self._refused.get(stream) != refused.get(stream):
+                self._refuse(stream, refused.get(stream))
+        self._refused = refused
+
+    def _write(self) -> None:
+        if self.reasons:
+            self._filesystem.make_directory(os.path.dirname(self._path))
+            write_atomically(self._filesystem, self._path, msgspec.json.encode(self.reasons))
+        elif self._filesystem.exists(self._path):
+            self._filesystem.remove(self._path)
+
+
+def has_conflicts(data_dir: str) -> bool:
+    """Return whether hubs refuse a stopped node's log, as far as its node has recorded."""
+    return bool(_read(disk_of(data_dir), os.path.join(data_dir, "links", CONFLICTS_FILE)))
+
+
+def _read(filesystem: FileSystem, path: str) -> dict[str, str]:
+    try:
+        return _DECODER.decode(filesystem.read(path))
+    except (OSError, msgspec.MsgspecError):
+        # Usually the file is missing. A damaged one counts as empty; a refused link reports the conflict again.
+        return {}
+
+
+# Policies of links: from the configuration, and what must outlive the process.
+#
+# ``<data_dir>/links/orders`` keeps which links an operator has paused, and the bytes that each link with a budget
+# used in its last months. It is replaced at each order, and after each 5,000th of a budget.
+
+ORDERS_FILE = "orders"
+ORDERS_BYTES_MAX = 1 << 20
+LINKS_MAX = 256
+"""Links that are kept, the last changed ones: those of removed links stay for one that comes back."""
+
+
+class _Kept(msgspec.Struct):
+    paused: bool = False
+    months: dict[str, int] = {}
+    """First day of a budget's month -> its bytes."""
+
+
+class Orders:
+    """The orders to a node's links. Made before the links start, it blocks on the disk.
+
+    Args:
+        wall_clock: ns since 1970, as right as the node knows.
+    """
+
+    def __init__(self, filesystem: FileSystem, path: str, wall_clock: Callable[[], int]) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._kept = self._read()
+        self._controls: dict[str, LinkControl] = {}
+
+    def control(self, name: str, link: Link) -> LinkControl:
+        """Return the control of a link, with the link's present policy."""
+        rules = rules_of(link)
+        control = self._controls.get(name)
+        if control is None:
+            kept = self._kept.get(name, _Kept())
+            control = self._controls[name] = LinkControl(
+                rules, wall_clock=self._wall_clock, is_paused=kept.paused, counts=kept.months,
+                save=functools.partial(self._save, name),
+            )  # fmt: skip
+        else:
+            control.adopt(rules)
+        return control
+
+    async def save(self, names: Iterable[str]) -> None:
+        """Store the counts of links that end. An error is logged."""
+        for name in names:
+            control = self._controls.get(name)
+            if control is not None and control.policy.rules.budget is not None:
+                try:
+                    await control.save()
+                except OSError as error:
+                    logger.warning("the bytes that link %s used are not saved: %s", name, error)
+
+    def _save(self, name: str, is_paused: bool, months: Mapping[str, int]) -> None:
+        with self._lock:
+            self._kept.pop(name, None)
+            self._kept[name] = _Kept(is_paused, dict(months))
+            for other in list(self._kept)[:-LINKS_MAX]:
+                del self._kept[other]
+            self._filesystem.make_directory(os.path.dirname(self._path))
+            write_atomically(self._filesystem, self._path, msgspec.json.encode(self._kept))
+
+    def _read(self) -> dict[str, _Kept]:
+        try:
+            if self._filesystem.size(self._path) <= ORDERS_BYTES_MAX:
+                return msgspec.json.decode(self._filesystem.read(self._path), type=dict[str, _Kept])
+            reason = f"longer than {ORDERS_BYTES_MAX} bytes"
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            reason = str(error)
+        logger.error(
+            "%s cannot be read (%s): no link is paused now, and budgets count from 0. Pause links again with "
+            "`weft link pause`", self._path, reason,
+        )  # fmt: skip
+        return {}
+
+
+def rules_of(link: Link) -> PolicyRules:
+    """Return the policy of a link's settings."""
+    budget = link.budget
+    return PolicyRules(
+        order=Order(link.order),
+        history_share=link.history_share,
+        priorities=tuple(link.priorities.items()),
+        rate=link.rate or 0,
+        every=int(link.every_s * SECOND),
+        schedule=tuple(
+            StreamWindows.of(entry.streams, entry.between, entry.days, entry.zone) for entry in link.schedule
+        ),
+        budget=None if budget is None else BudgetRule(budget.size_bytes, budget.day, ZoneInfo(budget.zone)),
+    )  # fmt: skip
+
+
+def without_policy(link: Link) -> Link:
+    """Return a link with the default policy: two links that are equal so differ in nothing that needs a connection."""
+    defaults = LinkPolicy()
+    return msgspec.structs.replace(link, **{name: getattr(defaults, name) for name in LinkPolicy.__struct_fields__})
+
 
 LAST_WORD_S = 1.0
 """Time in which connected links announce that the node stops. A hub without a last word cannot know what it lacks."""
@@ -52,7 +333,7 @@ class Links:
     """All links of a node. Event loop's thread only.
 
     Make it before anything is appended to the log that was just opened: it then determines the end of the records sent
-    to hubs (``edge_node.links.hub_high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
+    to hubs (``edge_node.links.high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
 
     Args:
         config_door: takes configurations from the hub of a link that allows it.
@@ -92,8 +373,8 @@ class Links:
         self._stopping = asyncio.Event()
         self._carried = _carried(config)
         self._watermarks = self._high_watermarks()
-        path = os.path.join(config.data_dir, "links", acknowledged_file.FILE)
-        self._acknowledged = acknowledged_file.AcknowledgedFile(self._filesystem, path, log.log_id)
+        path = os.path.join(config.data_dir, "links", high_watermarks.ACKNOWLEDGED_FILE)
+        self._acknowledged = high_watermarks.AcknowledgedFile(self._filesystem, path, log.log_id)
         self.statuses = [LinkStatus(name) for name in config.links]
         """Status of each link, updated while it runs."""
         parties = {
@@ -104,7 +385,7 @@ class Links:
         """Records that the log may forget once all readers have them."""
         self.clocks = BootClocks(log, clock_reading, wall_clock, clock_error)
         """The clocks of the boots that wrote the log. They need ``look`` now and then."""
-        path = os.path.join(config.data_dir, "links", orders.FILE)
+        path = os.path.join(config.data_dir, "links", ORDERS_FILE)
         self.orders = Orders(self._filesystem, path, lambda: wall_clock() + self.clocks.correction())
         """Policies of the links, and the orders of operators to them."""
         self.report = LatestReport()
@@ -304,14 +585,14 @@ class Links:
         }
 
     def _known_conflicts(self) -> Conflicts:
-        path = os.path.join(self._config.data_dir, "links", conflicts.FILE)
+        path = os.path.join(self._config.data_dir, "links", CONFLICTS_FILE)
         return Conflicts(self._filesystem, path, self._carried_if_conflicts_count(), self._log.refuse)
 
     def _high_watermarks(self) -> HubHighWatermarks:
         # A stream that is new to the log begins at a number that cannot have been used before.
         opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
         opened.update(self._log.recovery.lanes)
-        path = os.path.join(self._config.data_dir, *hub_high_watermarks.FILE)
+        path = os.path.join(self._config.data_dir, *high_watermarks.FILE)
         name = NodeName(self._config.tenant, self._config.node)
         return HubHighWatermarks(self._filesystem, path, self._log.log_id, opened, name=name)
 
@@ -394,3 +675,108 @@ def link_settings(link: Link, report: LatestReport | None = None) -> LinkSetting
 def link_tls(link: Link) -> ClientTlsFiles:
     """Return the files of a link with TLS."""
     return ClientTlsFiles(ca_file=link.ca_file, certificate=link.certificate, key=link.key)
+
+
+# Links as a part of the node.
+
+
+class LinksPart(Part):
+    """The node's links as a part that can be reconfigured."""
+
+    name = "links"
+
+    def __init__(self, links: Links) -> None:
+        """Wrap these links."""
+        self._links = links
+
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
+        """Run the links of ``now``.
+
+        Raises:
+            ValueError: as ``Links.adopt``.
+        """
+        self._links.adopt(now)
+        return lambda: self._links.adopt(before)
+
+    @property
+    def statuses(self) -> Sequence[LinkStatus]:
+        """Return the status of each link."""
+        return self._links.statuses
+
+    async def close(self) -> None:
+        """Send the last words, and end the links."""
+        await self._links.close()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the sections of the status."""
+        return {
+            "links": {link.name: _facts_of(link) for link in self.statuses},
+            "conflicts": dict(self._links.conflicts.reasons),
+        }
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the values of the metrics."""
+        for link in self.statuses:
+            yield Sample("weft_edge_link_connected", link.state is LinkState.CONNECTED, (link.name,))
+            yield Sample("weft_edge_link_alarm", bool(link.alarm), (link.name,))
+            yield Sample("weft_edge_link_pending_records", link.pending_records, (link.name,))
+            yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
+            yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
+            yield Sample("weft_edge_link_paused", link.is_paused, (link.name,))
+            yield Sample("weft_edge_link_held", bool(link.hold), (link.name,))
+            yield Sample("weft_edge_link_canary_overdue", link.canary is CanaryState.OVERDUE, (link.name,))
+            for name, value in _estimates(link):
+                if value is not None:
+                    yield Sample(name, value, (link.name,))
+            yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
+            if link.certificate_expires is not None:
+                end = seconds(link.certificate_expires) or 0
+                yield Sample("weft_edge_link_certificate_expires_timestamp_seconds", end, (link.name,))
+        yield Sample("weft_edge_conflict", bool(self._links.conflicts.reasons))
+
+
+def _estimates(link: LinkStatus) -> Iterator[tuple[str, float | None]]:
+    yield "weft_edge_link_pending_bytes", link.pending_bytes
+    yield "weft_edge_link_drain_seconds", link.drain_seconds
+    yield "weft_edge_link_delivery_seconds", link.delivery_seconds
+    yield "weft_edge_link_ping_seconds", link.ping_seconds
+    yield "weft_edge_link_canary_seconds", link.canary_seconds
+    yield "weft_edge_link_canary_timestamp_seconds", seconds(link.canary_time)
+    yield "weft_edge_link_budget_bytes", link.budget_bytes
+    yield "weft_edge_link_budget_used_bytes", link.budget_used
+
+
+def _facts_of(link: LinkStatus) -> dict[str, Any]:
+    return {
+        "state": str(link.state),
+        "url": link.url,
+        "cluster_id": link.cluster_id,
+        "connected_since": seconds(link.connected_since),
+        "alarm": link.alarm,
+        "pending_records": link.pending_records,
+        "pending_seconds": link.pending_seconds,
+        "pending_bytes": link.pending_bytes,
+        "drain_seconds": link.drain_seconds,
+        "delivery_seconds": link.delivery_seconds,
+        "ping_seconds": link.ping_seconds,
+        "canary": str(link.canary),
+        "canary_seconds": link.canary_seconds,
+        "canary_time": seconds(link.canary_time),
+        "canary_alarm": link.canary_alarm,
+        "pull": link.pull or None,
+        "paused": link.is_paused,
+        "hold": link.hold,
+        "budget_bytes": link.budget_bytes,
+        "budget_used_bytes": link.budget_used,
+        "budget_ends": seconds(link.budget_ends),
+        "unacked_bytes": link.unacked_bytes,
+        "bytes_sent": link.bytes_sent,
+        "records_acked": link.records_acked,
+        "attempts_failed": link.attempts_failed,
+        "certificate_expires": seconds(link.certificate_expires),
+        "last_ack": seconds(link.last_ack_time),
+        "last_error": link.last_error,
+        "last_error_time": seconds(link.last_error_time),
+        "next_try": seconds(link.next_try),
+        "clock_offset_seconds": seconds(link.clock_offset_ns),
+    }

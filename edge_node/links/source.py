@@ -1,22 +1,189 @@
-"""The node's log as a source for a link's sender."""
+"""The node's log as a source for a link's sender, with the clocks of its boots, and the lanes of a link with that of
+a pull."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from weft.edge_node.links.boot_clocks import BootClocks
-from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
-from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.origin import Origin
+from weft.edge_node.links.high_watermarks import HubHighWatermarks
+from weft.protocols.batch import ClockReading, ClockState, decode_header
+from weft.protocols.chunk_index import GapRange, Mark
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import Origin
+from weft.protocols.link import Clock
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import Range, RangeSet
-from weft.protocols.segment import GapReason
-from weft.replication.runner.acknowledged import Acknowledged
-from weft.replication.source import LaneSnapshot, OfferedLane, nothing_acknowledged
+from weft.protocols.segment import ClockNotice, GapReason
+from weft.replication.runner.progress import Acknowledged
+from weft.replication.source import LaneSnapshot, OfferedLane, intersection, nothing_acknowledged
 from weft.storage.segment_log import LogError, SegmentLog
+
+# Clocks of the log's boots, as far as the node learned them: hubs correct the stamps of an unset one.
+#
+# A machine without a battery clock stamps records with a wrong time until the network sets it. As soon as a link has
+# received the time from a hub, or a time source has set the clock, the node can relate the boot's monotonic clock to
+# it, and so knows the time of every record of the boot. The log keeps this relation, as the records may wait for
+# their hub longer than the boot lasts.
+#
+# One answer of a hub may be wrong, so a relation is learned from two that agree. It then stays, since two answers
+# that differ by a millisecond would step the clock; but two later ones that agree and are minutes away correct it,
+# for the records that no hub has yet.
+
+logger = logging.getLogger(__name__)
+
+AGREE_NS = 1_000_000_000
+"""Difference up to which two answers agree, besides the bounds on their errors."""
+DIFFERS_NS = 120_000_000_000
+"""Difference from which on later answers correct a relation. Two hub nodes that take links differ by less: each is off
+by a minute at most."""
+FRESH_NS = 600_000_000_000
+"""Age up to which the last answer of another hub node speaks for the learned relation. A linked one answers each
+minute."""
+SOURCES_MAX = 16
+"""Maximum number of hub nodes whose last answer is kept; the one that was silent for longest is forgotten first."""
+
+
+class _Answer(NamedTuple):
+    boot_id: int
+    offset: int
+    """Time minus the boot's monotonic clock, ns."""
+    error: int
+    monotonic: int
+    """Reading of that clock when the answer came."""
+
+    def agrees(self, offset: int, error: int, within: int = AGREE_NS) -> bool:
+        """Return whether an offset with such an error says the same time."""
+        return abs(self.offset - offset) <= within + self.error + error
+
+
+class BootClocks:
+    """The clocks of one log's boots. Event loop's thread; making one blocks on the disk.
+
+    Args:
+        reading: the machine's clocks now; None when they are unknown; no relation is then learned.
+        clock_error: bound of the wall clock's error while a time source keeps it right, ns.
+    """
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        reading: Callable[[], ClockReading] | None,
+        wall_clock: Callable[[], int],
+        clock_error: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._reading = reading
+        self._wall_clock = wall_clock
+        self._clock_error = clock_error
+        self._boots = {notice.boot_id: notice for notice in log.clocks()}
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        """The last answer of each hub node, the newest at the end."""
+        self._was_unset = reading is not None and self._may_have_been_unset(reading())
+
+    def _may_have_been_unset(self, now: ClockReading) -> bool:
+        """Return whether records of this boot may have stamps of an unset clock."""
+        if now.state is ClockState.UNSYNCED:
+            return True
+        # An earlier process of this boot may have written before the clock was set: the last records are this boot's.
+        return now.boot_id not in self._boots and now.boot_id in self._last_boots()
+
+    def _last_boots(self) -> Iterable[int]:
+        for stream in self._log.streams().values():
+            try:
+                batches = self._log.read(stream, max(0, self._log.durable_end(stream) - 1), 1)
+                yield from (decode_header(batch).boot_id for batch in batches)
+            except (OSError, LogError, CodecError) as error:
+                logger.info("the last records of stream %d do not name their boot: %s", stream, error)
+
+    def look(self) -> None:
+        """Record the time once a time source has set the clock of a boot that began without."""
+        if self._reading is None:
+            return
+        now = self._reading()
+        if now.state is ClockState.UNSYNCED:
+            self._was_unset = True
+        elif self._was_unset and now.boot_id not in self._boots:
+            self._learn(now, self._wall_clock(), self._clock_error())
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Return whether a time source keeps the wall clock right."""
+        return self._reading is not None and self._reading().state is ClockState.SYNCED
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether the records that arrive now have a time that nothing corrects yet."""
+        now = None if self._reading is None else self._reading()
+        return now is not None and now.state is ClockState.UNSYNCED and now.boot_id not in self._boots
+
+    def tell(self, hub: str, time: int, error: int) -> None:
+        """Note the time that a hub node reports, unless the clock is right. With one more that agrees, it is the time.
+
+        Args:
+            hub: the node.
+            time: nanoseconds since 1970, now.
+            error: bound on its error, ns.
+        """
+        self.look()
+        now = None if self._reading is None else self._reading()
+        if now is None or now.state is ClockState.SYNCED:
+            return
+        answer = _Answer(now.boot_id, time - now.monotonic, error, now.monotonic)
+        others = [each for each in self._answers.values() if each.boot_id == now.boot_id]
+        last = self._answers.pop(hub, None)
+        self._answers[hub] = answer
+        if len(self._answers) > SOURCES_MAX:
+            self._answers.popitem(last=False)
+        if not any(each.agrees(answer.offset, error) for each in others):
+            return
+        known = self._boots.get(now.boot_id)
+        if known is None:
+            self._learn(now, time, error)
+        elif not any(
+            each.agrees(known.offset, known.error, DIFFERS_NS)
+            for each in (answer, *others)
+            if each is not last and now.monotonic - each.monotonic < FRESH_NS
+        ):
+            # No other node says now what was learned: of two that differ, the first one learned would stay.
+            seconds = (answer.offset - known.offset) / 1e9
+            logger.warning(
+                "hubs now tell a time that is %+.0f s away from the one that this boot learned. Records that no hub "
+                "has yet get the new one", seconds,
+            )  # fmt: skip
+            self._learn(now, time, error)
+
+    def notices(self) -> list[Clock]:
+        """Return the clocks that hubs need, for the beginning of each connection."""
+        log_id = self._log.log_id
+        return [Clock(log_id, boot.boot_id, boot.monotonic, boot.offset, boot.error) for boot in self._boots.values()]
+
+    def correction(self) -> int:
+        """Return the nanoseconds to add to the wall clock now, as hubs correct the records that arrive now."""
+        if self._reading is None:
+            return 0
+        now = self._reading()
+        boot = self._boots.get(now.boot_id)
+        if boot is None or now.state is ClockState.SYNCED:
+            return 0
+        return boot.offset + now.monotonic - self._wall_clock()
+
+    def _learn(self, now: ClockReading, time: int, error: int) -> None:
+        notice = self._boots[now.boot_id] = ClockNotice(now.boot_id, now.monotonic, time - now.monotonic, error)
+        try:
+            self._log.note_clock(notice)
+        except LogError as problem:
+            logger.warning(
+                "the log has no room for the record of this boot's clock (%s). Records of this boot keep the "
+                "stamps of the unset clock if they reach their hub after a restart of the machine", problem,
+            )  # fmt: skip
+
+
+# The node's log as a source for a link's sender.
 
 MARGIN_NS = 1_000_000
 """Margin by which marks of an unset clock lag: that clock and the monotonic clock, by which the hub corrects the
@@ -154,3 +321,115 @@ def _from(begin: int, state: LaneSnapshot) -> LaneSnapshot:
     state.held.remove(0, begin)
     gaps = [GapRange(max(gap.first, begin), gap.end, gap.reason) for gap in state.gaps if gap.end > begin]
     return state._replace(gaps=[GapRange(0, begin, GapReason.RENAMED), *gaps])
+
+
+# The lanes of a link, and that of the pull that runs.
+
+Listener = Callable[[Collection[int] | None], None]
+
+
+class PullingSource:
+    """The streams of a link, and one lane with the shown numbers of a pull (``replication.source.LogSource``).
+
+    Args:
+        base: the link's own lanes.
+        released: called with the numbers of the pull's lane that the hub has.
+    """
+
+    def __init__(self, base: SegmentLogSource, log: SegmentLog, released: Callable[[int, RangeSet], None]) -> None:
+        self._base, self._log, self._released = base, log, released
+        self._pages = log.page_reader()
+        self._lane: OfferedLane | None = None
+        self._own = {lane.lane for lane in base.lanes()}
+        self._shown = RangeSet()
+        self.skipped = RangeSet()
+        """Shown numbers that the log holds and did not give: they are not read again."""
+        self._listeners: list[Listener] = []
+
+    def offer(self, lane: OfferedLane | None) -> None:
+        """Offer the lane of a pull, without numbers, from now on; None to end it."""
+        self._lane, self._shown, self.skipped = lane, RangeSet(), RangeSet()
+        self._tell(None)
+
+    def show(self, numbers: RangeSet) -> None:
+        """Let these numbers be sent, and no others."""
+        self._shown = numbers
+        if self._lane is not None:
+            self._tell([self._lane.lane])
+
+    def _tell(self, lanes: Collection[int] | None) -> None:
+        for listener in list(self._listeners):
+            listener(lanes)
+
+    def lanes(self) -> list[OfferedLane]:
+        """Return the link's streams, and that of the pull."""
+        return self._base.lanes() if self._lane is None else [*self._base.lanes(), self._lane]
+
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
+        """Return the log's present state."""
+        wanted = list(lanes)
+        found = self._base.states([lane for lane in wanted if lane in self._own])
+        for lane in wanted:
+            if lane not in self._own:
+                held = intersection(self._shown, self._log.ranges(lane))
+                found[lane] = LaneSnapshot(held, self._log.next_seq(lane), [], None, is_settled=True)
+        return found
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Return batches; of the pull's lane only those whose records are all shown.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        if lane in self._own:
+            return await self._base.read(lane, seq, bytes_max)
+        try:
+            batches = (await self._pages.read(lane, seq, bytes_max)).batches
+        except LogError as error:
+            raise OSError(str(error)) from error
+        headers = [decode_header(batch) for batch in batches]
+        found = [
+            (header, batch)
+            for header, batch in zip(headers, batches, strict=True)
+            if self._shown.covers(header.base_seq, header.end_seq)
+        ]
+        start = min((header.base_seq for header, _ in found), default=self._shown.contiguous_end(seq))
+        if start > seq:
+            self.skipped.add(seq, start)
+        return [batch for _, batch in found]
+
+    def high_watermark(self, hub: str, lane: int) -> int:
+        """Return the end of the lane's records ever sent to the hub by any link of this log."""
+        return self._base.high_watermark(hub, lane)
+
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
+        """Make the ends durable, as the base does.
+
+        Raises:
+            OSError: a write failed.
+        """
+        own = {lane: end for lane, end in ends.items() if lane in self._own}
+        if own:
+            await self._base.prepare_to_send(hub, own)
+        names = {number: name for name, number in self._log.streams().items()} if len(own) < len(ends) else {}
+        others = {names[lane]: end for lane, end in ends.items() if lane not in self._own}
+        if others:
+            await self._base.prepare(hub, others)
+
+    def released(self, lane: int, ranges: RangeSet) -> None:
+        """Pass on what the hub has. Records of a pull's lane are not released: another link may carry the stream."""
+        if lane in self._own:
+            self._base.released(lane, ranges)
+        else:
+            self._released(lane, ranges)
+
+    def listen(self, callback: Listener) -> Callable[[], None]:
+        """Call ``callback`` after each commit, and after each change of the pull's lane."""
+        self._listeners.append(callback)
+        unlisten = self._base.listen(callback)
+
+        def end() -> None:
+            self._listeners.remove(callback)
+            unlisten()
+
+        return end

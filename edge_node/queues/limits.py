@@ -1,16 +1,186 @@
 """Bounds on exchanges, queues and bindings, and on the content of queues: totals, and the share of one owner in
-each."""
+each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.bounds import Bound, Owner, Refusals, one_share
 from weft.config.models import EdgeConfig
-from weft.edge_node.queues.definitions import BindingDefinition
-from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.routing.exchange import Exchange
-from weft.edge_node.queues.routing.look_up_cost import LookUpCost
+from weft.edge_node.queues.definitions import BindingDefinition, ExchangeKind, QueueError, Reason
+from weft.edge_node.queues.exchange import Exchange, Pair, words_of
+
+# Bound on the cost that bindings add to one look-up of a message's queues, for any routing key and headers.
+#
+# *Topic exchanges.* The shape of a pattern is the list of its words, each ``*`` or not. Among all prefixes of patterns
+# with one shape, a key passes at most one node of the tree: so it passes as many nodes as there are shapes, for any
+# number of bindings. Behind ``#`` the same holds for each word of the key. Behind a second ``#``, several nodes of one
+# shape may be passed with one word, but only one of the words that follow a node: such patterns count by their prefix.
+# Shapes of up to ``COMMON_WORDS`` words with up to ``COMMON_STARS`` of them ``*`` are free: at most 14 nodes.
+#
+# *Headers exchanges.* A binding that requires several headers is stored at one of them, and compared with each message
+# that has it. A message has one value of each header. So among all values of a header the one with the most bindings
+# counts; the first binding at each is free, as a message takes time for each of its headers anyway. A binding that
+# requires any of several headers is found once more at each.
+#
+# Each cost is charged to the owner of the bindings' destination.
+
+COMMON_WORDS = 4
+COMMON_STARS = 1
+LOOP_STEPS = 32
+"""Number of steps counted for a node that is examined with every word of a key: few keys have more words."""
+
+_Cost = tuple[Exchange, Hashable]
+
+
+class LookUpCost:
+    """Account of the cost that the bindings of all owners add to a look-up. Event loop's thread only.
+
+    Args:
+        total: steps beside the common ones that one look-up may take, because of all owners together.
+        share: the same because of one owner.
+        refusals: counts refusals.
+    """
+
+    def __init__(self, total: int, share: int, refusals: Refusals) -> None:
+        self.total = total
+        self.share = min(share, total)
+        self.used = 0
+        """Maximum number of steps of one look-up beside the common ones."""
+        self._refusals = refusals
+        self._owners: dict[Owner, dict[_Cost, int]] = {}
+        """Owner -> its costs -> number of its bindings with each."""
+        self._taken: dict[Owner, int] = {}
+        self._all: dict[_Cost, int] = {}
+        """Cost -> number of owners charged with it."""
+        self._standing: dict[tuple[Exchange, Pair, Owner], int] = {}
+        """Header and value -> cost of an owner's bindings stored there."""
+
+    def of(self, owner: Owner) -> int:
+        """Return the steps charged to an owner."""
+        return self._taken.get(owner, 0)
+
+    def take(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> bool:
+        """Charge an owner with a binding, before the exchange has it, if both bounds allow it. Return whether they do,
+        and count a refusal."""
+        places = _places(exchange, binding)
+        costs = list(self._costs(owner, exchange, binding, places, 1))
+        setting = self._exceeded(owner, costs)
+        if setting is not None:
+            what = f"bindings like {binding.key[:60]!r} of exchange {exchange.name[:60]!r}"
+            self._refusals.note(setting, owner, f"no room for more {what}")
+            return False
+        self._hold(owner, exchange, costs, places)
+        return True
+
+    def hold(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
+        """Charge an owner with a binding regardless of the bounds, before the exchange has it."""
+        places = _places(exchange, binding)
+        self._hold(owner, exchange, self._costs(owner, exchange, binding, places, 1), places)
+
+    def free(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
+        """Release the cost of a binding, while the exchange still has it."""
+        own = self._owners.get(owner, {})
+        places = _places(exchange, binding)
+        for cost, steps in self._costs(owner, exchange, binding, places, -1):
+            own[cost] -= 1
+            if own[cost]:
+                continue
+            del own[cost]
+            self._taken[owner] -= steps
+            self._all[cost] -= 1
+            if not self._all[cost]:
+                del self._all[cost]
+                self.used -= steps
+        if not own:
+            self._owners.pop(owner, None)
+            self._taken.pop(owner, None)
+        for pair, steps in places:
+            place = exchange, pair, owner
+            self._standing[place] -= steps
+            if not self._standing[place]:
+                del self._standing[place]
+
+    def _exceeded(self, owner: Owner, costs: list[tuple[_Cost, int]]) -> str | None:
+        """Return the setting that leaves an owner no more room; None if there is room."""
+        own = self._owners.get(owner, {})
+        new = [(cost, steps) for cost, steps in costs if cost not in own]
+        if not new:
+            return None
+        if self.of(owner) + sum(steps for _, steps in new) > self.share:
+            return "queues.match_cost_per_user"
+        if self.used + sum(steps for cost, steps in new if cost not in self._all) > self.total:
+            return "queues.match_cost"
+        return None
+
+    def _hold(
+        self, owner: Owner, exchange: Exchange, costs: Iterable[tuple[_Cost, int]], places: list[tuple[Pair, int]]
+    ) -> None:
+        own = self._owners.get(owner)
+        for cost, steps in costs:
+            if own is None:
+                own = self._owners[owner] = {}
+            own[cost] = own.get(cost, 0) + 1
+            if own[cost] > 1:
+                continue
+            self._taken[owner] = self._taken.get(owner, 0) + steps
+            self._all[cost] = self._all.get(cost, 0) + 1
+            if self._all[cost] == 1:
+                self.used += steps
+        for pair, steps in places:
+            place = exchange, pair, owner
+            self._standing[place] = self._standing.get(place, 0) + steps
+
+    def _costs(
+        self,
+        owner: Owner,
+        exchange: Exchange,
+        binding: BindingDefinition,
+        places: list[tuple[Pair, int]],
+        change: int,
+    ) -> Iterator[tuple[_Cost, int]]:
+        """Yield the costs of a binding that is about to be added (1) or removed (-1), each with its steps."""
+        if exchange.kind is ExchangeKind.TOPIC:
+            for shape, steps in _of_pattern(binding.key):
+                yield (exchange, shape), steps
+        for pair, steps in places:
+            before = self._standing.get((exchange, pair, owner), 0)
+            first = before if change > 0 else before - steps
+            for rank in range(max(first, 1), first + steps):
+                yield (exchange, (pair[0], owner, rank)), 1
+
+
+def _places(exchange: Exchange, binding: BindingDefinition) -> list[tuple[Pair, int]]:
+    """Return the places at which a binding by headers is or would be stored, and its steps at each."""
+    return exchange.stands_at(binding) if exchange.kind is ExchangeKind.HEADERS else []
+
+
+def _of_pattern(pattern: str) -> Iterator[tuple[Hashable, int]]:
+    """Yield the shapes of a pattern's prefixes, and the steps of each."""
+    words = words_of(pattern)
+    if len(words) <= COMMON_WORDS and words.count("*") <= COMMON_STARS and "#" not in words[:-1]:
+        return
+    shape, stars, loops = "", 0, 0
+    for at, word in enumerate(words):
+        if loops > 1:
+            # Counted by its prefix: another such binding may cost more, even with the same shape.
+            yield (".".join(words[:at]), word if word in {"*", "#"} else "w"), LOOP_STEPS
+            continue
+        shape += word if word in {"*", "#"} else "w"
+        stars += word == "*"
+        if word == "#":
+            loops += 1
+            if at == len(words) - 1:
+                yield shape + "end", 1
+            else:
+                yield shape, LOOP_STEPS
+        elif loops:
+            yield shape, LOOP_STEPS
+        elif at >= COMMON_WORDS or stars > COMMON_STARS:
+            yield shape, 1
+
 
 QUEUES_SHARE = 4
 """Divisor of the disk budget: the share of messages in queues, if ``queues.size`` is unset."""

@@ -39,6 +39,6 @@ class QueuesPart(Part):
         """Yield the values of the metrics."""
         if self._queues is None:
             return
-        from weft.edge_node.queues.contents.facts import queue_samples
+        from weft.edge_node.queues.queues import queue_samples
 
         yield from queue_samples(self._queues.facts())

@@ -7,45 +7,116 @@ delete it once all of them are done with it. Declarations and settlements are re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import nlargest
 from typing import Any
 
 from weft.bounds import Refusals, Rounds
+from weft.config.metrics.exposition import Sample
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
-from weft.edge_node.ingest.record import Records
-from weft.edge_node.ingest.routes import Remembering, Route
-from weft.edge_node.queues.arguments import consumer_priority
-from weft.edge_node.queues.contents.contents import Contents
-from weft.edge_node.queues.contents.dead_letters import DeadLetters
-from weft.edge_node.queues.contents.delivering import Deliveries
-from weft.edge_node.queues.contents.facts import QueueFacts
-from weft.edge_node.queues.contents.holders import Holders
-from weft.edge_node.queues.contents.settling import Settling
-from weft.edge_node.queues.contents.unused import UnusedQueues
-from weft.edge_node.queues.declarations import Declarations
-from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.expelling import Expelling, refused
-from weft.edge_node.queues.leaving import Leaving
+from weft.edge_node.ingest.record import Admitted, QueueTargets, Records, Remembering, Route
+from weft.edge_node.queues.contents import Contents, Holders
+from weft.edge_node.queues.dead_letters import DeadLetters
+from weft.edge_node.queues.declarations import Declarations, ExchangePublishing, Published
+from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, QueueError, Reason, consumer_priority, routing_key_of
+from weft.edge_node.queues.delivery import Deliveries
+from weft.edge_node.queues.exchange import Admission, QueuesByHeaders, QueueSet
+from weft.edge_node.queues.leaving import Expelling, Leaving, Settling, UnusedQueues, refused
 from weft.edge_node.queues.limits import QueueLimits, QueueShares
-from weft.edge_node.queues.message import Delivery, Outcome
-from weft.edge_node.queues.publishing import ExchangePublishing, Published
-from weft.edge_node.queues.queue.credit import Credit
-from weft.edge_node.queues.queue.getter import Getter, Got
-from weft.edge_node.queues.queue.queue import Consumer, Consumption, Queue, QueueClient
+from weft.edge_node.queues.queue import Consumer, Consumption, Credit, Getter, Got, Queue, QueueClient
+from weft.edge_node.queues.ready import Delivery, Outcome
 from weft.edge_node.queues.registry import Registry
-from weft.edge_node.queues.routing.targets import Admission, QueuesByHeaders, QueueSet
-from weft.edge_node.queues.state.reader import QueueState, priority_of
-from weft.edge_node.queues.state.writer import MESSAGE_BYTES, QueueStateWriter
-from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
-from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.queues.state import MESSAGE_BYTES, QueueState, QueueStateWriter, priority_of
+from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
-from weft.edge_node.subscriptions.log_records import LogRecord
-from weft.edge_node.timing.timer_wheel import TimerWheel
+from weft.edge_node.subscriptions.message import LogRecord
+from weft.edge_node.timing import TimerWheel
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError, SegmentLog
+
+# Figures of queues, for the status and the metrics.
+
+SHOWN_MAX = 10
+"""Number of queues in the node's status, the longest: there may be 65,536, and each would be a series of its own."""
+
+
+class QueueFacts:
+    """Figures of all queues together, and of the longest ones."""
+
+    def __init__(
+        self,
+        bounds: QueueShares,
+        contents: Contents,
+        deliveries: Deliveries,
+        dead_letters: DeadLetters,
+        admission: Admission,
+    ) -> None:
+        self._bounds = bounds
+        self._contents = contents
+        self._deliveries = deliveries
+        self._dead_letters = dead_letters
+        self._admission = admission
+
+    def totals(self) -> dict[str, int]:
+        """Return messages since the start of the node, by their outcome."""
+        return {
+            "published": self._contents.added,
+            "delivered": self._deliveries.delivered,
+            "redelivered": self._deliveries.redelivered,
+            "acknowledged": self._contents.accepted,
+            "dead_lettered": self._dead_letters.count,
+            "expired": self._contents.expired,
+            "dropped": self._contents.dropped,
+            "not_taken": self._admission.not_taken,
+            "lost": self._contents.lost,
+        }
+
+    def facts(self, queues: Iterable[Queue], exchanges: int) -> dict[str, Any]:
+        """Return the section of the status."""
+        found = list(queues)
+        longest = nlargest(SHOWN_MAX, found, key=lambda queue: queue.ready.bytes + queue.count)
+        return {
+            "queues": len(found),
+            "exchanges": exchanges,
+            "bindings": self._bounds.bindings.used,
+            "consumers": self._bounds.consumers.used,
+            "messages": sum(queue.count for queue in found),
+            "unacknowledged": self._bounds.unacknowledged.used,
+            "bytes": self._bounds.waiting.used,
+            "bytes_max": self._bounds.waiting.total,
+            **self.totals(),
+            "longest": [_of_queue(queue) for queue in longest],
+        }
+
+
+def _of_queue(queue: Queue) -> dict[str, Any]:
+    return {
+        "queue": queue.name,
+        "messages": queue.count,
+        "bytes": queue.ready.bytes,
+        "unacknowledged": len(queue.unsettled),
+        "consumers": len(queue.consumptions),
+        "not_taken": queue.dropped,
+        "lost": queue.lost,
+    }
+
+
+def queue_samples(facts: dict[str, Any]) -> Iterator[Sample]:
+    """Yield the values of every metric of queues."""
+    prefix = "weft_edge_queue_"
+    yield Sample("weft_edge_queues", facts["queues"])
+    for name in ("exchanges", "bindings", "consumers", "bytes", "bytes_max"):
+        yield Sample(prefix + name, facts[name])
+    yield Sample(f"{prefix}ready_messages", facts["messages"])
+    yield Sample(f"{prefix}unacknowledged_messages", facts["unacknowledged"])
+    for name in (
+        "published", "delivered", "redelivered", "acknowledged", "dead_lettered", "expired", "dropped", "not_taken",
+        "lost",
+    ):  # fmt: skip
+        yield Sample(f"{prefix}{name}_total", facts[name])
+
 
 logger = logging.getLogger(__name__)
 

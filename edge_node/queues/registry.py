@@ -9,31 +9,35 @@ from typing import Any
 import msgspec
 
 from weft.bounds import Owner
-from weft.edge_node.queues.arguments import alternate_exchange, differences, plain_arguments, queue_arguments
 from weft.edge_node.queues.definitions import (
+    CHANGE,
+    DECLARE,
     DEFAULT_EXCHANGE,
     OWN_NAMES,
     PREDECLARED,
+    READ,
     SERVER_NAME,
     BindingDefinition,
     ExchangeDefinition,
     ExchangeKind,
     QueueDefinition,
+    QueueError,
+    Reason,
+    Use,
+    alternate_exchange,
     check_name,
     check_not_default,
     check_text,
+    differences,
+    filter_of,
+    plain_arguments,
+    queue_arguments,
+    topic_of,
 )
-from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.exchange import MATCHES, Admission, BoundQueues, Destination, Exchange, Topology, Unbinding
 from weft.edge_node.queues.limits import QueueShares, charge
-from weft.edge_node.queues.queue.queue import Queue, QueueClient
-from weft.edge_node.queues.rights import CHANGE, DECLARE, READ, Use
-from weft.edge_node.queues.routing.exchange import Destination, Exchange
-from weft.edge_node.queues.routing.headers import MATCHES
-from weft.edge_node.queues.routing.targets import Admission, BoundQueues
-from weft.edge_node.queues.routing.topology import Topology
-from weft.edge_node.queues.routing.unbinding import Unbinding
-from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.edge_node.queues.topics import filter_of, topic_of
+from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.state import QueueStateWriter
 from weft.storage.segment_log import LogError
 
 

@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 
 from weft.bounds import Bound, Rounds
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.limits import SessionLimits, SessionShares
-from weft.edge_node.sessions.persistence import Persistence
-from weft.edge_node.sessions.positions import ReaderPositions
-from weft.edge_node.sessions.retained_delivery import RetainedDelivery
-from weft.edge_node.sessions.session import Session
-from weft.edge_node.subscriptions.shared_subscription import SharedSubscription
-from weft.edge_node.subscriptions.shared_subscriptions import SharedSubscriptions
-from weft.edge_node.subscriptions.subscriber import ClientSubscription
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.protocols.mqtt.packets import Subscription
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
+from weft.edge_node.sessions.records import SessionLimits, SessionShares
+from weft.edge_node.sessions.session import RetainedDelivery, Session
+from weft.edge_node.subscriptions.subscriptions import (
+    ClientSubscription,
+    SharedSubscription,
+    SharedSubscriptions,
+    Subscriptions,
+)
+from weft.protocols.mqtt.packets import ReasonCode, Subscription
 from weft.protocols.topics import InvalidTopic, Share, split_share
 
 LEVEL_BYTES = 400

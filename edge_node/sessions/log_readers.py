@@ -3,29 +3,282 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+
+import msgspec
 
 from weft.bounds import Owner
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.sessions.records import SessionRecord, SharedRecord
-from weft.edge_node.sessions.redelivery import Redelivery
-from weft.edge_node.sessions.session_reader import SessionReader
-from weft.edge_node.sessions.store.backlog import Backlog
-from weft.edge_node.sessions.stored_messages import StoredMessages
-from weft.edge_node.sessions.window.client_window import ClientWindow
-from weft.edge_node.subscriptions.catch_up import Begin, CatchUp, Reader
-from weft.edge_node.subscriptions.filter_starts import FilterStarts
-from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage, Turn
-from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.positions import Positions, before, lowered
-from weft.edge_node.subscriptions.read_turns import ReadTurns
-from weft.edge_node.subscriptions.shared_subscription import SharedSubscription
-from weft.edge_node.subscriptions.subscriber import ClientSubscription
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.storage.segment_log import SegmentLog
+from weft.edge_node.sessions.window import ClientWindow
+from weft.edge_node.streams import SESSION_TOPICS_STREAM
+from weft.edge_node.subscriptions.catch_up import Begin, CatchUp, Reader, ReadTurns
+from weft.edge_node.subscriptions.message import (
+    NOWHERE,
+    PUBLISHER,
+    RECIPIENT,
+    LogRecord,
+    Message,
+    Outbox,
+    Positions,
+    ReadPage,
+    TooManyProperties,
+    Turn,
+    before,
+    from_headers,
+    lowered,
+    to_headers,
+)
+from weft.edge_node.subscriptions.subscriptions import (
+    ClientSubscription,
+    DeliveryOptions,
+    FilterStarts,
+    OwnFilters,
+    SharedSubscription,
+    Subscriber,
+    Subscriptions,
+    delivery_options,
+)
+from weft.protocols.batch import Flag
+from weft.protocols.message_headers import EXPIRES
+from weft.protocols.mqtt.packets import ReasonCode
+from weft.storage.segment_log import LogError, LogFailed, SegmentLog
+
+# Records of the log as messages for sessions, and retained messages as records.
+
+
+class StoredMessages:
+    """Converter of records to messages, and of retained messages to records. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, segment_log: SegmentLog, ingest: Ingest, wall_clock: Callable[[], int], counters: Counters
+    ) -> None:
+        self._log = segment_log
+        self._ingest = ingest
+        self._counters = counters
+        self._topics = segment_log.stream(SESSION_TOPICS_STREAM)
+        self._wall_clock = wall_clock
+
+    def read(self, stream: int, record: LogRecord) -> Message | None:
+        """Return a record as a message.
+
+        None when it was published at QoS 0, has expired, or is read in another stream, or is a retained message that
+        was sent to one session alone.
+        """
+        if record.flags & Flag.PUBLISHED_QOS0 or is_retained_copy(record):
+            return None
+        if (
+            stream in self._ingest.routing.unrouted.streams
+        ):  # other streams that match the topic now did not when it was stored
+            return None if record.flags & Flag.COPIED_FOR_SESSIONS else self.read_again(stream, record)
+        route = self._ingest.routing.route(record.topic)
+        if route.streams and route.streams[0] != stream and stream in route.streams:
+            return None
+        return self.read_again(stream, record)
+
+    def read_again(self, stream: int, record: LogRecord) -> Message | None:
+        """Return a message that was already sent; None when it has expired."""
+        properties, expires_ns = from_headers(record.headers)
+        message = Message(
+            record.topic, record.payload, 2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
+            bool(record.flags & Flag.RETAINED), properties, expires_ns, stream, record.seq, record.headers,
+        )  # fmt: skip
+        if message.expired(self._wall_clock()):
+            self._counters.messages_expired += 1
+            return None
+        return message
+
+    def keep_retained(self, subscriber: Subscriber, message: Message) -> Message:
+        """Store a retained message in the log while it is in flight to a client: its topic may have another one soon.
+
+        Returns:
+            The message with its place in the log; unchanged when the session ends with its connection, or when the log
+                has no room: then a restart loses the delivery.
+        """
+        if not subscriber.persistent:
+            return message
+        now, expires = self._wall_clock(), ((EXPIRES, message.expires_ns),) if message.expires_ns else ()
+        flags = Flag.RETAINED | (Flag.PUBLISHED_QOS2 if message.qos == 2 else Flag(0))
+        try:
+            headers = (*to_headers(message.properties, now), *expires, (RECIPIENT, subscriber.client_id))
+            seq = self._log.append(
+                self._topics, now, [message.topic], [message.payload], {0: headers}, {0: int(flags)}
+            )  # fmt: skip
+        except (LogError, TooManyProperties):
+            return message
+        self._ingest.back_pressure.appended()
+        return msgspec.structs.replace(message, stream=self._topics, seq=seq)
+
+
+def is_retained_copy(record: LogRecord) -> bool:
+    """Return whether this is a copy of a retained message on its way to one session, not a publish."""
+    return any(name == RECIPIENT for name, _ in record.headers)
+
+
+# Reader of the log for one session; it selects the messages that the client gets.
+
+log = logging.getLogger(__name__)
+
+
+class SessionReader:
+    """The ``Reader`` of one session's ``CatchUp``."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        window: ClientWindow,
+        subscriptions: Subscriptions,
+        messages: StoredMessages,
+        outbox: Outbox,
+        counters: Counters,
+        done: set[tuple[int, int]],
+        doubtful: Mapping[int, int],
+    ) -> None:
+        """Read for a client.
+
+        Args:
+            done: (stream, seq) of messages that the client has, although a restart left them to be read.
+            doubtful: stream -> the first seq after a crash. The client was connected in the crash and may have received
+                earlier messages without a journal entry: these are sent with DUP.
+        """
+        self._window = window
+        self._messages = messages
+        self._outbox = outbox
+        self._counters = counters
+        self._doubtful = doubtful
+        # The client gets messages by its own subscriptions even if it got them as a member of a shared one.
+        self._done = done | {
+            (message.stream, message.seq)
+            for message, options, _ in window.in_flight.deliveries.values()
+            if options.share is None
+        }
+        self._own = OwnFilters(window, window.subscribed, subscriptions)
+        self._told_of_loss = False
+        self._newer: dict[ClientSubscription, dict[int, int]] = {}
+        """Subscriptions made while the session was behind -> stream -> their first seq."""
+
+    @property
+    def done(self) -> set[tuple[int, int]]:
+        """Return (stream, seq) of messages that are not sent again when they are read.
+
+        The client has them, or they were in flight when the session fell behind.
+        """
+        return set(self._done)
+
+    @property
+    def name(self) -> str:
+        """Return the client's name for log lines."""
+        return f"MQTT client {self._window.client_id!r}"
+
+    @property
+    def owner(self) -> Owner | None:
+        """Return the client's owner."""
+        return self._window.owner
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more message can be sent at once."""
+        return self._window.window_open
+
+    def began(self, subscription: ClientSubscription, ends: dict[int, int]) -> None:
+        """Add a subscription that gets nothing published before these ends of the streams."""
+        self._newer[subscription] = ends
+
+    def wants(self, topic: bytes) -> bool:
+        """Return whether the client is subscribed at QoS 1 or 2."""
+        options = self._own.options(topic)
+        return options is not None and options.qos > 0
+
+    def read(self, stream: int, record: LogRecord) -> None:
+        """Send a message that was read; there is room."""
+        if (stream, record.seq) in self._done:
+            self._done.discard((stream, record.seq))
+            return
+        options = self._options(stream, record)
+        message = self._messages.read(stream, record) if options is not None else None
+        if options is None or message is None:
+            return
+        qos = min(message.qos, options.qos)
+        if qos:
+            dup = qos == 1 and record.seq < self._doubtful.get(stream, 0)  # [MQTT-3.3.1-1]
+            self._window.send(message, options, qos, dup=dup)
+            self._outbox.flush()
+
+    def lost(self, count: int) -> None:
+        """Count records that the log no longer had; a log line reports the first."""
+        self._counters.deliveries_lost += count
+        if not self._told_of_loss:
+            self._told_of_loss = True
+            log.warning("%s is too slow: the log has deleted %d records before it read them", self.name, count)
+
+    def joining(self) -> None:
+        """Keep live messages in the queue from now on."""
+        self._window.joining()
+
+    def live(self) -> None:
+        """Send the messages queued meanwhile, and then live ones."""
+        self._window.level()
+        self._outbox.flush()
+
+    def _options(self, stream: int, record: LogRecord) -> DeliveryOptions | None:
+        options = self._own.options(record.topic)
+        if options is None or (options.no_local and (PUBLISHER, self._window.client_id) in record.headers):
+            return None
+        late = [each for each, ends in self._newer.items() if record.seq < ends.get(stream, 0)]
+        if not late:
+            return options
+        matching = [each for each in self._own.matching(record.topic) if each not in late]
+        return delivery_options(matching) if matching else None
+
+
+# Redelivery of messages in flight at a restart: read from the log, and sent again unchanged (MQTT 5.0 section 4.4).
+
+
+class Redelivery:
+    """Reader of the messages that restored windows have in flight."""
+
+    def __init__(
+        self, subscriptions: Subscriptions, messages: StoredMessages, backlog: Backlog, outbox: Outbox
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._messages = messages
+        self._backlog = backlog
+        self._outbox = outbox
+
+    async def run(self, window: ClientWindow) -> None:
+        """Read the messages that one client has in flight, and send them again. At most the in-flight window is in
+        memory."""
+        unread, own = window.in_flight.unread(), OwnFilters(window, window.subscribed, self._subscriptions)
+        for stream in {stream for stream, _ in unread.values()} - {NOWHERE}:
+            wanted = {packet_id: seq for packet_id, (of, seq) in unread.items() if of == stream}
+            try:
+                found = await self._backlog.fetch(stream, list(wanted.values()))
+            except (OSError, LogFailed) as error:
+                log.warning("could not read what MQTT client %r has in flight: %s", window.client_id, error)
+                window.displace(ReasonCode.UNSPECIFIED_ERROR)
+                return
+            for packet_id, seq in wanted.items():
+                if packet_id in window.in_flight.deliveries:
+                    self._set_read(window, own, packet_id, stream, found.get(seq))
+        window.pump()
+        self._outbox.flush()
+
+    def _set_read(
+        self, window: ClientWindow, own: OwnFilters, packet_id: int, stream: int, record: LogRecord | None
+    ) -> None:
+        """Set the message of a delivery. Its flags and identifiers are those of the present subscriptions, which may
+        have changed since it was sent."""
+        message = self._messages.read_again(stream, record) if record is not None else None
+        if record is None or message is None:
+            window.in_flight.set_read(packet_id, None, ())
+            return
+        options = own.options(record.topic)
+        message.retain &= is_retained_copy(record) or (options is not None and options.retain_as_published)
+        window.in_flight.set_read(packet_id, message, options.identifiers if options is not None else ())
+
 
 _NOTHING: Mapping[int, int] = {}
 

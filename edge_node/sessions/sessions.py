@@ -3,28 +3,166 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from weft.bounds import Bound, Owner, OwnerKind, user_or_address
+from weft.bounds import Bound, Owner, OwnerKind, Refusals, Rounds, user_or_address
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.away_sessions import AwaySessions
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.parts import SessionParts
-from weft.edge_node.sessions.records import SessionRecord
-from weft.edge_node.sessions.recovery import recover
-from weft.edge_node.sessions.session import Absence, Session, Terms, seconds_left
-from weft.edge_node.sessions.wills import is_storable
-from weft.edge_node.sessions.window.client_window import ClientWindow
-from weft.edge_node.sessions.window.packet_writer import ClientConnection
-from weft.edge_node.sessions.window.packets_out import Wire
-from weft.edge_node.timing.timer_wheel import TimerWheel
-from weft.protocols.mqtt.errors import ConnectRefused
-from weft.protocols.mqtt.packet_types import Version
-from weft.protocols.mqtt.packets import Connect, Subscription, Will
-from weft.protocols.mqtt.reason_codes import ReasonCode
-from weft.storage.segment_log import LogFailed, LogFull
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.sessions.filters import SessionFilters
+from weft.edge_node.sessions.journal import DeliveryJournal, SessionJournal
+from weft.edge_node.sessions.log_readers import LogReaders, StoredMessages
+from weft.edge_node.sessions.packets_out import ClientConnection, WindowParts, Wire
+from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
+from weft.edge_node.sessions.records import ChangeRates, SessionLimits, SessionRecord, SessionShares
+from weft.edge_node.sessions.retained import RetainedMessages
+from weft.edge_node.sessions.session import Absence, AwaySessions, Match, RetainedDelivery, Session, Terms, seconds_left
+from weft.edge_node.sessions.wills import Wills, is_storable
+from weft.edge_node.sessions.window import ClientWindow
+from weft.edge_node.subscriptions.limits import QueueBudget
+from weft.edge_node.subscriptions.message import Outbox
+from weft.edge_node.subscriptions.subscriptions import FilterStarts, SharedParts, SharedSubscriptions, Subscriptions
+from weft.edge_node.timing import TimerWheel
+from weft.protocols.mqtt.packets import Connect, ConnectRefused, ReasonCode, Subscription, Version, Will
+from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
+
+# The parts of sessions, assembled once for a node.
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """State kept across restarts, and the log (``store.BrokerState`` has the rest)."""
+
+    log: SegmentLog
+    journal: SessionJournal
+    changes: ChangeRates
+    retained: RetainedMessages
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryParts:
+    """Parts that deliver messages to clients of any protocol, also to slow and absent ones."""
+
+    budget: QueueBudget
+    shares: SessionShares
+    starts: FilterStarts
+    messages: StoredMessages
+    readers: LogReaders
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """Every part of sessions. Each is complete after its construction."""
+
+    subscriptions: Subscriptions
+    shared: SharedSubscriptions
+    filters: SessionFilters
+    windows: WindowParts
+    readers: LogReaders
+    positions: ReaderPositions
+    persistence: Persistence
+    retained: RetainedDelivery
+    wills: Wills
+    shares: SessionShares
+    journal: SessionJournal
+
+
+def make_delivery(  # noqa: PLR0917
+    segment_log: SegmentLog,
+    ingest: Ingest,
+    subscriptions: Subscriptions,
+    backlog: Backlog,
+    outbox: Outbox,
+    limits: SessionLimits,
+    refusals: Refusals,
+    counters: Counters,
+    wall_clock: Callable[[], int],
+) -> DeliveryParts:
+    """Create the parts that all protocols share.
+
+    Args:
+        refusals: counts refusals because of shares.
+        wall_clock: nanoseconds since 1970.
+    """
+    starts = FilterStarts()
+    messages = StoredMessages(segment_log, ingest, wall_clock, counters)
+    return DeliveryParts(
+        QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), SessionShares(limits, refusals),
+        starts, messages,
+        LogReaders(segment_log, ingest, subscriptions, messages, backlog, starts, outbox, counters),
+    )  # fmt: skip
+
+
+def make_parts(  # noqa: PLR0917
+    kept: Kept,
+    delivery: DeliveryParts,
+    ingest: Ingest,
+    subscriptions: Subscriptions,
+    outbox: Outbox,
+    rounds: Rounds,
+    match_retained: Match,
+    limits: SessionLimits,
+    counters: Counters,
+    wall_clock: Callable[[], int],
+) -> SessionParts:
+    """Create the parts, from the log upwards.
+
+    Args:
+        rounds: queue of work that takes longer than a turn.
+        match_retained: filter -> retained messages, ``$SYS`` among them.
+        wall_clock: nanoseconds since 1970.
+    """
+    budget, shares, starts = delivery.budget, delivery.shares, delivery.starts
+    messages, readers = delivery.messages, delivery.readers
+    shared = SharedSubscriptions(
+        subscriptions,
+        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max, set()),
+    )
+    positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
+    persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
+    retained = RetainedDelivery(match_retained, messages.keep_retained, rounds)
+    journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
+    windows = WindowParts(
+        counters, budget, outbox, journal, wall_clock,
+        limits.inflight_max, limits.queue_bytes_max,
+    )  # fmt: skip
+    return SessionParts(
+        subscriptions, shared,
+        SessionFilters(subscriptions, shared, persistence, positions, retained, rounds, limits, shares, counters),
+        windows, readers, positions, persistence, retained,
+        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, rounds),
+        shares,
+        kept.journal,
+    )  # fmt: skip
+
+
+# Sessions and shared subscriptions of the last run, restored at the start.
+
+
+def recover(parts: SessionParts, adopt: Callable[[SessionRecord], Session]) -> None:
+    """Restore every record of the journal, with a reader for the missed messages of each.
+
+    Args:
+        adopt: creates a session from a record, without its subscriptions and its place in the log.
+    """
+    for record in parts.journal.recover():
+        session = adopt(record)
+        for text, options in record.subscriptions.items():
+            parts.filters.restore(session, text, options, record.identifiers.get(text))
+        parts.persistence.restore_starts(session, record)
+        if session.persistent:
+            parts.readers.restore(session.window, record)
+    # After the sessions, which are the members: their persistence and their messages in flight are known now.
+    by_name = {record.name: record for record in parts.journal.recover_shared()}
+    for shared in parts.shared.all():
+        kept = by_name.get(shared.name)
+        if kept is not None:
+            parts.readers.restore_shared(shared, kept)
+        elif shared.persistent:
+            parts.readers.shared_behind(shared, None)
+
 
 LOOKED_AT_MAX = 1_000
 """Maximum number of an owner's absent sessions that are checked for one that can make room."""

@@ -16,16 +16,14 @@ from weft.bounds.rounds import Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import NodeRecord
-from weft.edge_node.sessions.limits import SessionShares
+from weft.edge_node.sessions.journal import SessionJournal
 from weft.edge_node.sessions.persistence import Persistence
-from weft.edge_node.sessions.records import NEVER_EXPIRES
+from weft.edge_node.sessions.records import NEVER_EXPIRES, SessionShares
+from weft.edge_node.sessions.retained import RetainedMessages
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.store.journal import SessionJournal
-from weft.edge_node.sessions.store.retained import RetainedMessages
-from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
+from weft.edge_node.subscriptions.message import USER_PROPERTIES_MAX, to_headers
 from weft.protocols.batch import Flag
-from weft.protocols.mqtt.packets import Publish, Will
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties, Publish, Will
 from weft.storage.segment_log import LogError
 
 log = logging.getLogger(__name__)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 
-from weft.config.intake.sources import Source
 from weft.config.models import EdgeConfig
-from weft.edge_node.sources.check import NOT_INSTALLED, library_missing
-from weft.edge_node.sources.connection import NodeParts
-from weft.edge_node.sources.mqtt_runner import MqttRunner
-from weft.edge_node.sources.runner import Runner
-from weft.edge_node.sources.session_file import SessionFile
+from weft.config.sources import Source
+from weft.edge_node.sources.connection import NodeParts, Runner
+from weft.edge_node.sources.credentials import NOT_INSTALLED, library_missing
+from weft.edge_node.sources.mqtt import MqttRunner, SessionFile
 from weft.edge_node.sources.status import SourceStatus
 from weft.storage.filesystem import FileSystem
-from weft.storage.segment_log.sealed.disk import disk_of
+from weft.storage.segment_log.encryption import disk_of
 
 
 class Sources:
@@ -107,6 +105,6 @@ class Sources:
         if library_missing(source):
             raise ValueError(f"sources.{name} {NOT_INSTALLED}")
         # Imported here: it takes megabytes, which nodes without such a source save.
-        from weft.edge_node.sources.amqp_runner import AmqpRunner
+        from weft.edge_node.sources.amqp import AmqpRunner
 
         return AmqpRunner(source.amqp, SourceStatus(name, "amqp"), self._node, self._rng, name)

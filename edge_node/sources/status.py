@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from weft.edge_node.timing.clock import seconds
+from weft.edge_node.timing import seconds
 
 
 class SourceState(StrEnum):

@@ -14,15 +14,14 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from weft.bounds.bound import Refusals
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
-from weft.bounds.refusals import Refusals
 from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
 from weft.config.metrics.exposition import CONTENT_TYPE, load
 from weft.config.units import approximate_duration, approximate_size, parse_bind
-from weft.edge_node.status.health import Health
-from weft.edge_node.status.outage import outage_left
-from weft.edge_node.status.page.messages import MessagePages
+from weft.edge_node.status.facts import Health, outage_left
+from weft.edge_node.status.messages import MessagePages
 from weft.network.http_server import Bound, HttpServer
 from weft.network.pages.assets import Assets
 from weft.protocols.health import health_answer
@@ -64,7 +63,7 @@ class Pages:
             status: returns the facts of ``edge_node.status.facts``.
             metrics: the metrics in Prometheus's text format.
             health: whether the node is well and ready.
-            history: returns the points of ``edge_node.status.history``, of the last day if the argument is True.
+            history: returns the points of ``edge_node.status.facts``, of the last day if the argument is True.
             messages: pages with messages.
             connections_max: maximum number of idle connections, and of connections of one address.
             monotonic: seconds.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
 import msgspec
 
-from weft.protocols.batch import HeaderPairs
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.bounds import CROWD, Crowd
+from weft.protocols.batch import HEADER_PAIRS_MAX, RESERVED_HEADER_PREFIXES, HeaderPairs, HeaderValue, header_text
+from weft.protocols.message_headers import CONTENT_TYPE, CORRELATION_ID, EXPIRES, REPLY_TO, USER, stored_name
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties
 
 NOWHERE = 0
 """The stream of a message that the log does not have; the log counts its streams from 1."""
@@ -69,3 +74,200 @@ def split_expiry(properties: Properties, now_ns: int) -> tuple[Properties, int]:
     kept = msgspec.structs.replace(properties, message_expiry_interval=None, topic_alias=None)
     expires_ns = 0 if interval is None else now_ns + max(interval * _SECOND_NS, 1)
     return (NO_PROPERTIES if kept == NO_PROPERTIES else kept), expires_ns
+
+
+# Conversion of an MQTT 5.0 message's properties to headers of its record, and back.
+#
+# User properties keep their names; one whose name begins with a prefix of Weft's own (``RESERVED_HEADER_PREFIXES``)
+# is stored as ``weft.user.<name>`` and goes out under its own name. The other properties have reserved names:
+#
+#     weft.content-type     text (section 3.3.2.3.9)
+#     weft.reply-to         text: the response topic (3.3.2.3.5)
+#     weft.correlation-id   bytes (3.3.2.3.6); text and integers, which other protocols have, go out as text
+#     weft.expires          nanoseconds since 1970 after which no client gets it (3.3.2.3.3)
+#     mqtt.payload-format   0 or 1 (3.3.2.3.2)
+#
+# MQTT has only text in user properties: values of other types, which other protocols have, go out as text.
+#
+# Topic alias and subscription identifiers belong to one connection and are not stored.
+
+PAYLOAD_FORMAT = "mqtt.payload-format"
+
+USER_PROPERTIES_MAX = HEADER_PAIRS_MAX - 6
+"""Maximum number of user properties of one message: with the node's own headers a record has no room for more."""
+_EXPIRES_NS_MAX = (1 << 63) - 1
+_TEXT_BYTES_MAX = 65_535
+"""Longest text of MQTT (1.5.4)."""
+
+
+class TooManyProperties(ValueError):
+    """A message has more user properties than a record has room for: refuse the message, because it cannot be
+    stored."""
+
+
+def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
+    """Return the headers of a message that was published at ``now_ns``; empty if it has no properties.
+
+    Raises:
+        TooManyProperties: more than ``USER_PROPERTIES_MAX`` user properties.
+    """
+    if properties is NO_PROPERTIES:
+        return ()
+    user = properties.user_properties
+    if len(user) > USER_PROPERTIES_MAX:
+        raise TooManyProperties(f"{len(user)} user properties; a message may have {USER_PROPERTIES_MAX}")
+    pairs: list[tuple[str, HeaderValue]] = [(stored_name(name), value) for name, value in user]
+    if properties.content_type is not None:
+        pairs.append((CONTENT_TYPE, properties.content_type))
+    if properties.response_topic is not None:
+        pairs.append((REPLY_TO, properties.response_topic))
+    if properties.correlation_data is not None:
+        pairs.append((CORRELATION_ID, properties.correlation_data))
+    if properties.payload_format_indicator is not None:
+        pairs.append((PAYLOAD_FORMAT, properties.payload_format_indicator))
+    if properties.message_expiry_interval is not None:
+        pairs.append((EXPIRES, min(now_ns + properties.message_expiry_interval * _SECOND_NS, _EXPIRES_NS_MAX)))
+    return tuple(pairs)
+
+
+def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
+    """Return the properties of a stored message without its expiry, and the time at which it expires.
+
+    Unknown reserved names (of a later release), and values that do not fit them (in a record of another protocol), are
+    skipped.
+
+    Returns:
+        ``NO_PROPERTIES`` when there are none; nanoseconds since 1970, 0 for a message that never expires.
+    """
+    if not headers:
+        return NO_PROPERTIES, 0
+    user: list[tuple[str, str]] = []
+    fields: dict[str, Any] = {}
+    expires_ns = 0
+    for name, value in headers:
+        if not name.startswith(RESERVED_HEADER_PREFIXES) or name.startswith(USER):
+            text = value if type(value) is str else _as_text(value)
+            if text is not None:
+                user.append((name.removeprefix(USER), text))
+        elif name == CONTENT_TYPE and isinstance(value, str):
+            fields["content_type"] = value
+        elif name == REPLY_TO and isinstance(value, str):
+            fields["response_topic"] = value
+        elif name == CORRELATION_ID and isinstance(value, bytes | str | int) and not isinstance(value, bool):
+            fields["correlation_data"] = value if isinstance(value, bytes) else str(value).encode()
+        elif name == PAYLOAD_FORMAT and type(value) is int and value in (0, 1):
+            fields["payload_format_indicator"] = value
+        elif name == EXPIRES and type(value) is int and value > 0:
+            expires_ns = value
+    if user:
+        fields["user_properties"] = tuple(user)
+    return (Properties(**fields) if fields else NO_PROPERTIES), expires_ns
+
+
+def _as_text(value: HeaderValue) -> str | None:
+    """Return the value of a user property; None for a value whose text is too long for MQTT."""
+    text = header_text(value) or ""
+    return text if len(text) <= _TEXT_BYTES_MAX else None
+
+
+# Stored messages, read page by page for subscribers that fell behind.
+
+
+class LogRecord(NamedTuple):
+    """A stored message."""
+
+    seq: int
+    """Number in its stream."""
+    topic: bytes
+    payload: bytes
+    flags: int
+    """``protocols.batch.Flag`` bits."""
+    headers: HeaderPairs
+    """Headers as stored. They include the node's own (``weft.queues``): skip unknown ones."""
+    time: int = 0
+    """Nanoseconds since 1970."""
+
+
+class Page(NamedTuple):
+    """A piece of one stream."""
+
+    records: list[LogRecord]
+    next_seq: int
+    """First seq of the next page. It is past unwanted records and records that the log no longer has."""
+    lost: int
+    """Number of deleted records between the requested seq and ``next_seq``."""
+
+
+Turn = Callable[[], Awaitable[None]]
+"""Returns at a reader's turn."""
+ReadPage = Callable[[int, int, Callable[[bytes], bool], Turn], Awaitable[Page]]
+"""(stream, seq, wants, turn) -> the wanted durable records from ``seq`` on, a page of them; ``wants`` is called once
+for each distinct topic. ``next_seq == seq`` only at the durable end. ``turn`` is awaited after a page was loaded:
+thousands of readers may have waited for it. Raises OSError and LogFailed."""
+
+
+# Positions of readers in the log: for each stream the first sequence number that a reader has not had.
+
+Positions = dict[int, int]
+"""Stream -> seq: everything before it was delivered, or is in flight."""
+
+
+def lowered(positions: Mapping[int, int], missing: Iterable[tuple[int, int]]) -> Positions:
+    """Return positions from which (stream, seq) that are missing are read, too."""
+    found = dict(positions)
+    for stream, seq in missing:
+        found[stream] = min(seq, found.get(stream, seq))
+    return found
+
+
+def before(messages: Iterable[Message], ends: Mapping[int, int]) -> Positions:
+    """Return the positions of a reader that has had everything up to the ends of the streams but these messages."""
+    found = dict(ends)
+    for each in messages:
+        seq = each.seq
+        if seq < found.get(each.stream, seq + 1):
+            found[each.stream] = seq
+    found.pop(NOWHERE, None)
+    return found
+
+
+# Clients with pending packets, gathered while a read is handled, so that each gets them in one write.
+
+
+class Outbox:
+    """Clients with a pending flush. Belongs to the event loop's thread."""
+
+    __slots__ = ("_crowd", "_waiting", "last")
+
+    def __init__(self, crowd: Crowd) -> None:
+        """Start without pending writes.
+
+        Args:
+            crowd: notified once so many clients were flushed in one call that the others' writes must wait.
+        """
+        self._crowd = crowd
+        self._waiting: list[Callable[[], None]] = []
+        self.last: Callable[[], None] | None = None
+        """Callback once all clients are flushed."""
+
+    def add(self, flush: Callable[[], None]) -> None:
+        """Schedule a client's ``flush``. Add it only once until then."""
+        self._waiting.append(flush)
+
+    def flush(self) -> None:
+        """Call the scheduled flushes, also those that a flush adds for other clients."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        left = CROWD
+        try:
+            while waiting:
+                if not left:
+                    self._crowd.is_here = True
+                left -= 1
+                waiting.pop()()
+        finally:
+            self._crowd.is_here = False
+            if self.last is not None:
+                last, self.last = self.last, None
+                last()

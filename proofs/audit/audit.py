@@ -14,27 +14,338 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from weft.proofs.audit.comparison import Comparison, shard_end
-from weft.proofs.audit.counts import LaneKey
-from weft.proofs.audit.deletions import DeclaredDeletions, read_declared
-from weft.proofs.audit.log_plan import ShardBase, log_tasks, read_base, read_head
-from weft.proofs.audit.log_task import LogTask
-from weft.proofs.audit.part import TABLE_PLACE, Part
-from weft.proofs.audit.report import AuditReport
-from weft.proofs.audit.scope import Scope
-from weft.proofs.audit.table_task import AuditedTable, TableTask, table_columns
-from weft.protocols.ranges import RangeSet
-from weft.storage.chunk_log import ShardLog, open_cluster, table_key
-from weft.storage.chunks.open_gaps import NamedOpenGap
-from weft.storage.hub_keys import latest_key
+from weft.proofs.audit.counts import (
+    TABLE_PLACE,
+    LaneKey,
+    Part,
+    Scope,
+    SeqCounts,
+    Stretch,
+    coded,
+    lanes_of,
+    payload_problems,
+    time_problems,
+    unsigned,
+    without,
+)
+from weft.proofs.audit.report import (
+    DAMAGE_LISTED_MAX,
+    HOLES_LISTED_MAX,
+    AuditReport,
+    LaneAudit,
+    ShardAudit,
+    ToldDeletion,
+    lane_problems,
+    reason_name,
+    shard_problems,
+)
+from weft.proofs.audit.tasks import (
+    COLUMNS,
+    AuditedTable,
+    LogTask,
+    ShardBase,
+    TableTask,
+    log_tasks,
+    read_base,
+    read_head,
+    table_columns,
+)
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.chunk_log import NamedOpenGap, ShardLog
+from weft.storage.cluster import open_cluster
+from weft.storage.hub_keys import latest_key, table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
-from weft.storage.table.instead import only_latest
-from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.table.actions import TableError
+from weft.storage.table.deletions import RANGES_MAX, Deletion, stored_deletions
+from weft.storage.table.delta import guarded
+from weft.storage.table.delta_log import only_latest
+from weft.storage.table.rows import BYTES_COLUMN
+
+# Declared deletions: rows that were deleted from a stream's table on purpose, as opposed to lost ones.
+#
+# A declaration is an object in the hub's store. It names the rows that were in the table when it was made, by lane
+# and number and by offset, so it covers neither an unwritten row nor a later one. Declared rows that are still in the
+# table count as before.
+
+
+class Rows(NamedTuple):
+    """A choice of rows; all given conditions must be met."""
+
+    key: str | None = None
+    edge: str | None = None
+    log_id: str | None = None
+    first: int | None = None
+    end: int | None = None
+    """Numbers of the lane from ``first`` to before ``end``."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """``_time`` from ``since`` to before ``until``."""
+
+    @property
+    def text(self) -> str:
+        """Return the choice for people."""
+        return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None)
+
+
+class DeclaredDeletions(NamedTuple):
+    """All declared deletions of a stream together."""
+
+    lanes: dict[LaneKey, RangeSet]
+    offsets: dict[int, RangeSet]
+    told: list[ToldDeletion]
+    """Each of them, for people."""
+
+
+async def find_rows(
+    store: ObjectStore, tenant: str, stream: str, rows: Rows, version: int | None
+) -> tuple[int, SeqCounts[LaneKey], SeqCounts[int]]:
+    """Return the table's version, and its rows selected by ``rows``, by lane and by shard.
+
+    Args:
+        version: None for the newest.
+
+    Raises:
+        ClusterUnusable, StoreError, StoreUnfit: as for an audit.
+        TableError: there is no table, it has no such version, a file cannot be read, or the rows are too scattered.
+    """
+    cluster = await open_cluster(store, None)
+    uri, options = store.location(table_key(tenant, stream))
+    table = await asyncio.to_thread(AuditedTable.open, uri, options, cluster, stream, version)
+    if table is None:
+        raise TableError(f"the hub has no table of {tenant}/{stream}")
+    lanes, offsets = SeqCounts[LaneKey](), SeqCounts[int]()
+    for task in table.tasks([*COLUMNS, "_key"], {}):
+        await asyncio.to_thread(guarded, lambda task=task: _count(task, rows, lanes, offsets))
+    return table.version, lanes, offsets
+
+
+def _count(task: TableTask, rows: Rows, lanes: SeqCounts[LaneKey], offsets: SeqCounts[int]) -> None:
+    for file in task.files:
+        for batch in task.rows(file):
+            found = batch.filter(_chosen(batch, rows))
+            lanes.add_rows(*lanes_of(found), unsigned(found.column("_seq")))
+            offsets.add_rows(*coded(found.column("_shard")), unsigned(found.column("_offset")))
+            if sum(map(len, (*lanes.held.values(), *offsets.held.values()))) > RANGES_MAX:
+                raise TableError(f"these rows make more than {RANGES_MAX:,} ranges. Declare them in parts, by time")
+
+
+def _chosen(batch: pa.RecordBatch, rows: Rows) -> pa.Array:
+    chosen = np.ones(batch.num_rows, bool)
+    for column, wanted in (("_key", rows.key), ("_edge", rows.edge), ("_log", rows.log_id)):
+        if wanted is not None:
+            chosen &= pc.equal(batch.column(column), wanted).to_numpy(zero_copy_only=False)
+    seqs = unsigned(batch.column("_seq"))
+    chosen &= seqs >= np.uint64(rows.first or 0)
+    if rows.end is not None:
+        chosen &= seqs < np.uint64(rows.end)
+    times = batch.column("_time")
+    if rows.since is not None:
+        chosen &= pc.greater_equal(times, pa.scalar(rows.since, times.type)).to_numpy(zero_copy_only=False)
+    if rows.until is not None:
+        chosen &= pc.less(times, pa.scalar(rows.until, times.type)).to_numpy(zero_copy_only=False)
+    return pa.array(chosen)
+
+
+def stored(seqs: SeqCounts[LaneKey]) -> list[tuple[str, str, list[Range]]]:
+    """Return numbers by lane in the form of a declaration."""
+    return [(edge, log_id, list(held)) for (edge, log_id), held in sorted(seqs.held.items())]
+
+
+async def read_declared(store: ObjectStore, tenant: str, stream: str) -> DeclaredDeletions:
+    """Return the declared deletions of a stream.
+
+    Raises:
+        TableError: a declaration is damaged, or a later release wrote it.
+    """
+    lanes: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+    offsets: dict[int, RangeSet] = defaultdict(RangeSet)
+    found = await stored_deletions(store, tenant, stream)
+    for deletion in found.values():
+        for edge, log_id, ranges in deletion.lanes:
+            lanes[edge, log_id].update(RangeSet(ranges))
+        for shard, ranges in deletion.offsets:
+            offsets[shard].update(RangeSet(ranges))
+    return DeclaredDeletions(lanes, offsets, [_told(number, each) for number, each in found.items()])
+
+
+def _told(number: int, deletion: Deletion) -> ToldDeletion:
+    is_erased = deletion.erasure is not None
+    told = number, deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
+    return ToldDeletion(*told, is_erased=is_erased, received_until=deletion.received_until)
+
+
+# Comparison of an audit's merged counts: lanes and shards, and differences between log and table.
+
+
+def shard_end(part: Part, shard: int, base: ShardBase) -> tuple[int, RangeSet]:
+    """Return the offset after a shard's last one, and the offsets of chunks that were deleted.
+
+    A run of chunks that does not continue the previous one is recorded as damage in ``part``.
+    """
+    collected, end, last_n = RangeSet(), 0, -1
+    for stretch in sorted(each for each in part.stretches if each.shard == shard):
+        if stretch.base > end and last_n + 1 < base.watermark:
+            collected.add(end, stretch.base)
+        elif stretch.base != end:
+            _note_break(part, stretch, end)
+        end, last_n = stretch.end, stretch.last_n
+    if last_n < base.watermark and base.ended > end:
+        # Without a record in the existing chunks, the snapshot has the stream's next offset.
+        collected.add(end, base.ended)
+        end = base.ended
+    return end, collected
+
+
+def _note_break(part: Part, stretch: Stretch, end: int) -> None:
+    part.note(
+        stretch.shard, stretch.first_n, f"chunk {stretch.first_n} of shard {stretch.shard} does not continue at {end}"
+    )
+
+
+class Comparison:
+    """All findings of an audit.
+
+    Args:
+        part: all counts, merged.
+        stated: records of lanes according to snapshots of shards whose chunks were deleted.
+        skipped: records that an operator skipped.
+        ends: shard -> end of the log.
+        version: compared version of the table; None without one.
+        declared: declared deletions.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        scope: Scope,
+        part: Part,
+        stated: Mapping[LaneKey, RangeSet],
+        skipped: Mapping[LaneKey, RangeSet],
+        ends: Mapping[int, int],
+        version: int | None,
+        declared: DeclaredDeletions,
+    ) -> None:
+        self._declared = declared
+        self._scope, self._part, self._ends, self._version = scope, part, ends, version
+        self._stated = defaultdict(RangeSet, stated)
+        self._skipped = defaultdict(RangeSet, skipped)
+
+    def report(self) -> AuditReport:
+        """Return the report: equal counts give equal reports."""
+        part, scope = self._part, self._scope
+        for (edge, log_id), ranges in part.table.held.items():
+            part.named[log_id][f"{scope.tenant}/{edge}"].update(ranges)
+        keys = sorted({*part.log.held, *part.table.held, *part.indexed, *part.gaps, *self._stated})
+        lanes = [self._lane(key) for key in keys]
+        shards = [
+            self._shard(shard)
+            for shard in range(scope.cluster.tree.count)
+            if self._ends.get(shard, 0) or part.offsets.held[shard]
+        ]
+        damage = [each.sentence for each in part.listed_damage()][:DAMAGE_LISTED_MAX]
+        problems = [
+            *damage,
+            *lane_problems(lanes),
+            *shard_problems(shards),
+        ]
+        if not scope.only_latest:  # their sums are of all rows
+            problems += time_problems(part.log_times, part.table_times)
+            problems += payload_problems(part.log_payloads, part.table_payloads)
+        return AuditReport(
+            scope.tenant, scope.stream, self._version, lanes, shards, damage, problems, agrees=not problems,
+            only_latest=scope.only_latest,
+        )  # fmt: skip
+
+    def _lane(self, key: LaneKey) -> LaneAudit:
+        part, skipped = self._part, self._skipped[key]
+        chunks, table, below, indexed = part.log.held[key], part.table.held[key], part.below[key], part.indexed[key]
+        above, collected = without(chunks, below), part.collected.held[key]
+        chunks = chunks.copy()
+        chunks.update(without(skipped, collected))
+        lost = without(without(self._stated[key], chunks), collected)
+        log = chunks.copy()
+        log.update(collected)
+        log.update(lost)
+        gaps, end = self._gaps(key, log.end)
+        accounted = log.copy()
+        for told in gaps.values():
+            accounted.update(told)
+        holes = accounted.missing(0, end)
+        absent = without(below, table)
+        absent.update(without(lost, table))
+        replaced = absent if self._scope.only_latest else RangeSet()
+        missing = without(without(absent, replaced), self._declared.lanes.get(key, RangeSet()))
+        return LaneAudit(
+            edge=key[0],
+            log_id=key[1],
+            records=log.count(),
+            log_doubled=part.log.doubled[key] + chunks.count() - without(chunks, collected).count(),
+            unindexed=without(chunks, indexed).count() + without(indexed, chunks).count(),
+            table_records=table.count(),
+            table_doubled=part.table.doubled[key],
+            waiting=without(above, table).count(),
+            missing=missing.count(),
+            deleted=absent.count() - replaced.count() - missing.count(),
+            replaced=replaced.count(),
+            unknown=without(table, log).count(),
+            gaps={reason: told.count() for reason, told in gaps.items() if told},
+            holes=sum(end - first for first, end in holes),
+            hole_ranges=holes[:HOLES_LISTED_MAX],
+            resent=part.resent[key],
+            skipped=without(skipped, table).count(),
+            named_twice=self._named_twice(key),
+            origins=dict(sorted(part.origins.counts[key].items())),
+        )
+
+    def _gaps(self, key: LaneKey, end: int) -> tuple[dict[str, RangeSet], int]:
+        """Return the lane's gaps that need no further explanation, by reason, and the end of its numbers.
+
+        Numbers before a rename that no name has are not such gaps: this hub lost them, or never received them.
+        """
+        explained, found = self._part.explained[key[1]], {}
+        for reason, numbers in sorted(self._part.gaps[key].items()):
+            told = numbers
+            if reason == GapReason.RENAMED:
+                told = without(numbers, without(numbers, explained))
+            found[reason_name(reason)] = told
+            end = max(end, numbers.end)
+        return found, end
+
+    def _named_twice(self, key: LaneKey) -> dict[str, int]:
+        """Return other names of the lane's log, with the number of its records that each also has."""
+        own, names = f"{self._scope.tenant}/{key[0]}", self._part.named[key[1]]
+        counts = {name: names[own].count() - without(names[own], ranges).count() for name, ranges in names.items()}
+        return {name: count for name, count in sorted(counts.items()) if name != own and count}
+
+    def _shard(self, shard: int) -> ShardAudit:
+        position, held = self._scope.positions.get(shard, 0), self._part.offsets.held[shard]
+        absent = RangeSet(held.missing(0, position))
+        unskipped = without(absent, self._scope.skips.get(shard, RangeSet()))
+        if self._scope.only_latest:
+            unskipped = RangeSet()
+        missing = without(unskipped, self._declared.offsets.get(shard, RangeSet())).count()
+        return ShardAudit(
+            shard=shard,
+            chunks=self._part.chunks[shard],
+            log_end=self._ends.get(shard, 0),
+            position=position,
+            missing=missing,
+            doubled=self._part.offsets.doubled[shard],
+            ahead=held.count() - (position - absent.count()),
+            skipped=0 if self._scope.only_latest else absent.count() - unskipped.count(),
+            deleted=unskipped.count() - missing,
+        )
+
 
 ATTEMPTS_MAX = 3
 """Maximum number of attempts, since the collector may delete chunks whose rows came into the table after it was

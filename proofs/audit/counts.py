@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
 
+from weft.proofs.audit.report import DAMAGE_LISTED_MAX
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.cluster import Cluster
 
 K = TypeVar("K", bound=Hashable)
 LaneKey = tuple[str, str]
@@ -112,3 +123,290 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[list[LaneKey], Array]:
 def without(ranges: RangeSet, others: RangeSet) -> RangeSet:
     """Return the numbers of ``ranges`` that are not in ``others``."""
     return ranges.minus(others)
+
+
+# The part of an audit that all its tasks share.
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One stream, and the state of its table when the audit began. It is sent to executors with each task."""
+
+    cluster: Cluster
+    tenant: str
+    stream: str
+    positions: Mapping[int, int] = field(default_factory=dict)
+    """Shard -> position of the table; 0 for all shards without a table."""
+    skips: Mapping[int, RangeSet] = field(default_factory=dict)
+    """Shard -> offsets that an operator skipped."""
+    unsummed: Mapping[int, RangeSet] = field(default_factory=dict)
+    """Shard -> offsets whose payloads and times are not compared: those of ``skips`` and of declared deletions."""
+    only_latest: bool = False
+    """True if the table is a latest table that stands instead of the table of all rows."""
+    payload: PayloadKind = PayloadKind.BYTES
+    """Payload kind of the table."""
+    payload_columns: tuple[str, ...] = ()
+    """Columns of the table with the payloads; none if they are not compared."""
+
+    def is_ours(self, tenant: str, stream: str) -> bool:
+        """Return whether tenant and stream are those of the audit."""
+        return (tenant, stream) == (self.tenant, self.stream)
+
+
+# Comparison of payloads in log and table: sums of checksums, by blocks of offsets.
+
+PAYLOAD_BLOCK_OFFSETS = 1024
+"""Number of offsets whose payloads are compared by one sum of checksums."""
+DIFFERENCES_LISTED_MAX = 20
+
+Sums = Counter[tuple[int, int]]
+"""(shard, block of offsets) -> sum of the checksums of its payloads."""
+
+
+def add_payloads(sums: Sums, batch: pa.RecordBatch, scope: Scope) -> None:
+    """Add the payloads of rows below the table's position that were not skipped; nothing if payloads are not
+    compared."""
+    if not scope.payload_columns:
+        return
+    names = ("_shard", "_offset", "_seq", *scope.payload_columns)
+    for shard, offset, seq, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+        if offset < scope.positions.get(shard, 0) and offset not in scope.unsummed.get(shard, ()):
+            # The checksum includes the number: if two rows of a lane had swapped payloads, the sum of payloads alone
+            # would agree.
+            crc = crc32c(struct.pack("<Qq", offset, seq))
+            for part in parts:
+                crc = crc32c(part.encode() if isinstance(part, str) else part or b"", crc)
+            sums[shard, offset // PAYLOAD_BLOCK_OFFSETS] += crc
+
+
+def payload_problems(log: Sums, table: Sums) -> list[str]:
+    """Return the blocks whose payloads differ, one sentence each."""
+    differing = sorted(block for block in log.keys() | table.keys() if log[block] != table[block])
+    return [
+        f"shard {shard}: payloads of offsets {block * PAYLOAD_BLOCK_OFFSETS} to "
+        f"{(block + 1) * PAYLOAD_BLOCK_OFFSETS - 1} differ between log and table"
+        for shard, block in differing[:DIFFERENCES_LISTED_MAX]
+    ]
+
+
+# Comparison of times in log and table: sums of hashes, by blocks of offsets.
+#
+# Every audit compares them, so nothing here runs per row in Python, and the blocks are so large that the sums of a
+# billion records are small beside the counts of its lanes.
+
+BLOCK_OFFSETS = 1 << 16
+"""Number of offsets whose times are compared by one sum."""
+_WORD = (1 << 64) - 1
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+"""Odd numbers with their bits well mixed: the golden ratio's, and two primes of xxHash."""
+
+
+class TimeSum(NamedTuple):
+    """Sums over the rows of a block, as 64 bits."""
+
+    rows: int = 0
+    """Sum of hashes of the offsets: equal sums mean the same rows."""
+    contents: int = 0
+    """Sum of hashes of offset, sequence number and time together."""
+
+    def plus(self, other: TimeSum) -> TimeSum:
+        """Return the sums over the rows of both."""
+        return TimeSum(self.rows + other.rows & _WORD, self.contents + other.contents & _WORD)
+
+
+TimeSums = dict[tuple[int, int], TimeSum]
+"""(shard, block of offsets) -> sums. A block without a row has none."""
+
+
+def add_times(sums: TimeSums, batch: pa.RecordBatch, scope: Scope) -> None:
+    """Add the times of rows below the table's position that were not skipped."""
+    shards, codes = coded(batch.column("_shard"))
+    offsets, seqs = unsigned(batch.column("_offset")), unsigned(batch.column("_seq"))
+    times = unsigned(batch.column("_time").cast(pa.int64()))
+    for code, shard in enumerate(shards):
+        wanted = (codes == code) & (offsets < np.uint64(scope.positions.get(shard, 0)))
+        if shard in scope.unsummed and len(offsets):
+            wanted &= ~_are_in(offsets, scope.unsummed[shard])
+        if wanted.any():
+            merge_times(sums, _summed(shard, offsets[wanted], seqs[wanted], times[wanted]))
+
+
+def _are_in(offsets: Array, ranges: RangeSet) -> npt.NDArray[np.bool_]:
+    """Return a mask of the offsets in a set, vectorised because a declared deletion may have a million ranges."""
+    near = ranges.within(int(offsets.min()), int(offsets.max()) + 1)
+    if not near:
+        return np.zeros(len(offsets), np.bool_)
+    starts, ends = np.array(near, np.uint64).T
+    at = np.searchsorted(starts, offsets, "right").astype(np.int64) - 1
+    found: npt.NDArray[np.bool_] = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
+    return found
+
+
+def merge_times(sums: TimeSums, others: TimeSums) -> None:
+    """Add other sums. The order of merges does not matter."""
+    for block, each in others.items():
+        sums[block] = each.plus(sums.get(block, TimeSum()))
+
+
+def _summed(shard: int, offsets: Array, seqs: Array, times: Array) -> TimeSums:
+    rows = _mixed(offsets, 0)
+    # Each mix includes the previous one, so that two rows with swapped times do not give the same sum.
+    contents = _mixed(_mixed(rows ^ seqs, 1) ^ times, 2)
+    blocks, places = np.unique(offsets // np.uint64(BLOCK_OFFSETS), return_inverse=True)
+    sums = np.zeros((len(blocks), 2), np.uint64)
+    np.add.at(sums[:, 0], places, rows)
+    np.add.at(sums[:, 1], places, contents)
+    return {(shard, block): TimeSum(*pair) for block, pair in zip(blocks.tolist(), sums.tolist(), strict=True)}
+
+
+def _mixed(numbers: Array, place: int) -> Array:
+    """Return a hash of each number (the multiplications and shifts of splitmix64); overflow is intended."""
+    mixed = (numbers + np.uint64(place + 1)) * np.uint64(_MULTIPLIERS[place])
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(_MULTIPLIERS[(place + 1) % 3])
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+def time_problems(log: TimeSums, table: TimeSums) -> list[str]:
+    """Return the blocks whose times differ, one sentence each; blocks with other rows are reported elsewhere."""
+    differing = sorted(
+        block
+        for block in log.keys() & table.keys()
+        if log[block].rows == table[block].rows and log[block].contents != table[block].contents
+    )
+    return [
+        f"shard {shard}: _time or _seq of rows with offsets {block * BLOCK_OFFSETS} to "
+        f"{(block + 1) * BLOCK_OFFSETS - 1} differ between log and table"
+        for shard, block in differing[:DIFFERENCES_LISTED_MAX]
+    ]
+
+
+# Partial counts of an audit: the findings of one or several tasks.
+#
+# Parts are merged in any order, with the same result. They hold runs of numbers, not rows.
+
+TABLE_PLACE = -1
+"""Place of damage in the table, before that of every shard."""
+
+
+class Stretch(NamedTuple):
+    """Chunks of a shard with consecutive records of the stream."""
+
+    shard: int
+    first_n: int
+    last_n: int
+    base: int
+    """Offset of the first record."""
+    end: int
+
+
+class Damage(NamedTuple):
+    """An unreadable part of log or table."""
+
+    shard: int
+    """``TABLE_PLACE`` for the table."""
+    n: int
+    """Number of the chunk, or of the file."""
+    sentence: str
+
+
+class Part:
+    """Counts of one task or more."""
+
+    def __init__(self) -> None:
+        self.table: SeqCounts[LaneKey] = SeqCounts()
+        self.offsets: SeqCounts[int] = SeqCounts()
+        """Per shard the offsets of the table's rows."""
+        self.log: SeqCounts[LaneKey] = SeqCounts()
+        """Records in existing chunks."""
+        self.below: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+        """Records in existing chunks below the table's position."""
+        self.collected: SeqCounts[LaneKey] = SeqCounts()
+        """Rows of the table that count as records of deleted chunks."""
+        self.indexed: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+        self.named: dict[str, dict[str, RangeSet]] = defaultdict(partial(defaultdict, RangeSet))
+        """Log id -> tenant/edge -> numbers in the log and the table of this stream under that name, of any tenant. A
+        record is one number of one log, so a number under two names is stored twice."""
+        self.explained: dict[str, RangeSet] = defaultdict(RangeSet)
+        """Log id -> numbers that the hub has under some name, of any tenant, or whose loss some name explains. A gap
+        with the reason `renamed` explains nothing: it only says that another name has the numbers."""
+        self.gaps: dict[LaneKey, dict[int, RangeSet]] = defaultdict(partial(defaultdict, RangeSet))
+        """Lane -> reason -> numbers."""
+        self.resent: Counter[LaneKey] = Counter()
+        self.origins: OriginCounts[LaneKey] = OriginCounts()
+        self.chunks: Counter[int] = Counter()
+        self.stretches: list[Stretch] = []
+        self.watermarks: dict[int, int] = {}
+        """Shard -> number below which chunks may be gone, if the collector deleted chunks of a task."""
+        self.log_payloads: Counter[tuple[int, int]] = Counter()
+        self.table_payloads: Counter[tuple[int, int]] = Counter()
+        self.log_times: TimeSums = {}
+        self.table_times: TimeSums = {}
+        self.damage: list[Damage] = []
+
+    def note(self, shard: int, n: int, sentence: str) -> None:
+        """Record damage; if there is more than can be listed, the first places are kept."""
+        self.damage.append(Damage(shard, n, sentence))
+        if len(self.damage) > 2 * DAMAGE_LISTED_MAX:
+            self.damage = self.listed_damage()
+
+    def listed_damage(self) -> list[Damage]:
+        """Return the damage by its place."""
+        return sorted(self.damage)[:DAMAGE_LISTED_MAX]
+
+    def take_lane(self, scope: Scope, lane: Lane, ranges: Iterable[tuple[int, int]], gaps: Iterable[GapRange]) -> None:
+        """Add a lane's part of a chunk or snapshot."""
+        if lane.stream != scope.stream:
+            return
+        log_id, ranges = format_log_id(lane.log_id), list(ranges)
+        self.named[log_id][f"{lane.tenant}/{lane.edge}"].update(ranges)
+        explained = self.explained[log_id]
+        explained.update(ranges)
+        for gap in gaps:
+            if gap.reason != GapReason.RENAMED:
+                explained.add(gap.first, gap.end)
+            if lane.tenant == scope.tenant:
+                self.gaps[lane.edge, log_id][gap.reason].add(gap.first, gap.end)
+
+    def add_below(self, keys: Sequence[LaneKey], codes: Array, seqs: Array, is_below: Array) -> None:
+        """Record the rows of the log below the table's position."""
+        for code, first, end in runs(codes[is_below], seqs[is_below]):
+            self.below[keys[code]].add(first, end)
+
+    def take_section(self, shard: int, n: int, base: int, end: int) -> None:
+        """Record that chunk n has offsets ``[base, end)`` of the stream."""
+        last = self.stretches[-1] if self.stretches else None
+        if last is not None and last.shard == shard and last.end == base and last.last_n < n:
+            self.stretches[-1] = last._replace(last_n=n, end=end)
+        else:
+            self.stretches.append(Stretch(shard, n, n, base, end))
+
+    def merge(self, other: Part) -> None:
+        """Add the counts of another part."""
+        for name in ("table", "offsets", "log", "collected", "origins"):
+            getattr(self, name).merge(getattr(other, name))
+        for name in ("below", "indexed", "explained"):
+            _merge_ranges(getattr(self, name), getattr(other, name))
+        for log_id, names in other.named.items():
+            _merge_ranges(self.named[log_id], names)
+        for lane, reasons in other.gaps.items():
+            _merge_ranges(self.gaps[lane], reasons)
+        merge_times(self.log_times, other.log_times)
+        merge_times(self.table_times, other.table_times)
+        for name in ("resent", "chunks", "log_payloads", "table_payloads"):
+            getattr(self, name).update(getattr(other, name))
+        for stretch in other.stretches:
+            last = self.stretches[-1] if self.stretches else None
+            if last is not None and (last.shard, last.end) == (stretch.shard, stretch.base) and last < stretch:
+                self.stretches[-1] = last._replace(last_n=stretch.last_n, end=stretch.end)
+            else:
+                self.stretches.append(stretch)
+        for shard, watermark in other.watermarks.items():
+            self.watermarks[shard] = max(watermark, self.watermarks.get(shard, 0))
+        for damage in other.damage:
+            self.note(*damage)
+
+
+def _merge_ranges(into: dict[K, RangeSet], other: dict[K, RangeSet]) -> None:
+    for key, ranges in other.items():
+        into[key].update(ranges)

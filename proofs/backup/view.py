@@ -2,21 +2,211 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
+from typing import NamedTuple
 
 import msgspec
 
-from weft.proofs.backup.places import LAST_CHECKPOINT, is_of_table, listed, table_home
-from weft.proofs.backup.record import RECORD, BackupRecord, BackupUnusable, ShardPart, TablePart, read_record
 from weft.protocols.chunk import parse_file_name
 from weft.protocols.lane import valid_name
 from weft.protocols.shard.placement import SHARDS_MAX, ShardTree
 from weft.storage import hub_keys
 from weft.storage.cluster import decode
-from weft.storage.object_store import Listed, NotFound, Object, ObjectStore, StoreUnfit
-from weft.storage.object_store.protocol import Buffer, Listing, check_key, check_prefix, clamp_range
+from weft.storage.object_store import AlreadyExists, Listed, NotFound, Object, ObjectStore, StoreUnfit
+from weft.storage.object_store.probe import PREFIX as PROBES
+from weft.storage.object_store.protocol import PART_SUFFIX, Buffer, Listing, check_key, check_prefix, clamp_range
+
+# Record of a backup: its contents, and their ends. It is replaced after everything that it names is there.
+
+RECORD = hub_keys.BACKUP
+FORMAT = 1
+
+
+class BackupUnusable(RuntimeError):
+    """A backup that cannot be made, continued or read. The message says what to do."""
+
+
+class ShardPart(msgspec.Struct, frozen=True):
+    """One shard of a backup."""
+
+    shard: int
+    first: int
+    """Number of the first chunk; those before it were collected at the hub."""
+    end: int
+    """Number after the last chunk."""
+    footer_crc: int
+    """Checksum of the last chunk's footer, which identifies the log's history; 0 without a chunk."""
+    manifest: bytes | None
+    """The shard's manifest; None where the hub had none yet."""
+
+
+class TablePart(msgspec.Struct, frozen=True):
+    """One table of a backup."""
+
+    tenant: str
+    stream: str
+    life: str
+    """Identifier that the table got when it was made: one that was moved away and made again has another."""
+    version: int
+    last_checkpoint: bytes | None = None
+    """The log's pointer to its newest checkpoint, if that is of ``version`` at most."""
+
+
+class BackupRecord(msgspec.Struct, frozen=True):
+    """The contents of a backup."""
+
+    format: int
+    cluster: bytes
+    """The store's ``cluster.json``."""
+    shards: list[ShardPart]
+    tables: list[TablePart]
+    others: str
+    """Key of the list of further objects, in the backup."""
+    started: int
+    """Nanoseconds since 1970: records that were acknowledged before this moment are in the backup."""
+    finished: int
+
+
+class FoundRecord(NamedTuple):
+    """A record as read."""
+
+    record: BackupRecord
+    etag: str
+
+
+async def read_record(store: ObjectStore) -> FoundRecord | None:
+    """Return the record of a backup; None if there is none.
+
+    Raises:
+        BackupUnusable: a later release wrote it, or it is damaged.
+        StoreError: the store did not answer.
+    """
+    try:
+        found = await store.get(RECORD)
+    except NotFound:
+        return None
+    try:
+        version = msgspec.json.decode(found.data, type=dict[str, msgspec.Raw]).get("format")
+        if version is not None and msgspec.json.decode(version) != FORMAT:
+            raise BackupUnusable(
+                f"{RECORD} has format {bytes(version).decode()}, this release knows {FORMAT}: use the release that "
+                "made the backup"
+            )
+        return FoundRecord(msgspec.json.decode(found.data, type=BackupRecord), found.etag)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BackupUnusable(f"{RECORD} is damaged: {error}. Make the backup in a new place") from error
+
+
+def encode(record: BackupRecord) -> bytes:
+    """Return the record's bytes."""
+    return msgspec.json.format(msgspec.json.encode(record))
+
+
+# Keys of a hub's objects by the way in which a backup keeps them.
+#
+# Chunks, snapshots and the states of lanes that left never change, and keep their keys. The files of a table are
+# below the table's life, since the same key may come again in another one. Everything else, of this release or of a
+# later one, is kept by its content.
+
+PAGE = 1000
+"""Number of objects that are listed at a time."""
+AFTER_ALL = "~"
+"""Name after all others of a folder: no name of an object begins with it."""
+PASSING = (
+    hub_keys.NODES, hub_keys.LINKED, hub_keys.SUMMARIES, hub_keys.KEEPERS, hub_keys.LATEST, hub_keys.REGIONS,
+    hub_keys.REQUESTS, hub_keys.PIPELINES, PROBES,
+)  # fmt: skip
+"""Folders of which a backup keeps nothing: those of running nodes and pipelines, positions of other regions in the log,
+which are of its history alone, tables that a hub makes again from others, and options of acts that wait for approval:
+they may name a person, and an approval that was used must not come back."""
+_SHARD = re.compile(r"shard-\d+")
+_OF_LOG = ("chunk", "snapshot", "ended")
+LOG_FOLDER = "_delta_log"
+LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
+_VERSION = re.compile(rf"{LOG_FOLDER}/(\d{{20}})\.")
+
+
+def table_home(tenant: str, stream: str, life: str) -> str:
+    """Return the folder of a table in a backup."""
+    return f"{hub_keys.table_key(tenant, stream)}/{life}"
+
+
+def version_of(name: str) -> int:
+    """Return the version that a file of a table's log belongs to; -1 for files of data."""
+    found = _VERSION.match(name)
+    return int(found[1]) if found else -1
+
+
+def is_of_table(name: str, version: int) -> bool:
+    """Return whether a backup of a table's version keeps a file, named from the table's folder."""
+    return name != LAST_CHECKPOINT and not name.endswith(PART_SUFFIX) and version_of(name) <= version
+
+
+async def listed(store: ObjectStore, prefix: str, after: str | None = None) -> AsyncIterator[Listed]:
+    """Yield the objects below a folder, a page in memory at a time."""
+    while page := await store.list(prefix, after=after, limit=PAGE):
+        for item in page:
+            yield item
+        after = page[-1].key
+
+
+async def tables(store: ObjectStore, top: str = "tables") -> AsyncIterator[tuple[str, str]]:
+    """Yield tenant and stream of each folder of a table, without a listing of its files."""
+    after: str | None = None
+    while page := await store.list(top, after=after, limit=1):
+        parts = page[0].key.split("/")
+        after = page[0].key
+        if len(parts) > 3:
+            yield parts[1], parts[2]
+            after = f"{'/'.join(parts[:3])}/{AFTER_ALL}"
+
+
+async def others(store: ObjectStore) -> AsyncIterator[Listed]:
+    """Yield the objects that are kept by their content. Folders of others are passed over without a listing."""
+    after: str | None = None
+    while page := await store.list("", after=after, limit=PAGE):
+        for item in page:
+            past = _past(item.key)
+            after = past or item.key
+            if past is not None:
+                break
+            yield item
+
+
+def _past(key: str) -> str | None:
+    """Return a key after the folder of an object that is kept in another way, or not at all; None for one that is kept
+    by its content."""
+    top, _, rest = key.partition("/")
+    if key == hub_keys.CLUSTER or key.endswith(PART_SUFFIX):
+        return key
+    if top in PASSING or top == "tables":
+        return f"{top}/{AFTER_ALL}"
+    if _SHARD.fullmatch(top):
+        folder = rest.partition("/")[0]
+        if folder in _OF_LOG:
+            return f"{top}/{folder}/{AFTER_ALL}"
+        if rest == "manifest":
+            return key
+    return None
+
+
+def is_inside(target: ObjectStore, store: ObjectStore) -> bool:
+    """Return whether a place is a folder of a store, of which each run would copy it again."""
+    try:
+        (inner, here), (outer, there) = target.location("a"), store.location("a")
+    except StoreUnfit:
+        return False  # in memory
+    if "://" not in inner and "://" not in outer:
+        inner, outer = os.path.realpath(inner), os.path.realpath(outer)
+    root = outer.removesuffix("a")
+    return here == there and inner.startswith(root) and inner != outer
+
 
 _CONTENT = re.compile("contents/[0-9a-f]{64}")
 _READ_ONLY = "a backup is not changed; restore it into a new store (`weft hub restore`)"
@@ -239,3 +429,183 @@ def _check(record: BackupRecord) -> None:
                 raise ValueError(f"table {table.tenant[:80]!r}/{table.stream[:80]!r}")
     except (ValueError, RecursionError) as error:
         raise BackupUnusable(f"{RECORD} is damaged: {error}. Make the backup in a new place") from error
+
+
+# Copies of objects from one store to another, in bounded memory.
+
+AT_ONCE = 8
+WHOLE_BYTES_MAX = 4 << 20
+"""Size up to which an object is copied in one piece; of larger ones ``PIECE_BYTES`` are in memory."""
+PIECE_BYTES = 4 << 20
+CONTENTS = "contents"
+
+
+class Unlike(BackupUnusable):
+    """An object that is not the one that was to be copied."""
+
+
+@dataclass
+class Copied:
+    """Counts of one run."""
+
+    objects: int = 0
+    bytes: int = 0
+    there: int = 0
+    """Objects that an earlier run had copied."""
+
+
+def content_key(data: bytes) -> str:
+    """Return the key of an object that is kept by its content."""
+    return f"{CONTENTS}/{sha256(data).hexdigest()}"
+
+
+class Copier:
+    """Copies objects of one store into another, and counts them."""
+
+    def __init__(self, source: ObjectStore, target: ObjectStore) -> None:
+        self.source, self.target = source, target
+        self.counts = Copied()
+
+    async def copy(self, key: str, size: int, to: str) -> None:
+        """Copy an object that never changes. One that is there already is the same: names of objects are given once.
+
+        Args:
+            to: its key in the target.
+
+        Raises:
+            NotFound: the object is gone.
+            Unlike: it has another length.
+        """
+        await self._copy(size, to, self._pieces(key, size))
+
+    async def copy_kept(self, key: str, size: int, content: str) -> None:
+        """Copy an object out of a backup, whose content has to be that of its key there.
+
+        Raises:
+            NotFound: the object is gone.
+            Unlike: it has another length or content.
+        """
+        await self._copy(size, key, checked(key, content, self._pieces(key, size)))
+
+    async def _copy(self, size: int, to: str, pieces: AsyncIterator[bytes]) -> None:
+        if size <= WHOLE_BYTES_MAX:
+            await self.put(to, b"".join([piece async for piece in pieces]))
+            return
+        try:
+            await self.target.create_from(to, pieces)
+        except AlreadyExists:
+            self.counts.there += 1
+        else:
+            self._count(size)
+
+    async def keep(self, key: str, size: int) -> str:
+        """Copy an object that may change, under a key of its content, which is returned.
+
+        Raises:
+            NotFound: the object is gone.
+        """
+        if size <= WHOLE_BYTES_MAX:
+            data = (await self.source.get(key)).data
+            await self.put(to := content_key(data), data)
+            return to
+        # Read twice: what is as long as this changes no more.
+        digest = sha256()
+        async for piece in self._pieces(key, size):
+            digest.update(piece)
+        await self.copy(key, size, to := f"{CONTENTS}/{digest.hexdigest()}")
+        return to
+
+    async def put(self, key: str, data: Buffer) -> bool:
+        """Create an object. Return False if there is one."""
+        try:
+            await self.target.create(key, data)
+        except AlreadyExists:
+            self.counts.there += 1
+            return False
+        self._count(len(data))
+        return True
+
+    def _count(self, size: int) -> None:
+        self.counts.objects += 1
+        self.counts.bytes += size
+
+    def _pieces(self, key: str, size: int) -> AsyncIterator[bytes]:
+        return pieces(self.source, key, size)
+
+
+async def pieces(source: ObjectStore, key: str, size: int) -> AsyncIterator[bytes]:
+    """Yield an object in pieces.
+
+    Raises:
+        NotFound: the object is gone.
+        Unlike: it has another length.
+    """
+    for at in range(0, size, PIECE_BYTES):
+        length = min(PIECE_BYTES, size - at)
+        is_last = at + length == size
+        # One byte more than there should be: what is longer is not read on.
+        piece = await source.get_range(key, at, length + is_last)
+        if len(piece) != length:
+            raise Unlike(f"{key} has another length than the {size} bytes that it is said to have")
+        yield piece
+
+
+async def checked(key: str, content: str, found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield pieces of an object of a backup.
+
+    Raises:
+        Unlike: with the last piece: they are not the content that the key ``content`` in the backup names.
+    """
+    digest = sha256()
+    async for piece in found:
+        digest.update(piece)
+        yield piece
+    if f"{CONTENTS}/{digest.hexdigest()}" != content:
+        raise Unlike(f"{key} is not what {content} was when the backup was made")
+
+
+class CopyTurns:
+    """Runs calls, at most ``AT_ONCE`` at a time. The first error ends them all."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: BaseException | None = None
+
+    async def add(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Start a call once there is a place. Raise the error of an earlier one."""
+        await self._places.acquire()
+        if self._failed is not None:
+            self._places.release()
+            await self.join()
+        task = asyncio.create_task(self._run(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def _run(self, call: Callable[[], Awaitable[None]]) -> None:
+        await call()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._places.release()
+        if not task.cancelled() and (error := task.exception()) is not None and self._failed is None:
+            self._failed = error
+
+    async def join(self) -> None:
+        """Wait for all calls. Raise the first error."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        if self._failed is not None:
+            raise self._failed
+
+
+async def missing(
+    source: AsyncIterator[tuple[str, int]], there: AsyncIterator[tuple[str, int]]
+) -> AsyncIterator[tuple[str, int]]:
+    """Yield the (name, size) of a listing that another one lacks. Both ascend by name."""
+    other: tuple[str, int] | None = ("", 0)
+    async for item in source:
+        while other is not None and other[0] < item[0]:
+            other = await anext(there, None)
+        if other is None or other[0] != item[0]:
+            yield item

@@ -8,34 +8,131 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.protocols.mqtt import reason_codes
-from weft.protocols.mqtt.connect_decoder import decode_connect
-from weft.protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
-from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt import packets
+from weft.protocols.mqtt.fields import Reader, read_properties
 from weft.protocols.mqtt.packets import (
+    BRIDGE_BIT,
+    NO_PROPERTIES,
     SUBSCRIBE_FAILED,
     Auth,
     ConnAck,
+    Connect,
+    ConnectRefused,
     Disconnect,
+    MalformedPacket,
+    MqttError,
     Packet,
     PacketType,
     PingReq,
     PingResp,
+    Properties,
+    ProtocolViolation,
     PubAck,
     PubComp,
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     SubAck,
     Subscribe,
     Subscription,
     UnsubAck,
     Unsubscribe,
+    Version,
+    Will,
 )
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
-from weft.protocols.mqtt.property_codec import read_properties
-from weft.protocols.mqtt.reader import Reader
 from weft.protocols.topics import SHARE_PREFIX, InvalidTopic, split_share
+
+# CONNECT, the packet that names its own version (section 3.1).
+
+_NAMES = {
+    (b"MQIsdp", 3): (Version.V31, False),
+    (b"MQIsdp", 3 | BRIDGE_BIT): (Version.V31, True),
+    (b"MQTT", 4): (Version.V311, False),
+    (b"MQTT", 4 | BRIDGE_BIT): (Version.V311, True),
+    (b"MQTT", 5): (Version.V5, False),
+}
+"""Protocol name and level -> the version, and whether the client is a bridge."""
+
+
+def decode_connect(reader: Reader, flags: int) -> Connect:
+    """Decode the body of a CONNECT.
+
+    Args:
+        flags: the low bits of the first byte.
+
+    Raises:
+        MalformedPacket: not a CONNECT of MQTT at all, or a faulty one of MQTT 3.1 or 3.1.1.
+        ConnectRefused: an unknown version, or a faulty CONNECT of MQTT 5.0, which CONNACK has codes for.
+    """
+    reader.version, bridge = _version(reader)
+    if flags and reader.version != Version.V31:
+        clause = reader.clause("2.2.2-2", "2.1.3-1")
+        raise MalformedPacket(f"CONNECT with flags {flags:04b}, expected 0000", clause)
+    if reader.version != Version.V5:
+        return _body(reader, bridge=bridge)
+    try:
+        packet = _body(reader)
+        reader.finish()
+    except MqttError as error:
+        refused = ConnectRefused(error.code, str(error), version=Version.V5)
+        refused.clause = error.clause
+        raise refused from None
+    return packet
+
+
+def _version(reader: Reader) -> tuple[Version, bool]:
+    name, level = reader.binary("protocol name"), reader.u8("protocol level")
+    if name not in (b"MQTT", b"MQIsdp"):
+        raise MalformedPacket(f"protocol name {name[:16]!r}, expected 'MQTT'", "3.1.2-1")
+    known = _NAMES.get((name, level))
+    if known is None:
+        raise ConnectRefused(
+            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+            f"protocol level {level} of {name.decode()}; this server speaks MQTT 3.1, 3.1.1 and 5.0 (levels 3 to 5)",
+            "3.1.2-2", Version.V5 if level > Version.V5 else Version.V311,
+        )  # fmt: skip
+    return known
+
+
+def _body(reader: Reader, *, bridge: bool = False) -> Connect:
+    flags, keep_alive_s = reader.u8("connect flags"), reader.u16("keep alive")
+    if reader.version == Version.V31:
+        flags = _used_in_31(flags)
+    _check_connect_flags(reader, flags)
+    in_5 = reader.version == Version.V5
+    properties = read_properties(reader, PacketType.CONNECT) if in_5 else NO_PROPERTIES
+    client_id = reader.text("client identifier")
+    will = None
+    if flags & 0x04:
+        will_properties = read_properties(reader, PacketType.WILL) if in_5 else NO_PROPERTIES
+        topic, payload = reader.topic("will topic"), reader.binary("will message")
+        will = Will(topic, payload, flags >> 3 & 3, bool(flags & 0x20), will_properties)
+    username = reader.text("user name") if flags & 0x80 else None
+    password = reader.binary("password") if flags & 0x40 else None
+    return Connect(
+        client_id, bool(flags & 0x02), keep_alive_s, will, username, password, reader.version, properties, bridge
+    )  # fmt: skip
+
+
+def _used_in_31(flags: int) -> int:
+    """Return the connect flags without unused ones. MQTT 3.1 does not use the lowest bit, nor will QoS and will retain
+    without a will (its section 3.1), and does not require that they are 0."""
+    return flags & (0xFE if flags & 0x04 else 0xC6)
+
+
+def _check_connect_flags(reader: Reader, flags: int) -> None:
+    clause = reader.clause
+    if flags & 0x01:
+        raise MalformedPacket("CONNECT with its reserved flag set", "3.1.2-3")
+    if not flags & 0x04 and flags & 0x38:
+        reason = "CONNECT without a will, but with a will QoS or will retain"
+        raise MalformedPacket(reason, clause("3.1.2-11", "3.1.2-11" if flags & 0x18 else "3.1.2-13"))
+    if flags & 0x18 == 0x18:
+        raise MalformedPacket("CONNECT with will QoS 3", clause("3.1.2-14", "3.1.2-12"))
+    if flags & 0x40 and not flags & 0x80 and reader.version != Version.V5:
+        raise MalformedPacket("CONNECT with a password but no user name", "3.1.2-22")
+
 
 FIXED_HEADER_BYTES_MAX = 5
 _LENGTH_BYTES_MAX = 4
@@ -129,7 +226,7 @@ def _connack(reader: Reader, _flags: int) -> Packet:
     if flags > 1 or (flags and code):
         clause = reader.clause("3.2.2-4", "3.2.2-6" if code else "3.2.2-1")
         raise MalformedPacket(f"CONNACK with acknowledge flags {flags:#04x} and return code {code}", clause)
-    if code not in (reason_codes.CONNACK_CODES if reader.version == Version.V5 else _CONNECT_CODES):
+    if code not in (packets.CONNACK_CODES if reader.version == Version.V5 else _CONNECT_CODES):
         raise ProtocolViolation(
             f"CONNACK with reason code {code:#04x}, which it cannot have", reader.clause("", "3.2.2-8")
         )
@@ -197,7 +294,7 @@ def _subscription_5(reader: Reader) -> Subscription:
 def _suback(reader: Reader, _flags: int) -> Packet:
     packet_id, properties = reader.packet_id(), _properties(reader, PacketType.SUBACK)
     codes = reader.rest()
-    allowed = reason_codes.SUBACK_CODES if reader.version == Version.V5 else (0, 1, 2, SUBSCRIBE_FAILED)
+    allowed = packets.SUBACK_CODES if reader.version == Version.V5 else (0, 1, 2, SUBSCRIBE_FAILED)
     if not codes or any(code not in allowed for code in codes):
         raise MalformedPacket(f"SUBACK with return codes {codes[:16].hex()}", reader.clause("3.9.3-2", "3.9.3-1"))
     return SubAck(packet_id, tuple(codes), properties)
@@ -219,7 +316,7 @@ def _unsuback(reader: Reader, _flags: int) -> Packet:
     if reader.version != Version.V5:
         return UnsubAck(packet_id)
     properties, codes = read_properties(reader, PacketType.UNSUBACK), reader.rest()
-    if not codes or any(code not in reason_codes.UNSUBACK_CODES for code in codes):
+    if not codes or any(code not in packets.UNSUBACK_CODES for code in codes):
         raise MalformedPacket(f"UNSUBACK with reason codes {codes[:16].hex()}", "3.11.3-1")
     return UnsubAck(packet_id, tuple(codes), properties)
 
@@ -242,7 +339,7 @@ def _answer(
 def _disconnect(reader: Reader, _flags: int) -> Packet:
     if reader.version != Version.V5 or reader.at == reader.end:
         return Disconnect()
-    code = reader.code(reason_codes.DISCONNECT_CODES)
+    code = reader.code(packets.DISCONNECT_CODES)
     properties = read_properties(reader, PacketType.DISCONNECT) if reader.at < reader.end else NO_PROPERTIES
     return Disconnect(code, properties)
 
@@ -250,7 +347,7 @@ def _disconnect(reader: Reader, _flags: int) -> Packet:
 def _auth(reader: Reader, _flags: int) -> Packet:
     if reader.at == reader.end:
         return Auth()
-    code = reader.code(reason_codes.AUTH_CODES)
+    code = reader.code(packets.AUTH_CODES)
     return Auth(code, read_properties(reader, PacketType.AUTH))
 
 
@@ -258,10 +355,10 @@ _DECODERS: dict[int, tuple[int | None, Callable[[Reader, int], Packet]]] = {
     PacketType.CONNECT: (None, decode_connect),  # its flags are checked when its version is known
     PacketType.CONNACK: (0, _connack),
     PacketType.PUBLISH: (None, _publish),
-    PacketType.PUBACK: (0, _answer(PubAck, PacketType.PUBACK, reason_codes.PUBLISH_ANSWER_CODES)),
-    PacketType.PUBREC: (0, _answer(PubRec, PacketType.PUBREC, reason_codes.PUBLISH_ANSWER_CODES)),
-    PacketType.PUBREL: (2, _answer(PubRel, PacketType.PUBREL, reason_codes.RELEASE_CODES)),
-    PacketType.PUBCOMP: (0, _answer(PubComp, PacketType.PUBCOMP, reason_codes.RELEASE_CODES)),
+    PacketType.PUBACK: (0, _answer(PubAck, PacketType.PUBACK, packets.PUBLISH_ANSWER_CODES)),
+    PacketType.PUBREC: (0, _answer(PubRec, PacketType.PUBREC, packets.PUBLISH_ANSWER_CODES)),
+    PacketType.PUBREL: (2, _answer(PubRel, PacketType.PUBREL, packets.RELEASE_CODES)),
+    PacketType.PUBCOMP: (0, _answer(PubComp, PacketType.PUBCOMP, packets.RELEASE_CODES)),
     PacketType.SUBSCRIBE: (2, _subscribe),
     PacketType.SUBACK: (0, _suback),
     PacketType.UNSUBSCRIBE: (2, _unsubscribe),
@@ -289,7 +386,70 @@ _BY_TYPE: dict[int, tuple[tuple[str, int | None, Callable[[Reader, int], Packet]
 }
 """Version -> the same by packet type, with the packet's name. Reserved types require flags that no byte has."""
 
-_CONNECT_CODES = frozenset(reason_codes.ConnectCode)
+_CONNECT_CODES = frozenset(packets.ConnectCode)
 
 _DUP_IN_31 = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
 """Packets that clients of MQTT 3.1 may send again with DUP."""
+
+
+# Reassembly of a packet that is split between reads.
+#
+# A read is parsed in place. Only a packet that spans reads is joined, so nothing else is copied, and a large packet
+# that comes in many reads is joined once.
+
+
+class Reassembly:
+    """The beginning of at most one packet, at most ``packet_bytes_max`` bytes."""
+
+    __slots__ = ("_held", "_packet_bytes_max", "_parts", "_total")
+
+    def __init__(self, packet_bytes_max: int) -> None:
+        self._packet_bytes_max = packet_bytes_max
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._total: int | None = None
+        """Bytes of the packet, known when its fixed header is complete."""
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    @property
+    def held(self) -> int:
+        """Return the bytes kept."""
+        return self._held if self._parts else 0
+
+    def keep(self, tail: bytes) -> None:
+        """Keep the beginning of the packet at the end of a read.
+
+        Raises:
+            MalformedPacket: the packet is, or will be, over the limit.
+        """
+        place = packet_end(tail, 0, self._packet_bytes_max)
+        self._parts = [tail]
+        self._held = len(tail)
+        self._total = place[1] if place else None
+
+    def complete(self, data: bytes) -> tuple[bytes, int]:
+        """Complete the packet from the start of the next read.
+
+        Returns:
+            (the whole packet, or ``b""`` while it still lacks bytes; number of bytes of ``data`` used).
+
+        Raises:
+            MalformedPacket: as ``keep``.
+        """
+        if self._total is None:
+            head = self._parts[0] + data[: FIXED_HEADER_BYTES_MAX - self._held]
+            place = packet_end(head, 0, self._packet_bytes_max)
+            if place is None:  # then all of data is in head
+                self.keep(head)
+                return b"", len(data)
+            self._total = place[1]
+        lacking = self._total - self._held
+        if lacking > len(data):
+            self._parts.append(data)
+            self._held += len(data)
+            return b"", len(data)
+        packet = b"".join((*self._parts, data[:lacking]))
+        self._parts = []
+        return packet, lacking

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.protocols.mqtt.fields import VARIABLE_MAX, text, u16, variable
-from weft.protocols.mqtt.packet_types import BRIDGE_BIT, Version
+from weft.protocols.mqtt.fields import VARIABLE_MAX, encode_properties, text, u16, variable
 from weft.protocols.mqtt.packets import (
+    BRIDGE_BIT,
+    FAILED,
+    NO_PROPERTIES,
     Auth,
     ConnAck,
     Connect,
@@ -16,6 +18,7 @@ from weft.protocols.mqtt.packets import (
     PacketType,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
@@ -25,10 +28,9 @@ from weft.protocols.mqtt.packets import (
     Subscribe,
     UnsubAck,
     Unsubscribe,
+    Version,
+    connect_code,
 )
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
-from weft.protocols.mqtt.property_codec import encode_properties
-from weft.protocols.mqtt.reason_codes import FAILED, connect_code
 
 REMAINING_LENGTH_MAX = VARIABLE_MAX
 """Largest remaining length (section 2.2.3)."""

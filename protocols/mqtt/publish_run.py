@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from weft.protocols.mqtt.encoder import PUBACK, PUBREC
-from weft.protocols.mqtt.packet_ids import PacketIds
-from weft.protocols.mqtt.packet_types import PacketType, Version
+from weft.protocols.mqtt.packets import PacketIds, PacketType, Version
 
 SCAN_PACKET_BYTES_MIN = 129
 """Longest packet that ``scan`` reads without checking the limit: ``packet_bytes_max`` must not be smaller."""

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.lane_state import LaneState, RetiredBy
-from weft.protocols.shard.open_gaps import OpenGap, open_gap, renamed
+from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, open_gap, renamed
 
 SILENT_NS = 240 * 10**9
 """Age of a lane's newest mark from which on the lane counts as silent: an idle edge sends its mark every minute, and an

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from typing import NamedTuple, cast
 
-from weft.protocols.chunk_index.footer import (
+import msgspec
+
+from weft.protocols.chunk_index import (
     BLOCKS_LEVEL,
     Chunk,
     ClockUpdate,
@@ -18,18 +20,196 @@ from weft.protocols.chunk_index.footer import (
 )
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
+from weft.protocols.ranges import Seq, unpack
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard.apart import APART_LEVEL, after_apart
-from weft.protocols.shard.folded import BOOTS_MAX, Folded
-from weft.protocols.shard.forgotten import FORGET_LEVEL, forgotten
-from weft.protocols.shard.lane_controls import controlled
-from weft.protocols.shard.lane_state import NOTHING, LaneState, lane_of
-from weft.protocols.shard.lowered_times import lowered_gaps, lowered_lane, lowered_skips, told_time
-from weft.protocols.shard.open_gaps import after_control
-from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.snapshot import BootClock
-from weft.protocols.shard.splits import SPLIT_LEVEL, Split, in_order, is_moving, moved_to, moving, seal_of
+from weft.protocols.shard.lane_state import (
+    NOTHING,
+    Conflict,
+    ConflictBody,
+    LaneState,
+    OpenGap,
+    RetireBody,
+    RetiredBy,
+    Retirement,
+    after_control,
+    gaps_in_order,
+    lane_of,
+)
+from weft.protocols.shard.placement import SPLIT_LEVEL, Split, is_moving, moved_to, moving, seal_of, seals_in_order
+from weft.protocols.shard.shard_state import BOOTS_MAX, Folded, ShardState
+from weft.protocols.shard.snapshot import FORGET_LEVEL, BootClock, Skip, forgotten
 from weft.protocols.topics import named_levels
+
+# Control records of lanes: the effect of RETIRE, ADOPT, CONFLICT and DROP on one lane.
+
+_CONFLICT, _RETIRE = msgspec.msgpack.Decoder(ConflictBody), msgspec.msgpack.Decoder(RetireBody)
+
+
+def controlled(control: Control, lane: Lane, held: LaneState | None, created: int, n: int) -> LaneState | None:
+    """Return a lane's state after a control record: ``held`` itself if nothing changes, None if the lane leaves.
+
+    Args:
+        held: None when the lane is not in the state.
+        created: moment of the record by the hub's clock.
+        n: number of its chunk.
+
+    Raises:
+        Corrupt: the record's body is malformed, or it brings back a lane that is in the state.
+    """
+    if held is None:
+        return _returned(lane, control.body) if control.kind == ControlKind.ADOPT and control.body else None
+    match control.kind:
+        case ControlKind.RETIRE:
+            body = unpack(_RETIRE, control.body, "a RETIRE record")
+            new = held.copy()
+            # An operator may add later what is missing; the moment of the retirement then remains the first one.
+            time = held.retired.time if held.retired is not None and body.missing else created
+            new.retired = Retirement(time, body.by, body.reason, body.missing)
+            return new
+        case ControlKind.ADOPT:
+            if control.body:
+                raise Corrupt(f"chunk {n} brings back {lane}, which is there")
+            return _adopted(held)
+        case ControlKind.CONFLICT:
+            return _in_conflict(control, held, created)
+        case ControlKind.DROP:
+            return None
+    return held
+
+
+def _adopted(held: LaneState) -> LaneState:
+    new = held.copy()
+    new.retired = None
+    if new.conflict is not None:
+        # The refused node may be the right one, so the epoch that it proposes again must count as new. Sessions of the
+        # lane end at this chunk; otherwise two could continue under one epoch.
+        new.epoch = max(0, min(new.epoch, new.conflict.epoch - 1))
+        # A last word came from only one of the two nodes. The other one is at work.
+        new.conflict = new.last_word = None
+    return new
+
+
+def _in_conflict(control: Control, held: LaneState, created: int) -> LaneState:
+    claim = unpack(_CONFLICT, control.body, "a CONFLICT record")
+    if held.conflict is not None or claim.epoch > held.epoch:
+        return held
+    new = held.copy()
+    new.conflict = Conflict(created, claim.epoch, held.complete_up_to, held.whole_up_to, claim.reason)
+    return new
+
+
+def _returned(lane: Lane, body: bytes) -> LaneState:
+    kept = snapshots.decode_lane(body)
+    if (kept.tenant, kept.edge, kept.log_id, kept.stream) != lane:
+        raise Corrupt(f"an ADOPT record of {lane} holds another lane's state")
+    new = snapshots.lane_state(kept)
+    if new.retired is not None and new.retired.by == RetiredBy.AGE:
+        new.retired = None  # only an operator's ADOPT ends an operator's retirement
+    return new
+
+
+# Times by the hub's clock that a TIME record lowers: a wrong clock wrote them, and an operator says the right time.
+#
+# Ages count from these times. One in the future would keep a lane for as long as the clock was ahead, and then end
+# it.
+
+
+class TimeBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a TIME record."""
+
+    time: Seq
+    """Nanoseconds since 1970. Later times in the shard's state become this one."""
+    reason: str
+
+
+_TIME = msgspec.msgpack.Decoder(TimeBody)
+_replace = msgspec.structs.replace
+
+
+def told_time(control: Control, created: int) -> int:
+    """Return the time that a TIME record tells, at most that of its chunk (``created``): the clock of the chunk's
+    writer was held against others.
+
+    Raises:
+        Corrupt: the record's body is malformed.
+    """
+    return min(unpack(_TIME, control.body, "a TIME record").time, created)
+
+
+def lowered_lane(held: LaneState, time: int) -> LaneState:
+    """Return a lane's state without times of the hub's clock after ``time``; ``held`` itself if it has none."""
+    retired, conflict = held.retired, held.conflict
+    late = conflict is not None and conflict.time > time
+    if held.last_seen <= time and not late and (retired is None or retired.time <= time):
+        return held
+    new = held.successor()
+    if held.last_seen > time:
+        new.last_seen = time
+    if retired is not None and retired.time > time:
+        new.retired = _replace(retired, time=time)
+    if conflict is not None and conflict.time > time:
+        new.conflict = _replace(conflict, time=time)
+    return new
+
+
+def lowered_skips(skips: Sequence[Skip], time: int) -> list[Skip]:
+    """Return the skipped ranges of a stream without times after ``time``."""
+    return [skip if skip.time <= time else _replace(skip, time=time) for skip in skips]
+
+
+def lowered_gaps(gaps: Sequence[OpenGap], time: int) -> list[OpenGap]:
+    """Return the open gaps of a stream without ends after ``time``, in their order. What ended before ``time`` by the
+    right clock did not end later."""
+    return gaps_in_order(gap if gap.until <= time else _replace(gap, until=time) for gap in gaps)
+
+
+# Tenants that are set apart: APART records, from which on a shard takes nothing of a tenant.
+#
+# A tenant is set apart only while no shard has anything of it. Each shard of all tenants says so in its log first;
+# then ``cluster.json`` gives the tenant a shard of its own. So a process that does not know of that shard yet cannot
+# write the tenant's records elsewhere.
+
+APART_LEVEL = 4
+"""Fold level from which on the log may have APART records. Below it they change nothing."""
+
+
+class ApartBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of an APART record, whose tenant is the record's."""
+
+    apart: bool
+    """False: the shard takes the tenant's lanes again, since another shard had some already."""
+
+
+_BODY = msgspec.msgpack.Decoder(ApartBody)
+
+
+def apart_body(*, apart: bool) -> bytes:
+    """Return the body of an APART record."""
+    return msgspec.msgpack.encode(ApartBody(apart))
+
+
+def has_traces(state: ShardState, tenant: str) -> bool:
+    """Return whether a shard has or had records or lanes of a tenant."""
+    return bool(state.lane_count(tenant)) or any(key[0] == tenant for key in state.next_offset)
+
+
+def after_apart(state: ShardState, control: Control, n: int) -> frozenset[str]:
+    """Return the tenants of which the shard takes nothing after an APART record.
+
+    Args:
+        n: number of the chunk with the record.
+
+    Raises:
+        Corrupt: the body is malformed, or the shard has something of the tenant.
+    """
+    if not unpack(_BODY, control.body, "an APART record").apart:
+        return state.apart - {control.tenant}
+    if has_traces(state, control.tenant):
+        raise Corrupt(
+            f"chunk {n} of shard {state.shard} sets tenant {control.tenant} apart, of which the shard has data"
+        )
+    return state.apart | {control.tenant}
+
 
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
 STEP_LANES = 4096
@@ -211,7 +391,7 @@ def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -
     seal, n = seal_of(control.body), chunk.header.n
     if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
         raise Corrupt(f"chunk {n} of shard {state.shard} has a SEAL record and other things")
-    if not in_order(state.splits, seal, state.shard):
+    if not seals_in_order(state.splits, seal, state.shard):
         raise Corrupt(f"chunk {n} of shard {state.shard} splits it to shard {seal.shard} a second time, or too late")
     count = 0
     for edge in moving(state.edge_names(), seal.bit):

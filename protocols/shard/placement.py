@@ -9,9 +9,20 @@ docs/reference/formats/shard-state.md.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import product
+from string import ascii_lowercase
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from weft.protocols.lane import NAME_CHARACTERS_MAX, NodeName
+from weft.protocols.ranges import U32, U64, Seq, unpack
 
 TENANT_EDGE, TENANT_APART_EDGE = "tenant-edge", "tenant-apart-edge"
 """Names of the rule in ``cluster.json``: without tenants that are set apart, and with some (level 4)."""
@@ -148,3 +159,138 @@ def nearest_shard_counts(number: int) -> list[int]:
     """Return the valid shard counts next to an invalid number: the one below and the one above, if they exist."""
     below = 1 << (max(1, min(number, SHARDS_MAX)).bit_length() - 1)
     return [count for count in (below, 2 * below) if is_shard_count(count)]
+
+
+# Names of the edges of a Spark query: ``spark-QUERY``, and those over which its lanes are spread.
+#
+# All lanes of an edge are in one shard, so a query that writes more than one hub process can take has several edges.
+# Their names put them into different shards. The rule is persisted: it must never change. It is in
+# docs/reference/formats/shard-state.md.
+#
+# The further names begin with ``spark-_``, and no name of a query begins with ``_``: the edges of a query are never
+# those of another one.
+
+EDGE_PREFIX = "spark-"
+"""Prefix of a query's edge names."""
+SPREAD_MAX = 64
+"""Maximum number of edges of a query."""
+SPREADS = (1, 2, 4, 8, 16, 32, SPREAD_MAX)
+"""Powers of two: so a source shard has few edges under all spreads together."""
+_SALT_CHARACTERS_MAX = 3
+QUERY_CHARACTERS_MAX = NAME_CHARACTERS_MAX - len(EDGE_PREFIX)
+SPREAD_QUERY_CHARACTERS_MAX = QUERY_CHARACTERS_MAX - len("_63_") - _SALT_CHARACTERS_MAX
+"""Maximum number of characters of the name of a query that is spread."""
+_SPREAD = re.compile(rf"{EDGE_PREFIX}_[0-9]{{1,2}}[a-z]{{0,{_SALT_CHARACTERS_MAX}}}_([a-z0-9][a-z0-9_-]*)")
+
+
+@lru_cache(maxsize=1024)
+def edge_of_query(tenant: str, query: str, place: int) -> str:
+    """Return an edge of a query. Any 2, 4, ... of them, from 0 on, are in as many shards, of a store that has them.
+
+    Args:
+        place: 0 for ``spark-QUERY``, up to ``SPREAD_MAX - 1``.
+    """
+    first = EDGE_PREFIX + query
+    if place == 0:
+        return first
+    # The low bits of the digest choose the shard: consecutive ones are as far apart as possible, and stay so when
+    # shards split. One salt in 64 fits; of all 18,279 none does with a chance of 10^-125.
+    wanted = (digest_of(tenant, first) + place) % SPREAD_MAX
+    names = (f"{EDGE_PREFIX}_{place}{salt}_{query}" for salt in _salts())
+    return next(name for name in names if digest_of(tenant, name) % SPREAD_MAX == wanted)
+
+
+def _salts() -> Iterator[str]:
+    for length in range(_SALT_CHARACTERS_MAX + 1):
+        yield from map("".join, product(ascii_lowercase, repeat=length))
+
+
+def place_of(source_shard: int, spread: int) -> int:
+    """Return the number of the edge that has the lane of a source shard."""
+    return source_shard % spread
+
+
+def places_of(source_shard: int) -> list[int]:
+    """Return the numbers of the edges that have the lane of a source shard under any spread."""
+    return sorted({place_of(source_shard, spread) for spread in SPREADS})
+
+
+def first_edge(edge: str) -> str:
+    """Return the edge ``spark-QUERY`` of a query for any of its edges, and every other name as it is."""
+    found = _SPREAD.fullmatch(edge)
+    return EDGE_PREFIX + found[1] if found is not None else edge
+
+
+def opened_by(node: NodeName) -> tuple[NodeName, NodeName]:
+    """Return the edges whose tokens open an edge: itself, and the first edge of the same query."""
+    return node, NodeName(node.tenant, first_edge(node.edge))
+
+
+# Splits of a shard: SEAL records, what a state keeps of them, and the state with which the new shard begins.
+#
+# A SEAL in chunk n moves the edges of one half of the shard to a new one. From chunk n on the shard takes nothing of
+# them. The new shard's state at its number n is that half of the shard's state, and its log begins with chunk n + 1.
+
+SPLIT_LEVEL = 3
+"""Fold level from which on the log may have SEAL records. Below it they change nothing."""
+
+
+class SealBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a SEAL record."""
+
+    shard: Annotated[int, Meta(ge=1, lt=SHARDS_MAX)]
+    """The new shard."""
+    bit: Annotated[int, Meta(ge=0, lt=BITS_MAX)]
+    """Bit of the digest of an edge's name that is set for the edges that move."""
+    nonce: U64
+    """Number in the key of the snapshot with which the new shard begins."""
+
+
+class Split(msgspec.Struct, frozen=True, array_like=True):
+    """A split of a shard."""
+
+    shard: U32
+    """The new shard."""
+    bit: U32
+    """Bit of the digest of an edge's name that is set for the edges that moved."""
+    n: Seq
+    """Number of the chunk with the SEAL record."""
+    nonce: U64
+
+
+_BODY = msgspec.msgpack.Decoder(SealBody)
+
+
+def seal_of(body: bytes) -> SealBody:
+    """Return what a SEAL record says.
+
+    Raises:
+        Corrupt: the body is malformed.
+    """
+    return unpack(_BODY, body, "a SEAL record")
+
+
+def moved_to(splits: Iterable[Split], tenant: str, edge: str) -> int | None:
+    """Return the shard to which an edge of a shard moved; None if it is still here."""
+    digest: int | None = None
+    for split in splits:
+        digest = digest_of(tenant, edge) if digest is None else digest
+        if digest >> split.bit & 1:
+            return split.shard
+    return None
+
+
+def moving(edges: Iterable[tuple[str, str]], bit: int) -> list[tuple[str, str]]:
+    """Return those of some edges, (tenant, edge), that a split by a bit moves."""
+    return [edge for edge in edges if digest_of(*edge) >> bit & 1]
+
+
+def is_moving(tenant: str, edge: str, bit: int) -> bool:
+    """Return whether a split by a bit moves an edge."""
+    return bool(digest_of(tenant, edge) >> bit & 1)
+
+
+def seals_in_order(splits: Sequence[Split], seal: SealBody, shard: int) -> bool:
+    """Return whether a SEAL record can follow a shard's splits: their bits ascend, and the new shard is another."""
+    known = {split.shard for split in splits} | {shard}
+    return seal.shard not in known and (not splits or seal.bit > splits[-1].bit)

@@ -6,40 +6,141 @@ chunk n holds the same state. A snapshot is the encoded state; it saves reading 
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_index.footer import (
+from weft.protocols.chunk_index import (
     BLOCKS_LEVEL,
     LEVEL_MAX,
     RELEASE,
+    Chunk,
     ClockUpdate,
     Extension,
     FoldRules,
     StreamKey,
+    StreamSection,
 )
 from weft.protocols.errors import Corrupt
-from weft.protocols.lane import Lane
+from weft.protocols.lane import Lane, NodeName, Origin
+from weft.protocols.shard import snapshot as snapshot_blocks
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard import snapshot_blocks
-from weft.protocols.shard.edge_texts import EdgeTexts
-from weft.protocols.shard.folded import BOOTS_MAX, Folded, LogKey
-from weft.protocols.shard.forgotten import Forgotten
-from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
-from weft.protocols.shard.open_gaps import OpenGap
+from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, OpenGap, RetireBody, earliest, lane_of
+from weft.protocols.shard.placement import SPLIT_LEVEL, Split, is_moving, moving
 from weft.protocols.shard.snapshot import (
     APART,
     FIELDS_MAX,
     SPLITS,
     BootClock,
+    DecodedSnapshot,
+    Forgotten,
     LogClocks,
     Skip,
     Snapshot,
     StreamSnapshot,
 )
-from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
-from weft.protocols.shard.splits import SPLIT_LEVEL, Split, is_moving, moving
+
+# Bytes of each edge's texts in a shard's state: updated with each lane, so that a look-up is quick.
+
+ORIGIN_BYTES = 64
+"""Bytes charged for an origin, beside its texts and hash."""
+
+
+def topic_bytes(topics: Iterable[str]) -> int:
+    """Return the bytes charged for topic patterns."""
+    return sum(len(topic.encode()) for topic in topics)
+
+
+def origin_bytes(origins: Iterable[Origin]) -> int:
+    """Return the bytes charged for origins."""
+    return sum(ORIGIN_BYTES + len(each.name.encode()) + len(each.version.encode()) + len(each.hash) for each in origins)
+
+
+class EdgeTexts:
+    """Bytes of the topic patterns and of the origins of all lanes of each edge."""
+
+    __slots__ = ("_origins", "_topics")
+
+    def __init__(self) -> None:
+        self._topics: Counter[NodeName] = Counter()
+        self._origins: Counter[NodeName] = Counter()
+
+    def topics(self, node: NodeName) -> int:
+        """Return the bytes of an edge's topic patterns."""
+        return self._topics[node]
+
+    def origins(self, node: NodeName) -> int:
+        """Return the bytes of an edge's origins."""
+        return self._origins[node]
+
+    def changed(self, lane: Lane, before: LaneState | None, after: LaneState | None) -> None:
+        """Note a lane's new state; None if it has none. The cost is that of the texts of both states."""
+        node = NodeName(lane.tenant, lane.edge)
+        for counted, size in ((self._topics, _topics_of), (self._origins, _origins_of)):
+            more = size(after) - size(before)
+            if more:
+                counted[node] += more
+                if not counted[node]:
+                    del counted[node]
+
+
+def _topics_of(held: LaneState | None) -> int:
+    return topic_bytes(held.topics) if held is not None and held.topics else 0
+
+
+def _origins_of(held: LaneState | None) -> int:
+    return origin_bytes(held.origins) if held is not None and held.origins else 0
+
+
+# Changes that a chunk makes to a shard's state.
+
+BOOTS_MAX = 64
+"""Maximum number of boots of a log whose clocks are kept; the one with the oldest notice is dropped first."""
+
+LogKey = tuple[str, str, int]
+"""(tenant, edge, log id)."""
+
+
+@dataclass(slots=True)
+class Folded:
+    """Changes that a chunk makes to a state. Valid for the state that computed it, until that state accepts a chunk."""
+
+    chunk: Chunk
+    created: int
+    """Time of the chunk; it goes back only by a TIME record."""
+    sections: Sequence[StreamSection]
+    lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
+    """Lanes that change; None for one that leaves."""
+    others: set[Lane] = field(default_factory=set)
+    """Those of them that do more than continue (``LaneState.grown``)."""
+    fields: dict[StreamKey, dict[str, str]] = field(default_factory=dict)
+    skips: dict[StreamKey, list[Skip]] = field(default_factory=dict)
+    open_gaps: dict[StreamKey, list[OpenGap]] = field(default_factory=dict)
+    clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
+    forgotten: dict[StreamKey, Forgotten] = field(default_factory=dict)
+    """Streams that leave, without lanes after the chunk."""
+    extensions: dict[int, object] = field(default_factory=dict)
+    """Results of the extensions' ``look``, by number."""
+    drops: int = 0
+    split: Split | None = None
+    """The split of the shard that the chunk makes; its lanes leave without being dropped."""
+    apart: frozenset[str] | None = None
+    """Tenants of which the shard takes nothing from the chunk on; None for no change."""
+
+    @property
+    def moves(self) -> bool:
+        """Return whether edges have another shard from the chunk on."""
+        return self.split is not None or self.apart is not None
+
+    def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
+        """Return the lanes whose epoch differs from the one in ``lanes``."""
+        if not self.others:
+            return []
+        changed = ((lane, self.lanes[lane], lanes.get(lane)) for lane in self.lanes if lane in self.others)
+        return [lane for lane, held, old in changed if held and (old is None or old.epoch != held.epoch)]
+
 
 __all__ = [
     "BOOTS_MAX",
@@ -327,7 +428,7 @@ class ShardState:
             snapshot = Snapshot(*head, needs, *folded, told, [], known, kept)
             # No node of level 1 reads the store of a log that has reached level 2.
             if snapshot.fold_level >= BLOCKS_LEVEL:
-                return snapshot_blocks.encode(snapshot, list(lanes.items()), splits, apart)
+                return snapshot_blocks.encode_blocks(snapshot, list(lanes.items()), splits, apart)
             return snapshots.encode(snapshot, sorted(lanes.items()))
 
         return encode
@@ -345,7 +446,7 @@ class ShardState:
             Corrupt: not a snapshot, a checksum that does not match, or bytes after its end; or an earlier release made
                 it without features that this one keeps.
         """
-        return cls.of(snapshot_blocks.decode(data, only), rules, only)
+        return cls.of(snapshot_blocks.decode_blocks(data, only), rules, only)
 
     @classmethod
     def of(

@@ -1,11 +1,11 @@
 """The link machines over aiohttp WebSockets: ``run_link`` at an edge, ``serve_link`` at a hub."""
 
 import weft.replication.runner.light_aiohttp
-from weft.replication.refusals import LinkRefused
+from weft.replication.events import LinkRefused
+from weft.replication.flow_control import LINK_PATH
 from weft.replication.runner.connect import run_link
 from weft.replication.runner.serve import LinkHandler, LinkSession, serve_link
 from weft.replication.runner.settings import ConfigDoor, LinkIdentity, LinkSettings, no_token
-from weft.replication.settings import LINK_PATH
 
 __all__ = [
     "LINK_PATH",

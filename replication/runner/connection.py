@@ -8,40 +8,45 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import aiohttp
 
-from weft.protocols.chunk import LaneFlag
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import CodecError
-from weft.protocols.link import CONFIG, FEATURES, PROTOCOL_VERSION, Hello, RefuseCode
-from weft.protocols.link.configuration import ConfigDesired, ConfigState
-from weft.protocols.link.down import DOWN, Messages, Outcomes
-from weft.protocols.link.pull import PULL, Pulls, PullState
-from weft.replication.attempts.epochs import Epochs
-from weft.replication.attempts.outcome import ConnectionEnd, refused_by_hub
+from weft.protocols.link import (
+    CONFIG,
+    DOWN,
+    FEATURES,
+    PROTOCOL_VERSION,
+    PULL,
+    ConfigDesired,
+    ConfigState,
+    Hello,
+    Messages,
+    Outcomes,
+    Pulls,
+    PullState,
+    RefuseCode,
+)
+from weft.replication.attempts import ConnectionEnd, refused_by_hub
 from weft.replication.events import (
     Acked,
     ConnectionLost,
     Fault,
     LaneEnded,
     LaneTaken,
+    LinkState,
     ReadRequest,
     Refusal,
     SenderEvent,
     Unreadable,
     Welcomed,
 )
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import Order
-from weft.replication.runner.control import LinkControl
-from weft.replication.runner.hub_time import HubTime
-from weft.replication.runner.link_log import LinkLog
-from weft.replication.runner.messages import MessageTaker
-from weft.replication.runner.progress import Progress
-from weft.replication.runner.pulls import Puller
-from weft.replication.runner.settings import ClockSource, ConfigDoor, LinkIdentity
-from weft.replication.runner.sockets import Drain
+from weft.replication.policy import Order
+from weft.replication.runner.control import Drain, LinkControl
+from weft.replication.runner.progress import HubTime, LinkLog, Progress
+from weft.replication.runner.settings import ClockSource, ConfigDoor, LinkIdentity, MessageTaker, Puller
 from weft.replication.sender import Sender
-from weft.replication.settings import SenderSettings
-from weft.replication.source import LogSource, OfferedLane
-from weft.replication.status import LinkState
+from weft.replication.source import Epochs, LogSource, OfferedLane
 
 STATUS_INTERVAL = SECOND
 LAST_WORDS_S = 1.0

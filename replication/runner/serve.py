@@ -5,24 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import aiohttp
-from aiohttp import web
+from aiohttp import WSMessage, WSMsgType, web
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.errors import CodecError
-from weft.protocols.link import Clock, Frame, Hello, LaneOpen, LaneOrigins, RefuseCode
-from weft.protocols.link.canary import Canary
-from weft.protocols.link.configuration import ConfigState
-from weft.protocols.link.data import check_batch
-from weft.protocols.link.down import DownOpen, Outcomes
-from weft.protocols.link.pull import PullState
-from weft.protocols.link.report import NodeReport
+from weft.protocols.link import (
+    Canary,
+    Clock,
+    ConfigState,
+    DownOpen,
+    Frame,
+    Hello,
+    LaneOpen,
+    LaneOrigins,
+    NodeReport,
+    Outcomes,
+    PullState,
+    RefuseCode,
+    check_batch,
+)
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -32,15 +41,71 @@ from weft.replication.events import (
     HelloReceived,
     LaneClosedReceived,
     LaneOpenReceived,
+    LinkRefused,
     MarksReceived,
     OriginsReceived,
     ReceiverEvent,
 )
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
-from weft.replication.refusals import LinkRefused
-from weft.replication.runner.socket_messages import SocketReader, has_left
-from weft.replication.settings import ReceiverSettings
+
+# Messages of a WebSocket that a client of the HTTP server has opened, taken in turns.
+
+FRAMES_AT_ONCE = 64
+"""Messages, pings and pongs of one client after which the event loop serves others. One read has room for 43,690 of
+them, an eighth of a second of the loop; the library hands them out, and answers pings, without a pause."""
+_ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
+
+
+def has_left(socket: web.WebSocketResponse) -> bool:
+    """Return whether the client has closed the connection, though not all that it sent was read. The kernel knows on
+    Linux; elsewhere only what was read tells."""
+    tcp = socket.get_extra_info("socket")
+    if tcp is None or tcp.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(tcp.fileno(), getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
+
+
+class SocketReader:
+    """The receiving side of a WebSocket. One task uses it at a time.
+
+    Args:
+        socket: made with ``autoping=False``.
+    """
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+        self._count = 0
+
+    async def next(self) -> WSMessage:
+        """Return the next message that is no ping and no pong (RFC 6455, section 5.5.2), or the end of the connection.
+        Pings are answered."""
+        while True:
+            message = await self._socket.receive()
+            self._count += 1
+            if self._count % FRAMES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if message.type is WSMsgType.PING:
+                with contextlib.suppress(ConnectionError):  # the next message says that the connection has ended
+                    await self._socket.pong(message.data)
+            elif message.type is not WSMsgType.PONG:
+                return message
+
+    async def close(self, code: int, reason: bytes, seconds: float) -> None:
+        """Send a closing frame, and end the connection when the client has answered it, or after some seconds. What it
+        sent before its answer is dropped."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._socket.send_frame(code.to_bytes(2, "big") + reason, WSMsgType.CLOSE)
+                while (await self._socket.receive()).type not in _ENDS:
+                    self._count += 1
+                    if self._count % FRAMES_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+        await self._socket.close()
+
 
 MESSAGE_SLACK_BYTES = 2 << 20
 """Longest WebSocket message beyond the largest batch: a HELLO or a WELCOME with every range it may have."""

@@ -2,18 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.completeness.event_time import LATE_COLUMN, TIME_COLUMN, EventTime, NewRows, found_in, windows_of_all
-from spark_sinks.completeness.window_columns import END_COLUMN, START_COLUMN, with_window
+from spark_sinks.completeness.watermark import duration_ns
+from spark_sinks.completeness.window_state import TakenIn
 from spark_sinks.errors import ReadError
-from spark_sinks.lineage.columns import FROM_COLUMN, merged, of_record
-from weft.config.functions.window_grid import Grid
+from spark_sinks.lineage import FROM_COLUMN, merged, of_record
+from weft.config.functions.windows import NEVER_US, Grid, pieces_of
+from weft.config.units import format_duration
 from weft.protocols.ranges import Range, RangeSet
+
+# Columns with the start and the end of the window that holds a time, as a grid has them.
+
+START_COLUMN, END_COLUMN = "window_start", "window_end"
+_PIECE, _LOCAL, _BEGAN = "_weft_piece", "_weft_local", "_weft_began"
+_GRIDS_MAX = 64
+
+
+def with_window(frame: DataFrame, grid: Grid, time: str) -> DataFrame:
+    """Return rows with ``window_start`` and ``window_end`` of the window that holds a timestamp column.
+
+    A time at a border belongs to the later window; without a time, both are null.
+    """
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    if grid.zone is None:
+        start = _floor(micros, grid)
+        return _named(frame, start, start + F.lit(grid.every_us))
+    # The tables of the zone come from Python, which also reads and closes windows by them: those of Java may be older.
+    found = frame.withColumn(_PIECE, F.expr(_piece(grid, f"unix_micros(`{time}`)")))
+    found = found.withColumn(_LOCAL, _floor(micros + F.col(f"{_PIECE}.offset"), grid))
+    # What the clocks show again after they were set back is in the window that was open then.
+    reached = F.col(_LOCAL) <= F.col(f"{_PIECE}.reached")
+    began = F.greatest(F.col(_LOCAL) - F.col(f"{_PIECE}.offset"), F.col(f"{_PIECE}.from"))
+    found = found.withColumn(_BEGAN, F.when(reached, F.col(f"{_PIECE}.reached_start")).otherwise(began))
+    local_end = F.greatest(F.col(_LOCAL), F.col(f"{_PIECE}.reached")) + F.lit(grid.every_us)
+    end = local_end - F.col(f"{_PIECE}.offset")
+    end = F.when(end <= F.col(f"{_PIECE}.until"), end).otherwise(F.col(f"{_PIECE}.last_end"))
+    return _named(found, F.col(_BEGAN), end).drop(_PIECE, _LOCAL, _BEGAN)
+
+
+def _named(frame: DataFrame, start: Column, end: Column) -> DataFrame:
+    frame = frame.withColumn(START_COLUMN, F.timestamp_micros(start))
+    return frame.withColumn(END_COLUMN, F.timestamp_micros(end))
+
+
+def _floor(micros: Column, grid: Grid) -> Column:
+    # pmod is never negative: moments before 1970 belong to the window below them.
+    return micros - F.pmod(micros - F.lit(grid.offset_us), F.lit(grid.every_us))
+
+
+def _piece(grid: Grid, micros: str) -> str:
+    """Return the expression of the piece of a grid that holds a time."""
+    return f"element_at({_table(grid)}, {_choice([piece.from_us for piece in pieces_of(grid)], 1, micros)})"
+
+
+@lru_cache(_GRIDS_MAX)
+def _table(grid: Grid) -> str:
+    rows = []
+    for piece in pieces_of(grid):
+        first = piece.from_us == NEVER_US
+        reached = NEVER_US if first else grid.offset_us + piece.reached * grid.every_us
+        named = {
+            "from": piece.from_us, "offset": piece.offset_us, "reached": reached,
+            "reached_start": piece.reached_start_us, "until": piece.until_us, "last_end": piece.last_end_us,
+        }  # fmt: skip
+        rows.append(f"named_struct({', '.join(f'{name!r}, {value}L' for name, value in named.items())})")
+    return f"array({', '.join(rows)})"
+
+
+def _choice(starts: Sequence[int], first: int, micros: str) -> str:
+    """Return the expression of the number of the last start at or before a time: a search by halves."""
+    if len(starts) == 1:
+        return str(first)
+    half = len(starts) // 2
+    before, after = _choice(starts[:half], first, micros), _choice(starts[half:], first + half, micros)
+    return f"IF({micros} < {starts[half]}L, {before}, {after})"
+
+
+# Windows by the time of events: the rows that they count, and the windows in which new rows lie.
+
+TIME_COLUMN = "_time"
+_REASON = "_weft_reason"
+LATE_COLUMN = "_late"
+"""Number of rows of a window or session that were taken in after its declared bound."""
+_FIRST, _END, _CLOCK_SET = (
+    int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000 for year in (1970, 2250, 2020)
+)
+"""Times of events lie between the first two. An edge whose clock is before the third has not set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """The time by which rows belong to windows, where it is not the time at which edges took them in."""
+
+    column: str
+    """Field of the schema with the time of the event, a ``timestamp``."""
+    late: str | timedelta | None = None
+    """Declared bound: the longest time after its event at which an edge takes a record in. A window is complete when
+    the stream is complete up to this time after its end. None: it is not known what devices still hold, and
+    ``_complete`` is null where it would be true."""
+    ahead: str | timedelta = "1d"
+    """Longest time by which an event may be after the time at which its record was taken in. Records beyond it are in
+    no window; ``rejected`` of ``lastProgress`` counts them."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ReadError: one is not valid.
+        """
+        self.late_us  # noqa: B018
+        self.ahead_us  # noqa: B018
+
+    @property
+    def late_us(self) -> int | None:
+        """Return the bound in microseconds; None where none is known."""
+        return None if self.late is None else duration_ns("late", self.late) // 1000
+
+    @property
+    def ahead_us(self) -> int:
+        """Return ``ahead`` in microseconds."""
+        return duration_ns("ahead", self.ahead) // 1000
+
+    @property
+    def bound_us(self) -> int:
+        """Return the time after the end of a window until which its records are waited for."""
+        return self.late_us or 0
+
+    def usable(self, frame: DataFrame) -> DataFrame:
+        """Return the rows that windows count."""
+        return frame.where(self.reason().isNull())
+
+    def late_rows(self, *, of_sessions: bool = False) -> Column:
+        """Return the number of rows of a window that were taken in after the bound, as an aggregate.
+
+        A session is complete before its window ends. What was taken in after the window's end alone would not be all
+        that may change it then, so the bound of its rows counts from the time of each event.
+        """
+        begin = F.unix_micros(F.col(f"`{self.column}`")) if of_sessions else F.unix_micros(END_COLUMN)
+        return F.count_if(F.unix_micros(TIME_COLUMN) >= begin + F.lit(self.bound_us))
+
+    def broken(self, seen: Iterable[TakenIn], grid: Grid) -> list[Range]:
+        """Return the windows with records that were taken in after the bound."""
+        late = self.late_us
+        if late is None:
+            return []
+        numbers = (each.number for each in seen if each.latest_us >= grid.start(each.number + 1) + late)
+        return [(number, number + 1) for number in numbers]
+
+    def reason(self) -> Column:
+        """Return the reason why windows do not count a row; null where they do."""
+        event = F.unix_micros(F.col(f"`{self.column}`"))
+        taken = F.unix_micros(TIME_COLUMN)
+        ahead = format_duration(self.ahead_us / 1e6)
+        return (
+            F.when(event.isNull(), f"{self.column} is missing, null or no time")
+            .when((event < _FIRST) | (event >= _END), f"{self.column} is outside 1970 to 2250")
+            .when(
+                (event > taken + F.lit(self.ahead_us)) & (taken >= _CLOCK_SET),
+                f"{self.column} is more than {ahead} after the record was taken in",
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """New rows, by window."""
+
+    windows: RangeSet
+    seen: list[TakenIn] = field(default_factory=list)
+    """Their windows one by one; only for windows of event time, and for sessions."""
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """Number of rows that no window counts, by reason."""
+
+
+def found_in(frame: DataFrame, grid: Grid, event: EventTime | None, *, each: bool) -> NewRows:
+    """Return the windows of rows with ``_time`` and the time of the event. The executors reduce them to one row for
+    each window.
+
+    Args:
+        each: whether to look at each window's times; otherwise only at the windows.
+    """
+    if event is None and not each:
+        return NewRows(windows_of_all(frame, grid, TIME_COLUMN))
+    windows = RangeSet()
+    time = TIME_COLUMN if event is None else event.column
+    reason = F.lit(None).cast("string") if event is None else event.reason()
+    named = with_window(frame.withColumn(_REASON, reason), grid, time)
+    taken = F.unix_micros(TIME_COLUMN)
+    start = F.when(F.col(_REASON).isNull(), F.unix_micros(START_COLUMN)).alias("start")
+    last = F.max(F.unix_micros(F.col(f"`{time}`")))
+    counted = named.groupBy(start, _REASON).agg(F.min(taken), F.max(taken), last, F.count("*"))
+    seen, rejected = [], {}
+    for began, why, earliest, latest, at, rows in _ordered(counted):
+        if why is not None:
+            rejected[why] = rows
+            continue
+        number = grid.number(began)
+        windows.add(number, number + 1)
+        seen.append(TakenIn(number, earliest, latest, at))
+    return NewRows(windows, seen, rejected)
+
+
+def windows_of_all(frame: DataFrame, grid: Grid, time: str) -> RangeSet:
+    """Return the windows that hold times of rows, whether they count there or not."""
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    usable = frame.where((micros >= _FIRST) & (micros < _END)) if time != TIME_COLUMN else frame
+    windows = RangeSet()
+    for row in _ordered(with_window(usable, grid, time).select(_start()).distinct()):
+        number = grid.number(row[0])
+        windows.add(number, number + 1)
+    return windows
+
+
+def _start() -> Column:
+    return F.unix_micros(START_COLUMN).alias("start")
+
+
+def _ordered(frame: DataFrame) -> Iterator[Row]:
+    return frame.coalesce(1).orderBy("start").toLocalIterator()
+
 
 COMPLETE_COLUMN = "_complete"
 LOG_END_COLUMN = "_log_end"

@@ -20,13 +20,12 @@ from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.pipelines.context import Context, with_lineage
-from spark_sinks.pipelines.steps import all_steps
-from spark_sinks.pipelines.windows import Prepared, analysed_windows, window_frame, with_own_times
-from spark_sinks.source.positions import in_utc, parse_moment
-from spark_sinks.source.several import STREAM
-from weft.config.pipelines.pipeline import Pipeline
-from weft.config.pipelines.schema_text import schema_text
+from spark_sinks.pipelines.job import Prepared, analysed_windows, window_frame, with_own_times
+from spark_sinks.pipelines.steps import Context, all_steps, with_lineage
+from spark_sinks.source.data_source import STREAM
+from spark_sinks.source.options import in_utc, parse_moment
+from weft.config.load import schema_text
+from weft.config.pipelines import Pipeline
 from weft.storage.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.storage.table.rows import FIXED_COLUMNS, row_schema
 

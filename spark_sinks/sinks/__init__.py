@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_sinks.sinks.delta.sink import DeltaSink
-    from spark_sinks.sinks.jdbc.sink import JdbcSink
+    from spark_sinks.sinks.jdbc import JdbcSink
     from spark_sinks.sinks.kafka import KafkaSink
-    from spark_sinks.sinks.stream.ends import SourceStream, TargetStream
-    from spark_sinks.sinks.stream.sink import StreamSink
+    from spark_sinks.sinks.stream.sink import SourceStream, StreamSink, TargetStream
 
 _PLACES = {
     "DeltaSink": "spark_sinks.sinks.delta.sink",
-    "JdbcSink": "spark_sinks.sinks.jdbc.sink",
+    "JdbcSink": "spark_sinks.sinks.jdbc",
     "KafkaSink": "spark_sinks.sinks.kafka",
-    "SourceStream": "spark_sinks.sinks.stream.ends",
+    "SourceStream": "spark_sinks.sinks.stream.sink",
     "StreamSink": "spark_sinks.sinks.stream.sink",
-    "TargetStream": "spark_sinks.sinks.stream.ends",
+    "TargetStream": "spark_sinks.sinks.stream.sink",
 }
 """Name -> module, imported on first use: each needs libraries that the others do not need."""
 __all__ = ["DeltaSink", "JdbcSink", "KafkaSink", "SourceStream", "StreamSink", "TargetStream"]

@@ -2,21 +2,326 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.hub.access import HubAccess, hub_access
-from spark_sinks.source.positions import Position, parse_moment, parse_position
-from spark_sinks.source.store_options import with_environment
 from spark_sinks.source.typed import declared
 from weft.config.payload_schema.model import PayloadSchema
 from weft.protocols.lane import NAME_RULE, valid_name
+
+# Start and end of a read: record offsets per shard, or a time or word that stands for them.
+#
+# Offsets are the log's own (``_offset`` of ``_shard``), so they stay valid when chunks become table rows.
+
+Offsets = dict[int, int]
+"""Shard -> offset of the next record to read."""
+Position = Literal["earliest", "latest"] | Offsets | datetime
+CHUNKS = "chunks"
+"""Key beside the shards of a checkpoint's offsets, for the chunks of the log that they are in."""
+READ = "read"
+"""Likewise, for records that a query has read in another region: no text of offsets for ``starting`` names them."""
+EXPECTED_TIME = "a time such as 2024-05-01T06:00:00Z"
+EXPECTED = f'earliest, latest, {EXPECTED_TIME}, or offsets by shard such as {{"0": 1200, "1": 0}}'
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_position(option: str, text: str) -> Position:
+    """Read the value of ``starting`` or ``ending``. A time without a zone is UTC.
+
+    Raises:
+        ReadError: it has none of the forms of ``EXPECTED``.
+    """
+    lower = text.strip().lower()
+    if lower == "earliest":
+        return "earliest"
+    if lower == "latest":
+        return "latest"
+    try:
+        if lower.startswith("{"):
+            return from_json(msgspec.json.decode(text))
+        return in_utc(datetime.fromisoformat(text.strip()))
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        raise ReadError(f"{option}: expected {EXPECTED}; got {text!r}") from None
+
+
+def parse_moment(option: str, value: datetime | str) -> datetime:
+    """Return a moment with a zone. A text is ISO 8601; without a zone it is UTC.
+
+    Raises:
+        ReadError: it is not a moment.
+    """
+    with contextlib.suppress(ValueError):
+        value = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+    if not isinstance(value, datetime):
+        raise ReadError(f"{option}: expected {EXPECTED_TIME}; got {value!r}")
+    return in_utc(value)
+
+
+def in_utc(moment: datetime) -> datetime:
+    """Return a time with a zone, UTC when it has none."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def from_json(value: Any) -> Offsets:
+    """Return offsets from their JSON form: ``{"0": 1200, "1": 0}``. The chunks of a checkpoint are left out.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    if isinstance(value, dict):
+        value = {shard: offset for shard, offset in value.items() if shard != CHUNKS}
+    if not isinstance(value, dict) or not all(type(offset) is int and offset >= 0 for offset in value.values()):
+        raise ValueError(f"expected offsets by shard, got {value!r}")
+    return {int(shard): offset for shard, offset in value.items()}
+
+
+def to_json(offsets: Offsets) -> dict[str, int]:
+    """Return offsets by shard in their JSON form."""
+    return {str(shard): offset for shard, offset in sorted(offsets.items())}
+
+
+def offsets_text(offsets: Offsets) -> str:
+    """Return the form for the options ``starting`` and ``ending``."""
+    return msgspec.json.encode(to_json(offsets)).decode()
+
+
+def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
+    """Check that offsets name every shard of the log once, and no record beyond its end.
+
+    Args:
+        heads: the end of the log, per shard.
+
+    Raises:
+        ReadError: they do not.
+    """
+    if offsets.keys() != heads.keys():
+        raise ReadError(
+            f"{option}: the offsets name the shards {_names(offsets)}; name each shard of the log once: {_names(heads)}"
+        )
+    for shard, offset in offsets.items():
+        if offset > heads[shard]:
+            raise ReadError(
+                f"{option}: offset {offset} of shard {shard} is past the end of the log, {heads[shard]}. "
+                "If these offsets come from a checkpoint, it belongs to another store, or the store was restored to an "
+                "earlier state"
+            )
+
+
+def of_checkpoint(offsets: Offsets, heads: Offsets) -> Offsets:
+    """Return the offsets of a checkpoint for every shard of the log. A shard that was added later begins at 0.
+
+    Raises:
+        ReadError: they name a shard that the log lacks, or an offset beyond its end.
+    """
+    unknown = offsets.keys() - heads.keys()
+    if unknown:
+        raise ReadError(
+            f"checkpoint: it names shard {_names(dict.fromkeys(unknown, 0))}, and the store has the shards "
+            f"{_names(heads)}. The checkpoint belongs to another store: name the store that it was made with, or start "
+            "with a new checkpoint"
+        )
+    whole = dict.fromkeys(heads, 0) | offsets
+    check_offsets("checkpoint", whole, heads)
+    return whole
+
+
+def limited(start: Offsets, end: Offsets, records_max: int) -> Offsets:
+    """Return the end of a read from ``start`` towards ``end`` of at most ``records_max`` records, at least 1.
+
+    Shards share the limit evenly, and shards with fewer records leave the rest of their part to the others, so that a
+    shard with a long backlog does not delay the others.
+    """
+    left = records_max
+    result = {}
+    by_backlog = sorted(start, key=lambda shard: (end[shard] - start[shard], shard))
+    for done, shard in enumerate(by_backlog):
+        share = -(-left // (len(by_backlog) - done))
+        taken = max(0, min(end[shard] - start[shard], share))
+        result[shard] = start[shard] + taken
+        left -= taken
+    return result
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Return nanoseconds since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _names(offsets: Offsets) -> str:
+    return ", ".join(map(str, sorted(offsets))) or "none"
+
+
+# Options of the object store that a reader reads from its environment and sends to executors.
+
+GROUPS = {
+    "s3": (
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        ("AWS_REGION", "AWS_DEFAULT_REGION"),
+        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        ("AWS_ALLOW_HTTP",),
+    ),
+    "gs": (
+        ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("GOOGLE_BASE_URL",),
+        ("GOOGLE_ALLOW_HTTP",),
+    ),
+    "az": (
+        ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
+        ("AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_TENANT_ID"),
+        ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+        ("AZURE_ALLOW_HTTP",),
+    ),
+}
+"""Scheme of a store's URI -> variables that belong together: a key of one account with another's session token opens
+nothing."""
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+
+
+def with_environment(options: Mapping[str, str], environment: Mapping[str, str], uri: str) -> dict[str, str]:
+    """Return the options, completed from the environment for a store in a bucket.
+
+    Executors run on other machines, and Python workers have the JVM's environment at its start. So the driver's
+    variables are sent along, as Spark does for ``s3a://``. Roles of machines are not in the environment: each machine
+    uses its own. A variable that names a file is sent as it is: the file has to be on each machine.
+
+    Args:
+        options: the given options, by object_store's names in capitals. A group with at least one given option is not
+            completed.
+        environment: the driver's.
+        uri: of the store.
+    """
+    found, scheme = dict(options), uri.partition("://")[0]
+    for group in GROUPS.get(scheme, ()) if "://" in uri else ():
+        if not any(name in options or name.removeprefix(_PREFIXES[scheme]) in options for name in group):
+            found |= {name: environment[name] for name in group if environment.get(name)}
+    return found
+
+
+# URLs of a hub, and files of tokens and certificate authorities: for sinks, and for reads through a hub.
+
+TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
+TOKEN_CHARACTERS_MAX = 8192
+CA_CHARACTERS_MAX = 1 << 20
+_URL_CHARACTERS_SHOWN = 80
+
+
+def read_text(path: str | os.PathLike[str] | None, most: int) -> str | None:
+    """Return the text of a file; None without a path.
+
+    Args:
+        most: maximum number of characters.
+
+    Raises:
+        ValueError: it cannot be read, is empty, or is too long. The sentence names the file.
+    """
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(most + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from None
+    if len(text) > most or not text.strip():
+        raise ValueError(f"{os.fspath(path)} is empty, or has more than {most} characters")
+    return text
+
+
+def one_token(text: str) -> str:
+    """Return the token that a text consists of.
+
+    Raises:
+        ValueError: there is none, there are several words, or some that no token has.
+    """
+    words = text.split()
+    if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
+        raise ValueError("expected one token on one line; write it again")
+    return words[0]
+
+
+def check_urls(urls: Sequence[str]) -> None:
+    """Check the URLs of a hub's nodes.
+
+    Raises:
+        ValueError: there is none, or one is not usable. The sentence shows no password.
+    """
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            named = parts.scheme in ("http", "https") and parts.hostname and parts.username is None
+            found = f"{parts.scheme}://{parts.hostname}" if "@" in url else url[:_URL_CHARACTERS_SHOWN]
+        except ValueError as error:
+            named, found = None, f"a URL that cannot be read: {error}"
+        if not named and "://" not in url and "@" not in url:
+            raise ValueError(
+                f"hub: {found} has no scheme. Write http://{found}, or https://{found} for a hub with certificates"
+            )
+        if not named:
+            raise ValueError(f"hub: expected http://host:port or https://host:port without a password; got {found}")
+    if not urls:
+        raise ValueError("hub: expected the URL of at least one node, such as http://127.0.0.1:8090")
+
+
+# The hub of a read: its URLs, a token, and certificate authorities.
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """A hub, as the driver passes it on to tasks."""
+
+    urls: tuple[str, ...]
+    """URLs of its nodes, tried in turn."""
+    token: str | None = field(default=None, repr=False)
+    ca: str | None = field(default=None, repr=False)
+    """Certificate authorities in PEM; None for the system's."""
+    token_file: str | None = None
+    """File on the driver that the token is from; None if it is from the environment."""
+
+    def renewed(self) -> HubAccess:
+        """Return the access with the token that its file has now: a token may end before a query does. For the driver.
+
+        While the file cannot be read, or has no token, the one that is known remains.
+        """
+        try:
+            text = read_text(self.token_file, TOKEN_CHARACTERS_MAX)
+            return self if text is None else replace(self, token=one_token(text))
+        except ValueError:
+            return self
+
+
+def hub_access(given: Mapping[str, str]) -> HubAccess | None:
+    """Return the hub of a read's options; None without one. The driver reads the files.
+
+    Raises:
+        ReadError: a URL is not valid, or a file cannot be read.
+    """
+    if "hub" not in given:
+        alone = next((name for name in ("token_file", "ca_file") if name in given), None)
+        if alone is not None:
+            raise ReadError(f"{alone}: it is for reads through a hub; name that with the option hub")
+        return None
+    urls = tuple(url.strip().rstrip("/") for url in given["hub"].split(",") if url.strip())
+    try:
+        check_urls(urls)
+    except ValueError as error:
+        raise ReadError(str(error)) from None
+    option = "token_file"
+    try:
+        text = read_text(given.get(option), TOKEN_CHARACTERS_MAX) or os.environ.get(TOKEN_VARIABLE)
+        token = one_token(text) if text else None
+        option = "ca_file"
+        return HubAccess(urls, token, read_text(given.get(option), CA_CHARACTERS_MAX), given.get("token_file"))
+    except ValueError as error:
+        raise ReadError(f"{option}: {error}") from None
+
 
 NAMES = (
     "store", "tenant", "stream", "streams", "starting", "ending", "since", "until", "edges", "keys", "columns",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -16,18 +20,366 @@ from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
-from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
-from spark_sinks.source.elsewhere import ReadElsewhere
-from spark_sinks.source.history import WentBack
-from spark_sinks.source.options import ReadOptions, parse_options
-from spark_sinks.source.partitions import read_partition
-from spark_sinks.source.plan import plan, resolve
-from spark_sinks.source.positions import Offsets, limited, of_checkpoint, to_json
-from spark_sinks.source.stream_log import MissingOffsets, StreamLog, subset
+from spark_sinks.source.options import (
+    CHUNKS,
+    READ,
+    Offsets,
+    Position,
+    ReadOptions,
+    check_offsets,
+    from_json,
+    limited,
+    nanoseconds,
+    of_checkpoint,
+    parse_options,
+    to_json,
+)
+from spark_sinks.source.partitions import (
+    ChunkPart,
+    ChunkSlice,
+    ReadContext,
+    ReadElsewhere,
+    TableAccess,
+    TablePart,
+    Task,
+    read_partition,
+)
+from spark_sinks.source.stream_log import KeptPosition, MissingOffsets, StreamLog, WentBack, Witness, subset
+from spark_sinks.source.tables import TableFile, TableSnapshot
+from spark_sinks.source.workers import keep_broken_pipes_quiet
+from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.lane_state import lane_of
 from weft.storage.payloads.decoder import typed_fields
 from weft.storage.table.rows import row_schema
+
+# Planner from a range of offsets to Spark tasks: table files below the table's position, chunks above it.
+
+PARTITION_BYTES = 16 << 20
+"""Stored bytes per task: some tenths of a second of work, so that a short tail still keeps a few cores busy and the
+fixed cost of a task stays small."""
+TABLE_PARTITION_BYTES = 32 << 20
+"""Bytes of table files per task. Ranges of offsets cut through row groups, which both neighbours then read."""
+PARTITIONS_MAX = 1024
+"""Maximum number of tasks of one read; a longer read gets larger tasks."""
+
+
+async def resolve(option: str, position: Position, log: StreamLog, table: TableSnapshot | None) -> Offsets:
+    """Return the offsets of a position in the log as it is now.
+
+    A time as a start means the first chunk or table file with a record received then or later: no such record comes
+    before it. As an end, it means the position after the last chunk or file with an earlier record.
+
+    Raises:
+        ReadError: the log does not have these offsets.
+    """
+    heads = log.heads
+    if position == "latest":
+        return heads
+    if position == "earliest":
+        # Rows that the table's owner has deleted are not a loss for a read from the earliest row.
+        return {shard: min(heads[shard], log.first_offset(shard, table)) for shard in heads}
+    if isinstance(position, datetime):
+        return {shard: await _offset_at(option, position, shard, log, table) for shard in heads}
+    assert isinstance(position, dict)
+    check_offsets(option, position, heads)
+    return position
+
+
+async def _offset_at(option: str, moment: datetime, shard: int, log: StreamLog, table: TableSnapshot | None) -> int:
+    tiered = table.ends[shard] if table else 0
+    files = list(table.files.overlapping(shard, 0, tiered)) if table else []
+    tail = await log.slices(shard, tiered, log.heads[shard])
+    at = nanoseconds(moment)
+    if option == "ending":
+        early = [piece.end for piece in tail if piece.section.first_time < at]
+        early += [_end(file, tiered) for file in files if file.time_min is None or file.time_min < moment]
+        return max(early, default=0)
+    late = [piece.section.base_offset for piece in tail if piece.last_time >= at]
+    late += [file.offset_min or 0 for file in files if file.may_reach(moment)]
+    return min(late, default=log.heads[shard])
+
+
+def _end(file: TableFile, tiered: int) -> int:
+    return tiered if file.offset_max is None else min(tiered, file.offset_max + 1)
+
+
+class _Sized(NamedTuple):
+    """A part of a read with its cost."""
+
+    part: ChunkPart | TablePart
+    bytes: int
+
+
+async def plan(
+    log: StreamLog, table: TableSnapshot | None, start: Offsets, end: Offsets, again: str = ReadContext.again
+) -> list[Task]:
+    """Return tasks that together read every selected record of ``[start, end)`` of every shard exactly once.
+
+    Shards, table files and chunks that cannot hold a selected record have no task. Large parts are split, and small
+    ones, of all shards and of both tiers, share tasks of about ``PARTITION_BYTES``.
+
+    Args:
+        again: advice to the user when objects are deleted before a task reads them.
+
+    Raises:
+        MissingOffsets: records of the range are neither in the log nor in the table.
+    """
+    shards = log.shards_of(log.options.edges)
+    ranges = {shard: (start[shard], end[shard]) for shard in sorted(start) if shard in shards}
+    files: list[tuple[int, int, int, list[TableFile]]] = []
+    chunks: list[tuple[int, int, int, list[ChunkSlice]]] = []
+    for shard, (first, last) in ranges.items():
+        tiered = max(first, min(last, table.ends[shard] if table else 0))
+        if table and first < tiered:
+            check_in_table(log, table, shard, first, tiered)
+            files.append((shard, first, tiered, _selected(table, log, shard, first, tiered)))
+        found = [piece for piece in await log.slices(shard, tiered, last) if piece.may_match(log.options)]
+        chunks.append((shard, tiered, last, found))
+    total = sum(file.size_bytes for *_, some in files for file in some)
+    total += sum(piece.cost for *_, some in chunks for piece in some)
+    size = max(PARTITION_BYTES, total // PARTITIONS_MAX)
+    sized = [part for known in files for part in _from_table(*known, size)]
+    sized += [part for known in chunks for part in _from_chunks(*known, size)]
+    shared = ReadContext(log.options, log.cluster, tuple(log.fields), {}, log.payload, again=again)
+    access = TableAccess(table.uri, table.storage_options, table.columns) if table else None
+    topics = log.topics if chunks else {}
+    return [Task(_context(shared, access, topics, parts), tuple(parts)) for parts in _packed(sized, size)]
+
+
+def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int, end: int) -> None:
+    """Check that the table still has the rows from ``first`` on: its owner may have deleted the oldest ones.
+
+    Raises:
+        Missing: they are gone, and the read must not continue without them.
+    """
+    low = min(end, table.first_offset(shard))
+    if first < low and log.options.fail_on_data_loss and log.not_skipped(shard, first, low):
+        raise MissingOffsets(
+            f"offsets {first} to {low} of shard {shard} were removed from the table, and from the log before. To go on "
+            f'without them, set .option("fail_on_data_loss", "false"), or start from offset {low} with a new checkpoint'
+        )
+
+
+def _selected(table: TableSnapshot, log: StreamLog, shard: int, first: int, end: int) -> list[TableFile]:
+    return [file for file in table.files.overlapping(shard, first, end) if file.may_match(log.options)]
+
+
+def _from_table(shard: int, first: int, end: int, files: list[TableFile], size: int) -> Iterator[_Sized]:
+    """Yield equal parts of a range, each with the files that overlap it: right for any layout after an OPTIMIZE."""
+    if not files:
+        return
+    first = max(first, min(file.offset_min or 0 for file in files))
+    end = max(_end(file, end) for file in files)
+    total = sum(file.size_bytes for file in files)
+    parts = min(PARTITIONS_MAX, end - first, max(1, -(-total // max(size, TABLE_PARTITION_BYTES))))
+    cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
+    for low, high in pairwise(cuts):
+        paths = tuple(file.path for file in files if file.may_hold(shard, low, high))
+        if paths:
+            yield _Sized(TablePart(shard, low, high, paths), total // parts)
+
+
+def _from_chunks(shard: int, first: int, end: int, slices: list[ChunkSlice], size: int) -> Iterator[_Sized]:
+    """Yield runs of chunks. A chunk is never split: its section is one request with one checksum, and of bounded
+    size."""
+    group: list[ChunkSlice] = []
+    filled = 0
+    for piece in slices:
+        if group and filled + piece.cost > size:
+            yield _Sized(ChunkPart(shard, first, end, tuple(group)), filled)
+            group, filled = [], 0
+        group.append(piece)
+        filled += piece.cost
+    if group:
+        yield _Sized(ChunkPart(shard, first, end, tuple(group)), filled)
+
+
+def _packed(sized: Iterable[_Sized], size: int) -> Iterator[list[ChunkPart | TablePart]]:
+    """Yield the parts of each task. The largest come first, so that no long task starts when the others are done."""
+    tasks: list[list[ChunkPart | TablePart]] = []
+    filled = 0
+    for part, weight in sorted(sized, key=lambda item: -item.bytes):
+        if not tasks or filled + weight > size:
+            tasks.append([])
+            filled = 0
+        tasks[-1].append(part)
+        filled += weight
+    yield from tasks
+
+
+def _context(
+    shared: ReadContext,
+    table: TableAccess | None,
+    topics: Mapping[Lane, list[str]],
+    parts: Iterable[ChunkPart | TablePart],
+) -> ReadContext:
+    """Return the context with only the parts' topic patterns: those of a fleet would be megabytes in each task."""
+    slices = [piece for part in parts if isinstance(part, ChunkPart) for piece in part.slices]
+    lanes = {lane_of(update) for piece in slices for update in piece.lanes}
+    needs_table = any(isinstance(part, TablePart) for part in parts)
+    return replace(
+        shared,
+        topics={lane: topics[lane] for lane in lanes if lane in topics},
+        table=table if needs_table else None,
+    )
+
+
+# Positions of a query in its checkpoint.
+#
+# In Spark's checkpoint they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559, 1700000001000000000]}}``: for
+# each shard the offset of the next record, and for shards with earlier records the chunk with the last of them: its
+# number, the checksum of its footer, and the time at which the hub made it (ns since 1970). Spark treats positions
+# with another text as new data, so a position that does not move keeps its text, with or without a chunk. A query
+# that was moved from another region also has there what it read before (``elsewhere``).
+
+Places = dict[int, KeptPosition]
+"""Shard -> position."""
+_NUMBERS = 3
+CLOCKS_NS = 300 * 1_000_000_000
+"""Largest difference between the clocks of two nodes of a hub, in ns."""
+
+
+def decode(value: Any) -> Places:
+    """Return positions from a checkpoint. Checkpoints of earlier releases have no chunks.
+
+    Raises:
+        ReadError: the value has another form.
+    """
+    try:
+        offsets = from_json({shard: each for shard, each in value.items() if shard != READ})
+        chunks = {int(shard): _witness(pair) for shard, pair in value.get(CHUNKS, {}).items()}
+        if chunks.keys() - offsets.keys():
+            raise ValueError("a chunk has no offset")
+    except (ValueError, AttributeError):
+        raise ReadError(
+            f"checkpoint: expected offsets by shard, got {str(value)[:200]}. It is of another query, or of a later "
+            "release"
+        ) from None
+    return {shard: KeptPosition(offset, chunks.get(shard)) for shard, offset in offsets.items()}
+
+
+def encode(places: Mapping[int, KeptPosition], elsewhere: ReadElsewhere | None = None) -> dict[str, Any]:
+    """Return the form for the checkpoint: equal positions have equal texts.
+
+    Args:
+        elsewhere: what the query has read in another region; None for nothing.
+    """
+    found: dict[str, Any] = dict(to_json(offsets_of(places)))
+    chunks = {str(shard): list(chunk) for shard, chunk in sorted(chunks_of(places).items())}
+    found |= {CHUNKS: chunks} if chunks else {}
+    return found if elsewhere is None else found | elsewhere.to_json()
+
+
+def chunks_of(places: Mapping[int, KeptPosition]) -> dict[int, tuple[int, int, int]]:
+    """Return number, checksum and time of the known chunks."""
+    known = {shard: kept.witness for shard, kept in places.items() if kept.witness is not None}
+    return {shard: (each.n, each.footer_crc, each.created or 0) for shard, each in known.items()}
+
+
+def offsets_of(places: Mapping[int, KeptPosition]) -> Offsets:
+    """Return only the offsets."""
+    return {shard: kept.end for shard, kept in places.items()}
+
+
+def _witness(pair: Any) -> Witness:
+    if not isinstance(pair, list) or len(pair) != _NUMBERS or not all(type(n) is int and n >= 0 for n in pair):
+        raise ValueError("no chunk")
+    return Witness(*pair)
+
+
+class Bookmarks:
+    """The positions of one run of a query, compared with the log that it reads.
+
+    A position from a checkpoint is compared once, before the first read from it: one GET for each shard. Positions that
+    this run made need no comparison while it follows the log without a break: each added chunk names the one before.
+    """
+
+    def __init__(self, log: StreamLog) -> None:
+        self._log = log
+        self._known: Places = {}
+        """The highest positions known to be of this log."""
+        self._loads = log.loads
+
+    async def compared(self, given: Any) -> Places:
+        """Return positions of Spark's checkpoint for every shard of the log; a shard that was added later begins at 0.
+
+        Raises:
+            ReadError: they are not positions; otherwise as ``compare``.
+        """
+        return await self.compare(decode(given))
+
+    async def compare(self, places: Mapping[int, KeptPosition]) -> Places:
+        """Return positions for every shard of the log, after checking that they are of this log.
+
+        Raises:
+            ReadError: they are of another store.
+            WentBack: they are of this store before it was restored to an earlier state.
+        """
+        whole = of_checkpoint(offsets_of(places), self._log.heads)
+        found = {shard: places.get(shard, KeptPosition(offset, None)) for shard, offset in whole.items()}
+        if self._loads != self._log.loads:
+            self._loads, self._known = self._log.loads, {}
+        new = {shard: kept for shard, kept in found.items() if self._is_new(shard, kept)}
+        stream = self._log.options.stream
+        try:
+            # Without a chunk, the log's end is all that can be compared, and it was.
+            deleted = await self._log.history.check(
+                {(stream, shard): kept for shard, kept in new.items() if kept.witness is not None}
+            )
+            if deleted:
+                table = await self._log.table()
+                await asyncio.to_thread(check_rows, table, {shard: kept for (_, shard), kept in deleted.items()})
+        except WentBack as error:
+            raise WentBack(
+                f"checkpoint: it goes up to {error}. The hub's store was restored to an earlier state, and gives these "
+                "offsets to other records. Move the checkpoint away, and what the query has written; the query makes "
+                "both again from the log"
+            ) from None
+        self._known |= new
+        return found
+
+    def _is_new(self, shard: int, kept: KeptPosition) -> bool:
+        return shard not in self._known or kept.end > self._known[shard].end
+
+    async def moved(self, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
+        """Return positions at the ends of a micro-batch, as ``moved``. They need no comparison later, as this run made
+        them."""
+        places = await moved(self._log, ends, start)
+        self._known |= places
+        return places
+
+
+def check_rows(table: TableSnapshot | None, places: Mapping[int, KeptPosition]) -> None:
+    """Check the table's rows from deleted chunks: no row can be later than its chunk.
+
+    Raises:
+        WentBack: a row is later, so its offset was used again after a restore.
+    """
+    for shard, (end, witness) in places.items():
+        if table is None or witness is None or witness.created is None:
+            continue
+        received = table.received(shard, end - 1)
+        if received is not None and received > witness.created + CLOCKS_NS:
+            raise WentBack(f"offset {end} of shard {shard}, and the record before it came later")
+
+
+async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
+    """Return positions at the ends of a micro-batch, with their chunks.
+
+    This costs nothing if a running query has seen the chunks arrive; otherwise some GETs for each shard that moved.
+
+    Args:
+        start: positions at its start. A position that does not move is kept unchanged.
+
+    Raises:
+        ReadError: the store does not answer.
+    """
+    moving = {shard: end for shard, end in ends.items() if shard not in start or end != start[shard].end}
+    found = await log.witnesses({shard: end for shard, end in moving.items() if end > 0})
+    places = {shard: KeptPosition(end, found.get(shard)) for shard, end in moving.items()}
+    return places | {shard: start[shard] for shard in ends.keys() - moving.keys()}
+
 
 PLANS_MAX = 2
 """Maximum number of plans for one read, when records have moved since they were seen."""
@@ -101,7 +453,7 @@ class WeftReader(DataSourceReader):
 
 class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read. Its offsets are the log's by shard, which never change, and their chunks:
-    ``spark_sinks.source.checkpoints``.
+    ``spark_sinks.source.readers``.
 
     The options are checked at the first use: Spark hides a constructor's error behind one of its own.
     """

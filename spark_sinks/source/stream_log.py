@@ -4,37 +4,278 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.collection import settle
-from spark_sinks.source.deleted import Deletions
-from spark_sinks.source.elsewhere import LaneName
-from spark_sinks.source.history import History, WentBack, Witness
-from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.positions import Offsets
-from spark_sinks.source.slices import ChunkSlice, RecentSlices
+from spark_sinks.source.options import Offsets, ReadOptions
+from spark_sinks.source.partitions import ChunkSlice, LaneName, RecentSlices
 from spark_sinks.source.tables import StreamTable, TableSnapshot
 from spark_sinks.source.typed import with_typed
-from weft.protocols.chunk import Chunk, LaneUpdate
-from weft.protocols.errors import Corrupt
-from weft.protocols.lane import Lane
-from weft.protocols.origin import Origin
+from spark_sinks.source.workers import settle
+from weft.protocols.chunk_index import Chunk, LaneUpdate, StreamKey
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.lane import Lane, Origin
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.placement import moved_to
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.splits import moved_to
-from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
+from weft.protocols.shard.snapshot import Forgotten
+from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
-from weft.storage.every_shard import first_logs
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
-from weft.storage.table.instead import only_latest
+from weft.storage.table.delta_log import only_latest
 from weft.storage.table.rows import row_schema, usable_fields
 from weft.storage.table.typed_columns import typed_names
+
+# Search for the chunk of a shard's log that holds an offset of a stream.
+
+
+class StreamChunk(NamedTuple):
+    """A chunk that holds records of one stream."""
+
+    n: int
+    footer_crc: int
+    created: int
+    """Nanoseconds since 1970."""
+    first: int
+    """Offset of the stream's first record in it."""
+    end: int
+    """Offset after the last record."""
+
+
+def stream_chunk(chunk: Chunk, stream: StreamKey) -> StreamChunk | None:
+    """Return a chunk's part of a stream; None when it has no record of it."""
+    for section in chunk.footer.streams:
+        if (section.tenant, section.stream) == stream:
+            first = section.base_offset
+            return StreamChunk(chunk.header.n, chunk.footer_crc, chunk.header.created, first, first + section.count)
+    return None
+
+
+async def find_chunk(log: ShardLog, stream: StreamKey, offset: int, low: int) -> StreamChunk | None:
+    """Return the chunk that holds an offset; None when the log lacks it, as after the hub has deleted it.
+
+    A query that reads days of history advances by thousands of chunks in a micro-batch. Reading every index between
+    would take more requests than the rows do. So the search reads chunks at growing distances from ``low``, and then
+    halves the range: some twenty GETs for a thousand chunks, and one or two if the chunk is among the next ones. For a
+    stream with records in few chunks, it also reads the indexes between those.
+
+    Args:
+        low: number of a chunk; the wanted one is not before it.
+
+    Raises:
+        Corrupt: an index that was read is damaged, or a chunk is missing.
+        StoreError: the store does not answer.
+    """
+    while True:
+        # The collector may delete chunks while indexes are read: the error is raised for a chunk below the watermark,
+        # which is higher at the next try.
+        with suppress(CollectedPast):
+            return await _search(log, stream, offset, max(low, log.watermark))
+
+
+async def _search(log: ShardLog, stream: StreamKey, offset: int, low: int) -> StreamChunk | None:
+    high: int | None = None  # Neither this chunk nor a later one has the offset.
+    step, at = 1, low
+    while high is None or low < high:
+        found = await _next(log, stream, at, high)
+        if found is not None and found.first <= offset < found.end:
+            return found
+        if found is None or offset < found.first:
+            high = at
+        else:
+            low = found.n + 1
+        if high is None:
+            at, step = low + step, 2 * step
+        else:
+            at = (low + high) // 2
+    return None
+
+
+async def _next(log: ShardLog, stream: StreamKey, first: int, end: int | None) -> StreamChunk | None:
+    """Return the next chunk with records of the stream from number ``first`` on; None if there is none before ``end``
+    or the log's end."""
+    async for chunk in log.indexes(first, only=frozenset([stream])):
+        if end is not None and chunk.header.n >= end:
+            return None
+        if found := stream_chunk(chunk, stream):
+            return found
+    return None
+
+
+# The history of a hub's log, for comparison with positions in a checkpoint or a sink's target.
+#
+# A store that was restored to an earlier state gives offsets out again, to other records. A query that compared only
+# offsets would treat those as records that it has, and skip them. So a position includes the chunk with the last
+# record below it: the checksum of a chunk's footer covers the footers before it, and so identifies the whole history.
+
+StreamShard = tuple[str, int]
+
+
+class Witness(NamedTuple):
+    """The chunk with the last record below a position."""
+
+    n: int
+    footer_crc: int
+    created: int | None = None
+    """Time at which the hub made it, ns since 1970; None if only number and checksum were stored. After the chunk is
+    deleted, this time distinguishes the table's rows from later ones."""
+
+
+class KeptPosition(NamedTuple):
+    """A position stored in a checkpoint or a sink's target."""
+
+    end: int
+    """Offset after the last record that was read."""
+    witness: Witness | None
+    """None if the hub had deleted the chunk, or an earlier release wrote the position."""
+
+
+class WentBack(ReadError):
+    """A log with another history than a position: its store was restored to an earlier state."""
+
+
+class History:
+    """The shards of one tenant's streams. Found chunks are remembered, so that following a log costs little.
+
+    Methods raise ``ReadError`` when the store does not answer or a chunk is damaged.
+    """
+
+    def __init__(self, log_of: Callable[[int], ShardLog], tenant: str) -> None:
+        self._tenant = tenant
+        self._log_of = log_of
+        self._found: dict[StreamShard, StreamChunk] = {}
+        """The last chunk that was found."""
+
+    @classmethod
+    def of(cls, store: ObjectStore, cluster: Cluster, tenant: str) -> History:
+        """Return the history of a store, without a request."""
+        logs: dict[int, ShardLog] = {}
+
+        def log_of(shard: int) -> ShardLog:
+            # A split may have made the shard since the cluster was read.
+            return logs.setdefault(shard, ShardLog(store, cluster, shard))
+
+        return cls(log_of, tenant)
+
+    async def witnesses(self, ends: Mapping[StreamShard, int]) -> dict[StreamShard, Witness]:
+        """Return the chunk with the record before each offset.
+
+        There is none for chunks that the hub has deleted, or if an index on the way is damaged: a query must not stop
+        for a chunk that it does not read.
+        """
+        try:
+            found = await asyncio.gather(*(self._chunk_with(place, end - 1) for place, end in ends.items()))
+        except StoreError as error:
+            raise _unreadable(error) from error
+        known = {place: each for place, each in zip(ends, found, strict=True) if each is not None}
+        self._found |= known
+        return {place: Witness(each.n, each.footer_crc, each.created) for place, each in known.items()}
+
+    async def check(self, positions: Mapping[StreamShard, KeptPosition]) -> dict[StreamShard, KeptPosition]:
+        """Check that positions were taken from this log.
+
+        Returns:
+            The positions for which only the log's length could be checked: those of earlier releases, and those in
+                deleted chunks.
+
+        Raises:
+            WentBack: the log is another one, or shorter.
+        """
+        try:
+            known = await asyncio.gather(*(self._check(place, kept) for place, kept in positions.items()))
+        except (StoreError, CodecError) as error:
+            raise _unreadable(error) from error
+        return {place: kept for (place, kept), is_known in zip(positions.items(), known, strict=True) if not is_known}
+
+    async def _check(self, place: StreamShard, kept: KeptPosition) -> bool:
+        """Return whether the chunk was compared."""
+        (stream, shard), (end, witness) = place, kept
+        log = self._log_of(shard)
+        if witness is not None:
+            chunk = await log.index(witness.n)
+            is_same = chunk is not None and chunk.footer_crc == witness.footer_crc
+            held = stream_chunk(chunk, (self._tenant, stream)) if chunk is not None and is_same else None
+            if held is not None and held.end >= end:
+                self._found.setdefault(place, held)
+                return True
+            # Below the watermark there is nothing, or only chunks that a paused writer made again.
+            if not is_same and witness.n >= (await log.manifest())[0].watermark:
+                how = "lacks" if chunk is None else "has another"
+                raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log {how} chunk {witness.n}")
+        key = self._tenant, stream
+        head = (await log.load(frozenset({key}))).next_offset.get(key, 0)
+        if head < end:
+            raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log ends at {head}")
+        return False
+
+    async def _chunk_with(self, place: StreamShard, offset: int) -> StreamChunk | None:
+        stream, shard = place
+        log, last, key = self._log_of(shard), self._found.get(place), (self._tenant, stream)
+        with suppress(CodecError):
+            # From the last chunk on, which is read again, because the store may have been restored meanwhile.
+            if last is not None and last.first <= offset and (found := await find_chunk(log, key, offset, last.n)):
+                return found
+            return await find_chunk(log, key, offset, await log.locate(*key, offset))
+        return None
+
+
+def _unreadable(error: Exception) -> ReadError:
+    return ReadError(f"positions cannot be compared with the hub's log: {error}")
+
+
+# Streams that an operator of the hub deleted (``weft hub stream delete``).
+
+
+class Deletions:
+    """The deletions of one stream, as a reader of its log sees them.
+
+    Args:
+        stream: (tenant, stream).
+        table: address of its table.
+    """
+
+    def __init__(self, stream: StreamKey, table: str) -> None:
+        self._stream = stream
+        self._table = table
+        self._known: set[int] = set()
+
+    def begin(self, states: Iterable[ShardState]) -> None:
+        """Note the deletions before a read: the stream has begun again in other shards."""
+        self._known = set(self._found(states))
+
+    def check(self, states: Iterable[ShardState]) -> None:
+        """Refuse a stream that was deleted since ``begin``.
+
+        Without its lanes, the rows of its last records would lack their topic levels. The table has them.
+
+        Args:
+            states: of all shards, after the log was read on.
+
+        Raises:
+            ReadError: it is deleted.
+        """
+        found = self._found(states)
+        if not found.keys() <= self._known:
+            newest = max(found.values(), key=lambda told: told.time)
+            at = datetime.fromtimestamp(newest.time // 1_000_000_000, UTC).isoformat()
+            raise ReadError(
+                f"stream {self._stream[1]!r} of tenant {self._stream[0]!r} was deleted at {at}: {newest.reason}. Its "
+                f"table stays, at {self._table}: read that as any Delta table. When an edge sends to the stream again, "
+                "a query goes on from its checkpoint"
+            )
+        self._known &= found.keys()
+
+    def _found(self, states: Iterable[ShardState]) -> dict[int, Forgotten]:
+        return {state.shard: told for state in states if (told := state.forgotten.get(self._stream)) is not None}
+
 
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
 

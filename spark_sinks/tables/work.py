@@ -12,26 +12,22 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from spark_sinks.source.collection import settle
+from spark_sinks.source.workers import settle
+from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.erased import Erased
-from weft.storage.table.errors import TableError
-from weft.storage.table.quality.checks import RowChecks, Tally
-from weft.storage.table.typed_rows import TypedRows
-from weft.storage.table_maker.chunk_cache import ChunkCache
-from weft.storage.table_maker.declared import Declared
-from weft.storage.table_maker.errors import StreamStopped
-from weft.storage.table_maker.joining import Joiner
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import ShardView
-from weft.storage.table_maker.writers import Made, OwnWriter, StreamRows, WantedRows
+from weft.storage.table.actions import DataFile, TableError
+from weft.storage.table.quality import RowChecks, Tally
+from weft.storage.table.rows import Erased
+from weft.storage.table.typed_columns import TypedRows
+from weft.storage.table_writer.settings import StreamStopped, TableSettings
+from weft.storage.table_writer.shards import ChunkCache, Declared, ShardView
+from weft.storage.table_writer.writers import Joiner, Made, OwnWriter, StreamRows, WantedRows
 
 CHUNK_BYTES_MAX = 128 << 20
 """Bytes of chunks that a task keeps in memory: those that it reads ahead."""

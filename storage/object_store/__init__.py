@@ -3,17 +3,20 @@
 ``open_store`` and ``probe`` are the entry points; ``ObjectStore`` (protocol.py) defines the promises of each call.
 """
 
-from weft.storage.object_store.errors import (
+from weft.storage.object_store.opening import open_store
+from weft.storage.object_store.probe import probe
+from weft.storage.object_store.protocol import (
     AlreadyExists,
+    Listed,
     NotFound,
+    Object,
+    ObjectStore,
     PreconditionFailed,
     StoreAway,
     StoreError,
     StoreUnfit,
+    Written,
 )
-from weft.storage.object_store.opening import open_store
-from weft.storage.object_store.probe import probe
-from weft.storage.object_store.protocol import Listed, Object, ObjectStore, Written
 
 __all__ = [
     "AlreadyExists",

@@ -1,38 +1,186 @@
-"""The store in a directory: the embedded default, shared by any processes of one machine.
-
-This module syncs everything itself, because obstore's and deltalake's local stores never call fsync. An object's bytes
-are synced under a temporary name before the final name exists, so a power cut leaves a whole object or none.
-"""
+"""The stores without a service: in a directory, the embedded default, shared by any processes of one machine; and in
+memory."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
+import weakref
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 from weft.config.machine import why_denied
 from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
-from weft.storage.object_store.directory_slot import HIDDEN, Slot, take_slot
-from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreAway, StoreError
-from weft.storage.object_store.memory import content_etag
 from weft.storage.object_store.protocol import (
+    AlreadyExists,
     Buffer,
     Listed,
     Listing,
+    NotFound,
     Object,
+    PreconditionFailed,
+    StoreAway,
+    StoreError,
+    StoreUnfit,
     Written,
     check_key,
     check_prefix,
     clamp_range,
     valid_part,
 )
+
+# Folders for a directory store's temporary files: one locked slot per open store.
+#
+# The lock distinguishes a crashed writer's leftovers from a live one's work in progress, without relying on a clock.
+
+HIDDEN = ".weft"
+"""Directory of a store's own files; no key starts with a dot."""
+SLOTS_MAX = 1024
+_LOCK_NAME = "lock"
+
+
+class Slot:
+    """A directory for temporary files that belongs to one open store until it is collected or the process ends."""
+
+    def __init__(self, path: str, lock: Lock) -> None:
+        self._path = path
+        self._numbers = itertools.count()
+        weakref.finalize(self, lock.close)
+
+    def new_path(self) -> str:
+        """Return a new path."""
+        return f"{self._path}/{next(self._numbers)}"
+
+
+def take_slot(filesystem: FileSystem, root: str) -> Slot:
+    """Take a free slot, and remove the files of crashed writers from it and every other free slot.
+
+    Raises:
+        OSError: the directory cannot be written, or ``SLOTS_MAX`` stores are open at once.
+    """
+    base = f"{root}/{HIDDEN}/temporary"
+    filesystem.make_directory(base)
+    known = len(filesystem.list_names(base))
+    taken: Slot | None = None
+    for number in range(SLOTS_MAX):
+        if taken is not None and number >= known:
+            break
+        path = f"{base}/{number}"
+        filesystem.make_directory(path)
+        with contextlib.suppress(DirectoryInUse):
+            lock = filesystem.lock(path)
+            _sweep(filesystem, path)
+            if taken is None:
+                taken = Slot(path, lock)
+            else:
+                lock.close()
+    if taken is None:
+        raise OSError(f"{SLOTS_MAX} stores have {root} open; close some")
+    return taken
+
+
+def _sweep(filesystem: FileSystem, path: str) -> None:
+    for name in filesystem.list_names(path):
+        if name != _LOCK_NAME:
+            filesystem.remove(f"{path}/{name}")
+
+
+# The store in memory: for tests, demonstrations and simulation. Durable only as long as the process.
+
+
+def content_etag(data: Buffer) -> str:
+    """Return an etag that depends only on the bytes, like S3's, so that code which relies on more fails here too."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+class MemoryStore:
+    """An ``ObjectStore`` in a dict. No method waits, so every call is atomic within an event loop.
+
+    Args:
+        clock: nanoseconds since 1970 by the store's clock; without it, objects do not record when they were written.
+    """
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock
+        self._objects: dict[str, Object] = {}
+        self._keys: list[str] = []
+
+    async def create(self, key: str, data: Buffer) -> str:
+        """Make an object that must not exist yet."""
+        if check_key(key) in self._objects:
+            raise AlreadyExists(key)
+        insort(self._keys, key)
+        return self._put(key, data)
+
+    async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
+        """Make an object that must not exist yet, from its parts."""
+        data = b"".join([bytes(part) async for part in parts])
+        await self.create(key, data)
+        return len(data)
+
+    async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
+        """Replace an object if its etag still is ``expected_etag``."""
+        found = self._objects.get(check_key(key))
+        if found is None or found.etag != expected_etag:
+            raise PreconditionFailed(f"{key}: {'missing' if found is None else 'changed'}")
+        return self._put(key, data)
+
+    async def get(self, key: str) -> Object:
+        """Return the whole object."""
+        found = self._objects.get(check_key(key))
+        if found is None:
+            raise NotFound(key)
+        return found
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of an object."""
+        data = (await self.get(key)).data
+        first, end = clamp_range(len(data), start, length)
+        return data[first:end]
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        """Return objects below a folder, ascending."""
+        prefix = check_prefix(prefix)
+        start = f"{prefix}/" if prefix else ""
+        found: Listing = []
+        for key in self._keys[bisect_right(self._keys, max(start, after or "")) :]:
+            if not key.startswith(start) or (limit is not None and len(found) >= limit):
+                break
+            found.append(Listed(key, len(self._objects[key].data)))
+        return found
+
+    async def delete(self, key: str) -> None:
+        """Remove an object."""
+        if self._objects.pop(check_key(key), None) is not None:
+            self._keys.remove(key)
+
+    async def sync(self, key: str) -> None:
+        """Do nothing: there is nothing to make durable."""
+        await self.get(key)
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        """Refuse: other libraries cannot see this process's memory."""
+        raise StoreUnfit(f"{key}: a store in memory cannot hold tables; give the hub a directory or a bucket")
+
+    def _put(self, key: str, data: Buffer) -> str:
+        written = Written(self._clock(), by_store=True) if self._clock is not None else None
+        self._objects[key] = Object(bytes(data), content_etag(data), written)
+        return self._objects[key].etag
+
+
+# The store in a directory: the embedded default, shared by any processes of one machine.
+#
+# This module syncs everything itself, because obstore's and deltalake's local stores never call fsync. An object's
+# bytes are synced under a temporary name before the final name exists, so a power cut leaves a whole object or none.
 
 THREADS = 8
 """Maximum number of concurrent calls. An fsync waits for the disk, not for a core."""

@@ -1,13 +1,19 @@
 """The edge node's log: it reports an append only when it is durable, and reports every later loss of such records."""
 
-from weft.storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
 from weft.storage.segment_log.log import SegmentLog
-from weft.storage.segment_log.read.answers import Gone
-from weft.storage.segment_log.read.pages import LogPage, PageReader
-from weft.storage.segment_log.read.stats import LogStats
-from weft.storage.segment_log.recover.recovery import RecoveryReport
-from weft.storage.segment_log.settings import LogSettings, StreamPolicy
-from weft.storage.segment_log.state.log_state import SYNC_BUCKETS_S
+from weft.storage.segment_log.reader import Gone, LogPage, LogStats, PageReader
+from weft.storage.segment_log.recovery import RecoveryReport
+from weft.storage.segment_log.settings import (
+    LogError,
+    LogFailed,
+    LogFull,
+    LogSettings,
+    LogVersionError,
+    RecordTooLarge,
+    StreamPolicy,
+    WrongOwner,
+)
+from weft.storage.segment_log.state import SYNC_BUCKETS_S
 
 __all__ = [
     "SYNC_BUCKETS_S",

@@ -14,31 +14,63 @@ from weft.protocols.lane import NAME_RULE, NodeName, valid_name
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.filesystem import FileSystem
-from weft.storage.segment_log.commit.atomic_append import Together
-from weft.storage.segment_log.commit.committer import Post
-from weft.storage.segment_log.commit.rename import rename
-from weft.storage.segment_log.commit.writer import WriterThread
-from weft.storage.segment_log.errors import LogFailed, LogFull
-from weft.storage.segment_log.read.answers import LogAnswers
-from weft.storage.segment_log.read.pages import READS_MAX, PageReader
-from weft.storage.segment_log.read.reader import LogReader
-from weft.storage.segment_log.recover.identity import Identity, keep_identity
-from weft.storage.segment_log.recover.open_log import Guard, OpenedLog, open_log
-from weft.storage.segment_log.room.drop_backlog import drop_backlog, whole_batches
-from weft.storage.segment_log.room.log_room import LogRoom
-from weft.storage.segment_log.sealed.disk import disk_of
-from weft.storage.segment_log.sealed.errors import KeyUnavailable
-from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings
-from weft.storage.segment_log.state.gaps import notices
-from weft.storage.segment_log.state.pending import Callback, Run, parts_max
-from weft.storage.segment_log.state.run_sizes import (
+from weft.storage.segment_log.commit import Post, WriterThread, rename
+from weft.storage.segment_log.encryption import KeyUnavailable, disk_of
+from weft.storage.segment_log.index import notices
+from weft.storage.segment_log.pending import Callback, Run, parts_max
+from weft.storage.segment_log.reader import READS_MAX, LogAnswers, LogReader, PageReader
+from weft.storage.segment_log.recovery import Guard, Identity, OpenedLog, keep_identity, open_log
+from weft.storage.segment_log.settings import (
+    BATCH_BYTES_MAX,
     BATCH_OVERHEAD_BYTES,
+    DUE_BYTES,
+    RECORD_BYTES_MAX,
+    LogFailed,
+    LogFull,
+    LogSettings,
     batches_bytes,
     check_headers,
     check_keys,
     check_records,
     run_bytes,
 )
+from weft.storage.segment_log.space import LogRoom, drop_backlog, whole_batches
+from weft.storage.segment_log.state import LogState
+
+# Appends to several streams that become durable in one commit.
+
+
+class Together:
+    """A context; see ``SegmentLog.together``. It holds the log's lock, so that the writer cannot commit half of it."""
+
+    __slots__ = ("_admit", "_reserve_bytes", "_state")
+
+    def __init__(self, state: LogState, reserve_bytes: int, admit: Callable[[int], None]) -> None:
+        self._admit = admit
+        self._state = state
+        self._reserve_bytes = reserve_bytes
+
+    def __enter__(self) -> None:
+        """Reserve the room.
+
+        Raises:
+            LogFull, LogFailed: nothing was changed.
+        """
+        state = self._state
+        state.changed.acquire()
+        try:
+            if state.failed:
+                raise state.failed
+            self._admit(self._reserve_bytes + batches_bytes(self._reserve_bytes))
+            state.queue.begin_whole(self._reserve_bytes)
+        except BaseException:
+            state.changed.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._state.queue.end_whole()
+        self._state.changed.release()
+
 
 EndOfTurn = Callable[[Callable[[], None]], object]
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]

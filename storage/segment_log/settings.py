@@ -1,9 +1,17 @@
-"""Settings and fixed bounds of a segment log."""
+"""Settings, errors, file names and fixed bounds of a segment log."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Literal
+
+from weft.protocols import batch
+from weft.protocols.batch import HeaderPairs, header_bytes
+from weft.protocols.lane import NodeName
+from weft.protocols.ranges import PackedHeaders
+
+# Settings and fixed bounds of a segment log.
 
 BATCH_BYTES_MAX = 1 << 20
 """Uncompressed size at which a batch is closed: enough for zstd to be effective, small enough to skip."""
@@ -101,3 +109,153 @@ class LogSettings:
             )
         if self.compression_level is not None and not 1 <= self.compression_level <= 19:
             raise ValueError(f"compression_level is {self.compression_level}; choose 1 to 19")
+
+
+# Errors of a segment log, each with the caller's next step.
+
+
+class LogError(Exception):
+    """Base of the log's errors."""
+
+
+class LogFull(LogError):
+    """No room: nothing in the disk budget may be deleted, or too many bytes wait for the disk.
+
+    Nothing of the refused run was appended. Do not acknowledge it; the device sends it again.
+    """
+
+
+class LogFailed(LogError):
+    """A write or sync failed, so it is unknown what reached the disk. Reads still work; to append, open the log
+    again."""
+
+
+class WrongOwner(LogError):
+    """The log belongs to another node, or this node had another name. Nothing was changed."""
+
+    def __init__(self, directory: str, owner: NodeName, asked: NodeName) -> None:
+        """Word the error, with the log's owner and the name that opened it."""
+        super().__init__(
+            f"the log in {directory} belongs to {owner}, not to {asked}. Put that name back in the configuration, or "
+            "give the log the new one with weft edge rename"
+        )
+        self.owner = owner
+
+
+class LogVersionError(LogError):
+    """The directory was written by a later release. Nothing was changed."""
+
+
+class RecordTooLarge(LogError, ValueError):
+    """One record is longer than ``RECORD_BYTES_MAX``, or has too many headers: it can never be stored."""
+
+
+# Names of the files in a log's directory that are not segments of it, or not yet.
+
+UNFINISHED = ".new"
+"""Suffix of a segment that is being created: after a crash, no start reads such a file."""
+DAMAGED = ".damaged"
+"""Suffix of the second name of a damaged segment, and of a file that may be another log's."""
+STRANGE = ".strange"
+"""Suffix of an object with a segment's name that is not a file."""
+
+
+def aside_path(path: str) -> str:
+    """Return the name under which a damaged segment is kept."""
+    return path + DAMAGED
+
+
+# Lengths and numbers of sealed bytes. Without the library, so that every reader can import them.
+
+KEY_BYTES = 32
+SALT_BYTES = 12
+TAG_BYTES = 16
+HEAD = struct.Struct("<I12sI")
+"""Key id, salt, number: before the ciphertext."""
+SEALED_BYTES = HEAD.size + TAG_BYTES
+"""Bytes that sealed content has more than the plain one."""
+FILE_MAGIC = b"WFX1"
+"""First bytes of a file that is sealed as a whole."""
+
+
+def entry_about(kind: int) -> bytes:
+    """Return what binds sealed bytes to the kind of their entry of a log."""
+    return b"entry %d" % kind
+
+
+# Upper bounds of the bytes of runs in batches, and checks for records that no batch can hold.
+
+RECORD_OVERHEAD_BYTES = 21
+"""Maximum bytes of a record in a batch beside its key and payload: time, key index, payload offset, flag, and the
+offset of its key in the key table."""
+BATCH_OVERHEAD_BYTES = 512
+"""Maximum bytes of a batch on disk beside its records: entry and batch headers, column lengths, commit mark."""
+
+
+def batches_bytes(length: int) -> int:
+    """Return the maximum bytes of the batches of runs with a total of ``length`` bytes, beside their records.
+
+    The first batch of each run is not counted.
+    """
+    return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
+
+
+def run_bytes(
+    keys: list[bytes],
+    payloads: list[bytes],
+    headers: dict[int, HeaderPairs] | None,
+    payload_bytes: int | None = None,
+) -> int:
+    """Return the maximum uncompressed bytes that a run adds to a batch.
+
+    Args:
+        payload_bytes: bytes of all payloads, if known.
+    """
+    if payload_bytes is None:
+        payload_bytes = sum(map(len, payloads))
+    size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
+    for pairs in (headers or {}).values():
+        size += 16 + len(pairs.packed) if type(pairs) is PackedHeaders else _pairs_bytes(pairs)
+    return size
+
+
+def record_sizes(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> list[int]:
+    """Return ``run_bytes`` of each single record."""
+    sizes = [len(key) + len(payload) + RECORD_OVERHEAD_BYTES for key, payload in zip(keys, payloads, strict=True)]
+    for index, pairs in (headers or {}).items():
+        sizes[index] += 16 + len(pairs.packed) if type(pairs) is PackedHeaders else _pairs_bytes(pairs)
+    return sizes
+
+
+def _pairs_bytes(pairs: HeaderPairs) -> int:
+    size = 16
+    for name, value in pairs:  # most have one pair, with text: a call for each would cost as much as the rest
+        size += len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
+    return size
+
+
+def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:
+    """Check the records one by one: only for runs longer than the longest record, which are rare.
+
+    Raises:
+        RecordTooLarge: one of them can never be stored.
+    """
+    size = max(record_sizes(keys, payloads, headers))
+    if size > RECORD_BYTES_MAX:
+        raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
+
+
+def check_keys(keys: list[bytes]) -> None:
+    """Refuse a key that no batch can hold. Raises RecordTooLarge."""
+    longest = max(map(len, keys), default=0)
+    if longest > batch.KEY_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a record with a key of {longest} bytes; the log takes keys of up to {batch.KEY_BYTES_MAX}"
+        )
+
+
+def check_headers(headers: dict[int, HeaderPairs]) -> None:
+    """Refuse headers that no batch can hold. Raises RecordTooLarge."""
+    most = max(map(len, headers.values()))
+    if most > batch.HEADER_PAIRS_MAX:
+        raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")

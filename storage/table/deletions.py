@@ -17,7 +17,7 @@ import msgspec
 from weft.protocols.ranges import Range, RangeSet
 from weft.storage.hub_keys import deletion_key, deletion_prefix, erasure_key
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
-from weft.storage.table.errors import TableError
+from weft.storage.table.actions import TableError
 
 T = TypeVar("T")
 FORMAT: Final = 1

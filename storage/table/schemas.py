@@ -1,16 +1,21 @@
-"""Schemas of streams' payloads as the cluster log declares them: their documents, and the state of all."""
+"""Schemas and quality rules of streams as the cluster log declares them: their documents, the state of all, and a
+follower."""
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from weft.config.payload_schema.compatibility import Compatibility
-from weft.config.payload_schema.model import PayloadSchema, check_schema
-from weft.protocols.shard.shard_state import StreamKey
-from weft.storage.cluster_log.state import ClusterState
+from weft.config.payload_schema.documents import Compatibility
+from weft.config.payload_schema.model import PayloadSchema, QualityRules, check_rules, check_schema
+from weft.protocols.chunk_index import StreamKey
+from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState
+from weft.storage.object_store import ObjectStore
+
+# Schemas of streams' payloads as the cluster log declares them: their documents, and the state of all.
 
 SCHEMA = "schema"
 """Kind of the facts; the name of a fact is TENANT/STREAM."""
@@ -45,12 +50,12 @@ class StreamSchema(NamedTuple):
     """Rule that the next version has to keep."""
 
 
-def encode(schema: PayloadSchema, before: int = 0, compatibility: Compatibility = "none") -> bytes:
+def encode_schema(schema: PayloadSchema, before: int = 0, compatibility: Compatibility = "none") -> bytes:
     """Return the document of a schema."""
     return msgspec.json.encode(SchemaDocument(msgspec.Raw(msgspec.json.encode(schema)), before, compatibility))
 
 
-def decode(document: bytes, version: int) -> StreamSchema:
+def decode_schema(document: bytes, version: int) -> StreamSchema:
     """Decode a document.
 
     Raises:
@@ -116,10 +121,153 @@ class Schemas:
             return known
         version, document = found
         try:
-            schema = decode(document, version)
+            schema = decode_schema(document, version)
         except UnreadableSchema as error:
             self.unusable[name] = str(error)
             return None
         if len(self._decoded) < KEPT_MAX:
             self._decoded[key] = schema
         return schema
+
+
+# Quality rules as the cluster log declares them: their documents, and the state of all.
+
+QUALITY = "quality"
+"""Kind of the facts; the name of a fact is TENANT/STREAM."""
+
+
+class UnreadableRules(ValueError):
+    """A document that this release cannot read."""
+
+
+class QualityDocument(msgspec.Struct, frozen=True):
+    """Quality rules of a stream."""
+
+    quality: msgspec.Raw
+    """The settings of ``config.payload_schema.model``."""
+
+
+class StreamQuality(NamedTuple):
+    """The quality rules of a stream."""
+
+    version: int
+    """Number of the entry of the cluster log that declared them."""
+    rules: QualityRules
+
+
+def encode_quality(rules: QualityRules) -> bytes:
+    """Return the document of rules."""
+    return msgspec.json.encode(QualityDocument(msgspec.Raw(msgspec.json.encode(rules))))
+
+
+def decode_quality(document: bytes, version: int) -> StreamQuality:
+    """Decode a document.
+
+    Raises:
+        UnreadableRules: it has no rules, or some that this release does not know.
+    """
+    try:
+        found = msgspec.json.decode(document, type=QualityDocument)
+        rules = msgspec.json.decode(found.quality, type=QualityRules)
+        # A rule of a later release has no check that this one knows.
+        problem = next(check_rules(rules), None)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError) as error:
+        raise UnreadableRules(str(error)) from error
+    if problem is not None:
+        raise UnreadableRules(f"{'.'.join(map(str, problem.path))}: {problem.message}")
+    return StreamQuality(version, rules)
+
+
+class DeclaredQuality:
+    """The quality rules of all streams, as of the last ``refresh``. A document is decoded once for each version."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[ClusterState, int] | None = None
+        self.streams: Mapping[StreamKey, StreamQuality] = {}
+        """Another mapping after each change."""
+        self.unusable: dict[str, str] = {}
+        """Names of streams whose rules cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log, if there is an entry about rules since the last call."""
+        last = state.last(QUALITY)
+        if self._seen is not None and self._seen[0] is state and self._seen[1] == last:
+            return
+        self._seen, self.unusable = (state, last), {}
+        found: dict[StreamKey, StreamQuality] = {}
+        for name, fact in state.facts(QUALITY).items():
+            tenant, _, stream = name.partition("/")
+            known = self.streams.get((tenant, stream))
+            if known is None or known.version != fact.version:
+                try:
+                    known = decode_quality(fact.document, fact.version)
+                except UnreadableRules as error:
+                    self.unusable[name] = str(error)
+                    continue
+            found[tenant, stream] = known
+        self.streams = found
+
+    def of(self, key: StreamKey) -> StreamQuality | None:
+        """Return the rules of a stream; None if none are declared, or they cannot be read."""
+        return self.streams.get(key)
+
+
+# Schemas and quality rules of a store, for a process that makes tables and is no hub node.
+
+TABLE: Final = "table"
+"""Kind of the facts about tables of streams."""
+
+
+class _Latest(msgspec.Struct):
+    instead: bool = False
+
+
+class _TablesOfStream(msgspec.Struct):
+    latest: _Latest | None = None
+    sort: tuple[str, ...] = ()
+
+
+_UNDECLARED = _TablesOfStream()
+
+
+class FollowedDeclarations:
+    """The declarations of a store that rows are made by. Of the cluster log, nothing else is followed."""
+
+    def __init__(self, store: ObjectStore, cluster_id: bytes) -> None:
+        self.schemas, self.quality = Schemas(), DeclaredQuality()
+        self._tables: dict[str, _TablesOfStream] = {}
+        self._follower = ClusterLogFollower(ClusterLog(store, cluster_id), self._changed)
+
+    async def start(self) -> None:
+        """Read the cluster log, and follow it. Raises as ``ClusterLogFollower.start``."""
+        await self._follower.start()
+        self._changed()
+
+    async def close(self) -> None:
+        """Stop following."""
+        await self._follower.close()
+
+    def is_instead(self, key: StreamKey) -> bool:
+        """Return whether a stream's latest table stands instead of a table of all rows."""
+        latest = self._of(key).latest
+        return latest is not None and latest.instead
+
+    def sort_of(self, key: StreamKey) -> tuple[str, ...]:
+        """Return the columns by which the rows of a stream's files are sorted first."""
+        return self._of(key).sort
+
+    def _of(self, key: StreamKey) -> _TablesOfStream:
+        return self._tables.get("/".join(key), _UNDECLARED)
+
+    def _changed(self) -> None:
+        self.schemas.refresh(self._follower.state)
+        self.quality.refresh(self._follower.state)
+        facts = self._follower.state.facts(TABLE)
+        self._tables = {name: _read(fact.document) for name, fact in facts.items()}
+
+
+def _read(document: bytes) -> _TablesOfStream:
+    try:
+        return msgspec.json.decode(document, type=_TablesOfStream)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _UNDECLARED

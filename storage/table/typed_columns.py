@@ -6,14 +6,16 @@ columns: a field whose type or unit changed gets a further one, so that rows of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from weft.config.payload_schema.model import SchemaField
-from weft.storage.payloads.decoder import MISFIT_COLUMN, MISFITS
-from weft.storage.payloads.values import arrow_type
+from weft.config.payload_schema.model import PayloadSchema, SchemaField
+from weft.protocols.batch import Columns
+from weft.storage.payloads.decoder import MISFIT_COLUMN, MISFITS, PayloadDecoder, arrow_type
 from weft.storage.table.schemas import StreamSchema
 
 FIELD, UNIT, SINCE, COMMENT = "weft.field", "weft.unit", "weft.schema", "comment"
@@ -201,3 +203,214 @@ def _plain(kind: Any) -> Any:
     if isinstance(kind, dict):
         return {key: _plain(value) for key, value in kind.items() if not key.lower().endswith("containsnull")}
     return kind
+
+
+# Values of typed columns from payloads, by one version of a stream's schema.
+
+ROWS_MAX = 16 << 10
+"""Rows of a record batch with typed columns: where no payload fits, a row takes 16 us, and the table step looks at the
+clock between two batches."""
+
+
+class TypedRows:
+    """The typed columns of rows that one process makes: always those of the version that it knows.
+
+    Args:
+        version: version of the schema.
+        columns: field -> column of the table.
+    """
+
+    def __init__(self, version: int, schema: PayloadSchema, columns: Mapping[str, str]) -> None:
+        self.version, self.schema = version, schema
+        self.columns = dict(columns)
+        self._decoder: PayloadDecoder | None = None
+
+    def __reduce__(self) -> tuple[type[TypedRows], tuple[int, PayloadSchema, dict[str, str]]]:
+        """Return what makes it again elsewhere, such as in a task of Spark."""
+        return TypedRows, (self.version, self.schema, self.columns)
+
+    def is_of(self, version: int, columns: Mapping[str, str]) -> bool:
+        """Return whether these are the columns of a version."""
+        return (self.version, self.columns) == (version, columns)
+
+    def arrays(self, payloads: pa.Array) -> dict[str, pa.Array]:
+        """Return the columns of payloads, by the names of the table.
+
+        Args:
+            payloads: binary, without nulls.
+        """
+        if self._decoder is None:
+            self._decoder = PayloadDecoder(self.schema, [*self.columns, MISFIT_COLUMN])
+        made = self._decoder.columns(payloads)
+        found = {column: made[field] for field, column in self.columns.items()}
+        versions = pa.array(np.full(len(payloads), self.version, np.int64))
+        return found | {MISFIT_COLUMN: made[MISFIT_COLUMN], SCHEMA_COLUMN: versions}
+
+
+class TypedPart(NamedTuple):
+    """The typed columns of a table's rows."""
+
+    fields: Sequence[pa.Field]
+    """All that the table has, those of ``OWN_COLUMNS`` included."""
+    rows: TypedRows | None
+    """Maker of those of one version; the others are null, and all of them without one."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema, rows: TypedRows | None) -> TypedPart | None:
+        """Return the typed columns of a schema of rows; None if it has none."""
+        fields = typed_part(schema)
+        return cls(fields, rows) if fields else None
+
+
+# The typed columns of one table: those that its stream's schema asks for, in the version that this process knows.
+
+_logger = logging.getLogger(__name__)
+
+
+class Typing:
+    """The typed columns of a table.
+
+    Processes learn of a version within seconds of each other. Each makes its rows by the version that it knows and
+    writes that version beside them, so rows are right in any order; columns are only ever added.
+
+    Args:
+        key: name of the table, for the log.
+        schema: returns the declared schema of the stream, as this process knows it.
+    """
+
+    def __init__(self, key: str, schema: Callable[[], StreamSchema | None]) -> None:
+        self._key, self._schema = key, schema
+        self._warned = 0
+        """Version about which there was a warning."""
+        self.rows: TypedRows | None = None
+        """Maker of the typed columns, after ``grown``; None without a schema."""
+
+    def grown(self, fields: Sequence[DeltaField]) -> list[dict[str, Any]] | None:
+        """Take up the schema as it is known now. Return the columns that a table with ``fields`` has to have for it;
+        None if these do."""
+        declared = self._schema()
+        if declared is None:
+            self.rows = None
+            return None
+        assigned = assign(fields, declared)
+        if assigned.left_out and self._warned != declared.version:
+            self._warned = declared.version
+            _logger.warning(
+                "%s has %d typed columns, its limit; fields without a column: %s. For other columns, move the table "
+                "away: the hub makes it again from the log", self._key, COLUMNS_MAX, ", ".join(assigned.left_out[:20]),
+            )  # fmt: skip
+        if self.rows is None or not self.rows.is_of(declared.version, assigned.columns):
+            self.rows = TypedRows(declared.version, declared.schema, assigned.columns)
+        return assigned.fields
+
+    def created(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of a new table: those of ``schema``, and the typed ones."""
+        declared = self._schema()
+        if declared is None:
+            return schema
+        names = [{"name": name, "type": "other", "metadata": {}} for name in schema.names]
+        wanted: Sequence[Mapping[str, Any]] = assign(names, declared).fields or []
+        for field in arrow_fields(wanted):
+            schema = schema.append(field)
+        return schema
+
+
+# Bytes of a batch's records as table rows, computed before a row is made.
+#
+# A batch has each key once, but each of its rows repeats it, and a level of the key is repeated in its column. So the
+# length of a batch does not bound the size of its rows.
+
+ROW_BYTES = 128
+"""Bytes of a row's columns of fixed length, and of the names of its edge and log."""
+LEVEL_BYTES = 16
+"""Bytes of one topic level of one row, beside the text."""
+TYPED_BYTES = 9
+"""Bytes of one typed column of one row, beside text."""
+PAIR_BYTES = 160
+"""Bytes of one header pair while a row is made, beside the text."""
+
+
+class RowCut(NamedTuple):
+    """Records ``[first, first + rows)`` of a batch, and the bytes of their rows."""
+
+    first: int
+    rows: int
+    bytes: int
+
+
+class RowCosts:
+    """Costs of rows of a schema.
+
+    Args:
+        fields: number of topic levels among the columns.
+    """
+
+    def __init__(self, schema: pa.Schema, fields: int) -> None:
+        typed = typed_part(schema)
+        self._row_bytes = ROW_BYTES + LEVEL_BYTES * fields + TYPED_BYTES * len(typed)
+        self._payloads = 1 + sum(not pa.types.is_primitive(field.type) for field in typed)
+        """Number of copies of its payload in a row: each field may have all of it."""
+        self._keys = ("_key" in schema.names) + (fields > 0)
+        """Number of copies of its key in a row."""
+        self._has_headers = "_headers" in schema.names
+        self._has_payloads = "payload" in schema.names
+        self._has_origin = "_origin" in schema.names
+
+    def cut(  # noqa: PLR0917
+        self, columns: Columns, first: int, end: int, rows_max: int, bytes_max: int, origin: str | None = None
+    ) -> Iterator[RowCut]:
+        """Yield the records ``[first, end)`` in runs whose rows have at most ``bytes_max`` bytes, or in single records.
+
+        Args:
+            origin: text of the records' origin, which each row has.
+        """
+        text = len(origin.encode()) if origin is not None and self._has_origin else 0
+        bound = self._bound(columns, first, end) + (end - first) * text
+        if bound <= bytes_max:
+            for at in range(first, end, rows_max):
+                rows = min(rows_max, end - at)
+                yield RowCut(at, rows, bound * rows // (end - first))
+            return
+        ends = np.cumsum(self._each(columns, first, end) + text)
+        at, before = first, 0
+        while at < end:
+            fitting = int(np.searchsorted(ends, before + bytes_max, "right")) - (at - first)
+            rows = min(max(1, fitting), rows_max, end - at)
+            after = int(ends[at - first + rows - 1])
+            yield RowCut(at, rows, after - before)
+            at, before = at + rows, after
+
+    def _bound(self, columns: Columns, first: int, end: int) -> int:
+        """Return an upper bound of the bytes of the rows, without reading each."""
+        total = (end - first) * (self._row_bytes + self._keys * max(map(len, columns.keys)))
+        if self._has_payloads:
+            offsets = _numbers(columns.payload_offsets)
+            total += (int(offsets[end]) - int(offsets[first])) * self._payloads
+        if self._has_headers and columns.headers:
+            total += sum(map(_pairs_bytes, columns.headers.values()))
+        return total
+
+    def _each(self, columns: Columns, first: int, end: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        costs = np.full(end - first, self._row_bytes, np.int64)
+        if self._keys:
+            lengths = np.fromiter(map(len, columns.keys), np.int64, len(columns.keys))
+            costs += self._keys * lengths[_numbers(columns.key_index)[first:end]]
+        if self._has_payloads:
+            ends = _numbers(columns.payload_offsets)[first : end + 1].astype(np.int64)
+            costs += (ends[1:] - ends[:-1]) * self._payloads
+        if self._has_headers:
+            for index, pairs in columns.headers.items():
+                if first <= index < end:
+                    costs[index - first] += _pairs_bytes(pairs)
+        return costs
+
+
+def _numbers(column: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return np.frombuffer(column, np.uint32)
+
+
+def _pairs_bytes(pairs: Any) -> int:
+    """Return the bytes of one record's headers: base64 is a third longer than the bytes, a number has at most 25
+    digits."""
+    texts = sum(len(name) + (len(value) if isinstance(value, str | bytes) else 25) for name, value in pairs)
+    return PAIR_BYTES * len(pairs) + 2 * texts

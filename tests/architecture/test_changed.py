@@ -27,7 +27,7 @@ def test_a_test_that_is_gone_does_not_run() -> None:
 
 def test_the_graph_of_this_project() -> None:
     graph = changed.importers(changed.python_files())
-    assert "storage/segment_log/log.py" in graph["storage/segment_log/errors.py"]
+    assert "storage/segment_log/log.py" in graph["storage/segment_log/settings.py"]
     assert "tests/architecture/test_changed.py" in graph["tests/changed.py"]
     assert "tests/architecture/test_changed.py" in graph["tests/architecture/conftest.py"]
     assert "tests/architecture/test_tidy.py" in changed.distances(["docs/durability.md"], {}, changed.python_files())

@@ -12,7 +12,7 @@ from tests.architecture.house import ALLOWED, edges, modules, nodes
 OTHER_IMPLEMENTATIONS = {
     "storage.filesystem.Lock": "of the disks that tests have",
     "storage.object_store.probe.Overlapping": "the store of a test of the probe; asks what a store can do",
-    "edge_node.servers.listeners.door.Arrival": "connections without limits, of tests and of amqtt's plug-in",
+    "edge_node.servers.listeners.settings.Arrival": "connections without limits, of tests and of amqtt's plug-in",
 }
 """Contract -> where its second implementation is, if that is not in the product."""
 

@@ -18,7 +18,7 @@ def test_files_are_summed_by_package_and_room() -> None:
     files = {
         "edge_node/node.py": summary(100, 50),
         "edge_node/servers/clients/broker.py": summary(90, 60, 10, 5),
-        "edge_node/sessions/store/journal.py": summary(100, 100),
+        "edge_node/sessions/journal.py": summary(100, 100),
         "config/load.py": summary(0, 0),
     }
     console = Console(width=60, file=io.StringIO(), record=True)

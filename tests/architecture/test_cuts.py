@@ -10,13 +10,13 @@ from tests.architecture.house import modules, nodes
 from tests.architecture.test_contracts import Class, classes
 
 HALVES = {
-    "cloud_hub.openapi.common.OpenGapView": "the type of members of another answer; types are decoded, and never made",
-    "cloud_hub.openapi.edges.EdgeOfHub": "likewise",
-    "cloud_hub.openapi.streams.StreamOf": "likewise",
+    "cloud_hub.openapi.answers.OpenGapView": "the type of members of another answer; types are decoded, and never made",
+    "cloud_hub.openapi.answers.EdgeOfHub": "likewise",
+    "cloud_hub.openapi.answers.StreamOf": "likewise",
     "config.links.Times": "the schedule of a region, which is decoded, and never made",
     "config.payload_schema.model.PayloadSchema": "the schemas of pipelines and hubs, which are decoded, and never made",
-    "storage.segment_log.read.answers.LogAnswers": "what readers on other threads ask of the log, on its one lock",
-    "storage.segment_log.room.log_room.LogRoom": "likewise what decides about room",
+    "storage.segment_log.reader.LogAnswers": "what readers on other threads ask of the log, on its one lock",
+    "storage.segment_log.space.LogRoom": "likewise what decides about room",
 }
 """Base that only one class has, and that nothing makes -> why it is no half of that class."""
 NAME_MAX = 2

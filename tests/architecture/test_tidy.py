@@ -39,7 +39,7 @@ LONG_FUNCTIONS = {
 
 COMPOSITION_ROOTS = {
     "edge_node/node.py": "starts an edge node",
-    "edge_node/timing/clock.py": "what node.py hands on: wall clock, boot clock, and whether it is synchronised",
+    "edge_node/timing.py": "what node.py hands on: wall clock, boot clock, and whether it is synchronised",
     "cloud_hub/hub.py": "starts a hub",
     "weft/commands/": "a command begins now",
     "weft/demo/": "drives the whole fabric in real time",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bench.hub.followers import SHARDS, TENANT, FleetLog, Followed, driver_bytes, name_of
-from weft.protocols.chunk_index.footer import LEVEL_MAX, StreamKey
+from weft.protocols.chunk_index import LEVEL_MAX, StreamKey
 
 EDGES, STREAMS = 100, 20
 """Edges in the shard, and streams of each."""

@@ -15,8 +15,8 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.functions.definitions import definitions
 
 STACKS = """\
-thread (7): MainThread;run (weft/service/loop.py:1);read (weft/edge_node/functions/runtime/inputs.py:5) 3
-thread (7): MainThread;run (weft/service/loop.py:1);process (weft/edge_node/functions/kinds/deadband.py:9);go (x.py:1) 1
+thread (7): MainThread;run (weft/service/loop.py:1);read (weft/edge_node/functions/derived.py:5) 3
+thread (7): MainThread;run (weft/service/loop.py:1);process (weft/edge_node/functions/thinning.py:9);go (x.py:1) 1
 thread (8): weft-log-writer;sync (weft/storage/filesystem.py:3) 1000
 thread (8): weft-log-writer;encode (weft/protocols/batch.py:7) 2
 thread (9): other;sleep (threading.py:1) 5

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.bounds import Owner, OwnerKind, Rates, Refusals, Shares, TurnBudget, user_or_address
-from weft.bounds.refusals import LINE_INTERVAL_S, OWNERS_MAX
+from weft.bounds.bound import LINE_INTERVAL_S, REFUSED_OWNERS_MAX
 
 
 class Clock:
@@ -93,15 +93,15 @@ def test_refusals_name_owners_within_a_bound_and_are_logged_rarely(caplog: pytes
     clock = Clock()
     refusals = Refusals(clock)
     with caplog.at_level(logging.WARNING):
-        for number in range(OWNERS_MAX + 50):
+        for number in range(REFUSED_OWNERS_MAX + 50):
             refusals.note("limits.wills", user(f"u{number}"), "its will was refused; raise the share")
         refusals.note("limits.wills", user("u0"), "its will was refused; raise the share")
     counts = {refused.owner: refused.times for refused in refusals}
     assert counts[user("u0")] == 2
     assert counts[None] == 50
-    assert len(counts) == OWNERS_MAX + 1
+    assert len(counts) == REFUSED_OWNERS_MAX + 1
     assert len(caplog.messages) == 1
     clock.now += LINE_INTERVAL_S
     refusals.note("limits.wills", user("u0"), "its will was refused; raise the share")
     assert "user u0 reached its share, limits.wills" in caplog.messages[1]
-    assert f"{OWNERS_MAX + 50:,} more refusals" in caplog.messages[1]
+    assert f"{REFUSED_OWNERS_MAX + 50:,} more refusals" in caplog.messages[1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weft.bounds import Events, Owner, OwnerKind, SecurityEvent, Severity
-from weft.bounds.events import INTERVAL_S, KEYS_MAX, LINES_MAX
+from weft.bounds.bound import INTERVAL_S, KEYS_MAX, LINES_MAX
 
 MIRA = Owner(OwnerKind.ADDRESS, "203.0.113.7")
 

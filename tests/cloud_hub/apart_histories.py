@@ -15,15 +15,13 @@ from tests.cloud_hub.fabric import TRUE_START
 from tests.cloud_hub.faulty_store import CALM, STORM, FaultyStore
 from tests.cloud_hub.splitting import Edge, SplittingNode
 from tests.cloud_hub.virtual_time import now_ns
-from weft.cloud_hub.splits.setting_apart import Apart, CannotSetApart
-from weft.cloud_hub.splits.splitting import Splitter
+from weft.cloud_hub.splits import Apart, CannotSetApart, Splitter
 from weft.protocols.lane import Lane
-from weft.protocols.shard.apart import APART_LEVEL
-from weft.storage.chunk_log import ShardLog
+from weft.protocols.shard.fold import APART_LEVEL
+from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
 from weft.storage.cluster import open_cluster, read_cluster
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 TENANT = "acme"
 

@@ -14,12 +14,13 @@ from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.protocols import chunk
-from weft.protocols.chunk import Chunk
+from weft.protocols.chunk_index import Chunk
 from weft.protocols.lane import Lane
-from weft.protocols.shard.shard_state import ShardState, lane_of
+from weft.protocols.shard.lane_state import lane_of
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Buffer
 
 GRACE_S = 150.0

@@ -9,7 +9,8 @@ import msgspec
 
 from tests.cloud_hub.fabric import CLUSTER
 from tests.cloud_hub.virtual_time import now_ns
-from weft.protocols.shard.shard_state import FoldRules, ShardState, StreamKey
+from weft.protocols.chunk_index import FoldRules, StreamKey
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError

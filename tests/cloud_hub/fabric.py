@@ -12,20 +12,22 @@ from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.owners import Owners, Site
+from weft.cloud_hub.cluster import Owners, Site
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols import batch, chunk
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
-from weft.protocols.chunk import Chunk
+from weft.protocols.chunk_index import RELEASE, Chunk, FoldRules
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.shard_state import RELEASE, FoldRules, LaneState, ShardState, lane_of
-from weft.storage.chunk_log import Cluster, ShardLog
+from weft.protocols.shard.lane_state import LaneState, lane_of
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore
 

@@ -15,18 +15,18 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
-from weft.network.tls.files import ClientTlsFiles
-from weft.network.token_file import read_token
+from weft.network.reload import read_token
+from weft.network.tls import ClientTlsFiles
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.origin import Origin
+from weft.protocols.chunk_index import GapRange, Mark
+from weft.protocols.lane import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.replication.events import LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, run_link
 from weft.replication.runner.control import LinkControl
-from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
-from weft.replication.status import LinkStatus
 from weft.storage.object_store import ObjectStore
 
 TOPICS = ("plant/{line}/{machine}/telemetry",)

@@ -9,14 +9,13 @@ import random
 from tests.cloud_hub.members import LaneOfLink, Link, Member
 from tests.cloud_hub.splitting import STREAM, TENANT
 from tests.cloud_hub.virtual_time import now_ns
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello, RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.replication.attempts.outcome import ConnectionEnd
-from weft.replication.attempts.redirects import Redirects, Target
+from weft.replication.attempts import ConnectionEnd, Redirects, Target
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkRefused
-from weft.replication.status import LinkState
 
 ACK_TIMEOUT_S = 1.0
 LOOK_S = 0.5

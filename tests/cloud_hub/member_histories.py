@@ -18,13 +18,12 @@ from tests.cloud_hub.member_edges import ACK_TIMEOUT_S, Edge
 from tests.cloud_hub.members import BEAT_S, Member
 from tests.cloud_hub.splitting import Follower, check
 from tests.support.outcomes import outcome
-from weft.cloud_hub.cluster.membership import DRAIN_BEATS, READ_INTERVAL_S
-from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY
-from weft.protocols.shard.splits import SPLIT_LEVEL
+from weft.cloud_hub.cluster import DRAIN_BEATS, KNOWN_BEATS, LEAVING, READ_INTERVAL_S, READY
+from weft.protocols.shard.placement import SPLIT_LEVEL
 from weft.storage.cluster import declare_split, open_cluster, read_cluster
 from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.presence import ALONE_BEATS, MISSED_MAX
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import ALONE_BEATS, MISSED_MAX
 
 STORM_S = 6.0
 DRAIN_S = 600.0

@@ -12,16 +12,14 @@ from tests.cloud_hub.fabric import SETTINGS, TRUE_START, Session
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.membership import Membership, Work
-from weft.cloud_hub.cluster.owners import Owners, Site, redirect
-from weft.cloud_hub.shard.schedule import CommitPace
-from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.cluster import Membership, Owners, Site, Work, redirect
+from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
 from weft.cloud_hub.shard.shards import Shards
-from weft.cloud_hub.splits.making import ShardMaker
+from weft.cloud_hub.splits import ShardMaker
+from weft.protocols.chunk_index import RELEASE
 from weft.protocols.lane import Lane
 from weft.protocols.link import Hello, RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard.shard_state import RELEASE
 from weft.replication.runner import LinkRefused
 from weft.storage.cluster import Cluster, read_cluster
 from weft.storage.object_store import ObjectStore

@@ -17,7 +17,7 @@ from weft.edge_node.links.links import Links
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogSettings, SegmentLog
-from weft.storage.segment_log.errors import LogFull
+from weft.storage.segment_log.settings import LogFull
 
 STREAM = "telemetry"
 SEGMENT_BYTES = 4096

@@ -13,10 +13,9 @@ from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello
-from weft.replication.attempts.outcome import ConnectionEnd
-from weft.replication.attempts.redirects import HOPS_MAX, Redirects, Target
+from weft.replication.attempts import HOPS_MAX, ConnectionEnd, Redirects, Target
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkRefused
-from weft.replication.status import LinkState
 
 BROKEN = ConnectionEnd(LinkState.WAITING, "cannot connect")
 ANYWHERE: Any = None

@@ -7,7 +7,7 @@ import random
 
 from tests.cloud_hub.fabric import SequencerNode, Session
 from tests.cloud_hub.routes import Route
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason

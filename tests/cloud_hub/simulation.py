@@ -25,13 +25,14 @@ from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import PRECISION_NS, TOOK_MAX_NS, WRONG_NS
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending, write_ending
+from weft.protocols.chunk_index import RELEASE, FoldRules, StreamKey
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 STORM_S = 6.0
 DRAIN_S = 120.0

@@ -21,21 +21,20 @@ from tests.cloud_hub.virtual_time import now_ns
 from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.splits.splitting import Splitter
+from weft.cloud_hub.splits import Splitter
 from weft.protocols import chunk
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.placement import SPLIT_LEVEL
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.splits import SPLIT_LEVEL
-from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs, load_every_shard, missing_shards
 from weft.storage.cluster import Cluster, declare_split, open_cluster, read_cluster
-from weft.storage.every_shard import first_logs, load_every_shard, missing_shards
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 RECORDS = 80
 STORM_S = 5.0

@@ -9,9 +9,9 @@ import pytest
 from tests.cloud_hub.apart_histories import simulate_apart
 from tests.support.silence import silent_logs
 from tests.support.slices import SLICE
+from weft.cloud_hub import splits
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
-from weft.cloud_hub.splits import setting_apart
-from weft.cloud_hub.splits.setting_apart import Apart
+from weft.cloud_hub.splits import Apart
 from weft.protocols.shard import fold
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -48,7 +48,7 @@ def take_its_lanes_nevertheless(patch: pytest.MonkeyPatch) -> None:
 
 
 def set_apart_what_has_data(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(setting_apart, "has_traces", lambda *_: False)
+    patch.setattr(splits, "has_traces", lambda *_: False)
 
 
 @pytest.mark.slow

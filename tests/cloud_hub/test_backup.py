@@ -22,10 +22,9 @@ from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.edge_node.links import links
 from weft.proofs.audit.audit import audit
-from weft.proofs.backup.making import make_backup
-from weft.proofs.backup.restoring import restore
+from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
-from weft.proofs.verify.verify import verify
+from weft.proofs.verify import verify
 from weft.protocols.ranges import RangeSet
 from weft.storage.object_store import ObjectStore, open_store
 

@@ -17,18 +17,16 @@ from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.test_split_hub import Edge, states_of
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
-from weft.cloud_hub.cluster import membership
-from weft.cloud_hub.declared.acts.acting import OwnActs
-from weft.cloud_hub.declared.acts.lines import lines
+from weft.cloud_hub import cluster, splits
+from weft.cloud_hub.admin_facts.acts import OwnActs, lines
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.splits import busy
-from weft.cloud_hub.splits.busy import BUSY, SAMPLE_S, SUSTAINED_S, ProcessLoad
+from weft.cloud_hub.splits import BUSY, SAMPLE_S, SUSTAINED_S, ProcessLoad
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import digest_of
 from weft.storage.cluster import Cluster, declare_split, read_cluster
-from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 def run(samples: list[tuple[float, dict[int, int]]]) -> list[tuple[int, int]]:
@@ -69,10 +67,10 @@ def test_splits_are_as_far_apart_as_load_has_to_last(samples: list[tuple[float, 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process is busy whatever it does, at once."""
-    monkeypatch.setattr(busy, "SAMPLE_S", 0.15)
-    monkeypatch.setattr(busy, "SUSTAINED_S", 0.2)
-    monkeypatch.setattr(busy, "BUSY", -1.0)
-    monkeypatch.setattr(membership, "READ_INTERVAL_S", 0.05)
+    monkeypatch.setattr(splits, "SAMPLE_S", 0.15)
+    monkeypatch.setattr(splits, "SUSTAINED_S", 0.2)
+    monkeypatch.setattr(splits, "BUSY", -1.0)
+    monkeypatch.setattr(cluster, "READ_INTERVAL_S", 0.05)
     with silent_logs():
         yield
 
@@ -129,7 +127,7 @@ async def test_a_busy_shard_is_split_up_to_the_maximum() -> None:
 async def test_of_two_processes_that_split_at_once_the_slower_one_names_no_split(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, busy.__name__)
+    caplog.set_level(logging.INFO, splits.__name__)
     store, edges = MemoryStore(), [Edge(lane) for lane in LANES]
     async with running_hub(store, shards=2, processes=2, advertise=URLS) as hub, AsyncExitStack() as stack:
         for edge in edges:
@@ -143,12 +141,12 @@ async def test_of_two_processes_that_split_at_once_the_slower_one_names_no_split
             await declare_split(store, 1 - own, found)
             return found
 
-        monkeypatch.setattr(busy, "read_cluster", read_and_lose)
-        assert await busy._split(store, hub._shards, own, 8, OwnActs(store, hub.cluster.cluster_id, lambda: 1)), (
+        monkeypatch.setattr(splits, "read_cluster", read_and_lose)
+        assert await splits._split(store, hub._shards, own, 8, OwnActs(store, hub.cluster.cluster_id, lambda: 1)), (
             "the cluster has to be read again"
         )
     assert (await read_cluster(store)).splits == (1 - own,)
-    assert [each for each in caplog.records if each.name == busy.__name__] == []
+    assert [each for each in caplog.records if each.name == splits.__name__] == []
 
 
 @pytest.mark.usefixtures("hasty")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cloud_hub.checks.check import check
+from weft.cloud_hub.check import check
 from weft.commands.hub_settings import settings_of
 from weft.config.errors import ConfigError
 from weft.config.load import parse

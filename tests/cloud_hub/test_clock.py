@@ -33,7 +33,7 @@ from weft.protocols.shard import fold
 from weft.replication.runner import LinkIdentity
 from weft.storage.hub_keys import chunk_prefix
 from weft.storage.object_store import Written, open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NOW = 1_800_000_000 * SECOND
 DAY = 86_400 * SECOND

@@ -7,8 +7,7 @@ import pytest
 from tests.cloud_hub.collecting import simulate_collection
 from tests.support.slices import SLICE
 from weft.cloud_hub.shard.collector import ShardCollector
-from weft.storage.chunk_log import ShardLog
-from weft.storage.manifest import Manifest
+from weft.storage.chunk_log import Manifest, ShardLog
 
 
 def test_nothing_that_anyone_needs_is_deleted() -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority
-from weft.cloud_hub.checks import doctor
-from weft.cloud_hub.checks.check import check
+from weft.cloud_hub import preflight
+from weft.cloud_hub.check import check
 from weft.cloud_hub.clock import ClockWrong
 from weft.config.load import parse
+from weft.config.machine import Standing, Verdict, is_well
 from weft.config.models import HubConfig
-from weft.config.verdict import Standing, Verdict, is_well
 from weft.demo.fabric import free_port
-from weft.storage.disk_speed import DiskSpeed, judged
+from weft.storage.host import DiskSpeed, judged
 from weft.storage.object_store import StoreError, open_store
 
 CONFIG = "listen: 127.0.0.1:{port}\nprocesses: 1\nstore: {folder}/store\nlimits: {{links: 8, idle_connections: 8}}\n"
@@ -32,7 +32,7 @@ def configuration(folder: Path, more: str = "", port: int | None = None) -> HubC
 
 
 def lines(config: HubConfig) -> list[Verdict]:
-    return list(doctor.examine(config, time.monotonic, time.time))
+    return list(preflight.examine(config, time.monotonic, time.time))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def to_act_on(found: list[Verdict], check: str) -> str:
 def test_a_machine_in_order_has_nothing_to_act_on_and_nothing_is_left_in_its_store(
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.storage.kernel_clock.synchronised_reader", lambda: lambda: True)
+    monkeypatch.setattr("weft.storage.host.synchronised_reader", lambda: lambda: True)
     found = lines(configuration(there, "anonymous: never\ntokens_file: null\n"))
     of_a_busy_machine = "disk speed", "store"
     wrong = [each for each in found if each.state is Standing.ACT and each.check not in of_a_busy_machine]
@@ -76,7 +76,7 @@ def full_disk(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
 
 
 def slow_disk(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
-    patch.setattr(doctor, "disk_speed", lambda *_: judged(DiskSpeed(8, 0.25, 0.4)))
+    patch.setattr(preflight, "disk_speed", lambda *_: judged(DiskSpeed(8, 0.25, 0.4)))
     yield configuration(folder)
 
 
@@ -86,7 +86,7 @@ def few_files(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
 
 
 def unset_clock(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
-    patch.setattr("weft.storage.kernel_clock.synchronised_reader", lambda: lambda: False)
+    patch.setattr("weft.storage.host.synchronised_reader", lambda: lambda: False)
     yield configuration(folder)
 
 
@@ -94,7 +94,7 @@ def wrong_clock(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
     async def off(_: object) -> Callable[[], int]:
         raise ClockWrong("this machine's clock is 2 h ahead of that of the store")
 
-    patch.setattr(doctor, "sound_clock", off)
+    patch.setattr(preflight, "sound_clock", off)
     yield configuration(folder)
 
 
@@ -119,7 +119,7 @@ def no_name(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
     async def unknown(_: str) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    patch.setattr(doctor, "_resolve", unknown)
+    patch.setattr(preflight, "_resolve", unknown)
     yield configuration(folder, "advertise: ['http://hub.invalid:8090']\n")
 
 
@@ -137,7 +137,7 @@ def dead_store(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
     def away(_: str) -> object:
         raise StoreError("s3://plant: no answer")
 
-    patch.setattr(doctor, "open_store", away)
+    patch.setattr(preflight, "open_store", away)
     yield configuration(folder)
 
 
@@ -145,7 +145,7 @@ def later_release(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig
     async def there(*_: object) -> list[object]:
         return [type("Entry", (), {"software": "weft 9.0.0"})()]
 
-    patch.setattr(doctor, "running", there)
+    patch.setattr(preflight, "running", there)
     yield configuration(folder)
 
 

@@ -12,16 +12,13 @@ import pytest
 from tests.cloud_hub.member_histories import simulate_members
 from tests.support.silence import silent_logs
 from tests.support.slices import SLICE
-from weft.cloud_hub.cluster import owners
-from weft.cloud_hub.cluster.division import divide
-from weft.cloud_hub.cluster.membership import Membership
-from weft.cloud_hub.cluster.owners import READY, Owners
+from weft.cloud_hub import cluster
+from weft.cloud_hub.cluster import READY, Membership, Owners, divide
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.splits.splitting import Splitter
+from weft.cloud_hub.splits import Splitter
+from weft.protocols.shard.placement import Split
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.splits import Split
-from weft.storage.presence.entries import Seen
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.presence import NodeEntry, Seen
 
 HISTORIES = 150
 Patch = pytest.MonkeyPatch
@@ -55,7 +52,7 @@ def test_whoever_owns_a_shard_nothing_is_lost_and_edges_are_served_in_many_histo
 
 def own_at_once(patch: Patch) -> None:
     """A process that joins owns shards before others know of it."""
-    patch.setattr(owners, "KNOWN_BEATS", 0.0)
+    patch.setattr(cluster, "KNOWN_BEATS", 0.0)
 
 
 def own_again_after_a_pause(patch: Patch) -> None:
@@ -92,7 +89,7 @@ def keep_what_was_drained(patch: Patch) -> None:
 def divide_as_each_likes(patch: Patch) -> None:
     """The division depends on who makes it."""
     made = iter(range(1 << 30))
-    patch.setattr(owners, "divide", lambda shards, weights: _turned(divide(shards, weights), next(made)))
+    patch.setattr(cluster, "divide", lambda shards, weights: _turned(divide(shards, weights), next(made)))
 
 
 def _turned(found: list[str], by: int) -> list[str]:
@@ -139,7 +136,7 @@ def leave_without_a_word(patch: Patch) -> None:
         pass
 
     patch.setattr(Membership, "drain", nothing)
-    patch.setattr("weft.cloud_hub.cluster.membership.Presence.close", nothing)
+    patch.setattr("weft.cloud_hub.cluster.Presence.close", nothing)
 
 
 PLANTS: tuple[Plant, ...] = (

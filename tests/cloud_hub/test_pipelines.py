@@ -16,7 +16,7 @@ from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.pipelines import WAY
 from weft.storage.hub_keys import PIPELINES
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Listing
 
 RUNNING = {"stream": "telemetry", "state": "running", "batch": 7, "records": 90, "rate": 12.5, "lag": 3}

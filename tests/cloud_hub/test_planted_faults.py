@@ -16,8 +16,8 @@ from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.link import Hello
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
-from weft.replication.attempts.redirects import Redirects
+from weft.protocols.shard.snapshot import DecodedSnapshot
+from weft.replication.attempts import Redirects
 from weft.replication.runner import LinkSession
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError

@@ -13,16 +13,15 @@ import pytest
 from tests.storage.object_store.racy_server import racy_server
 from tests.support.certificates import Authority, Pem
 from tests.support.issuer import KeySetServer, key_of, key_set
+from weft.cloud_hub import preflight
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.changes import Decision
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, create_token, hash_token
-from weft.cloud_hub.checks import preflight
-from weft.cloud_hub.declared import changes
-from weft.cloud_hub.declared.changes import Decision
-from weft.config.intake.jwt import Jwt
-from weft.config.intake.listeners import HubTls
-from weft.config.intake.tracing import Collector
+from weft.config.listeners import HubTls, Jwt
 from weft.config.models import HubConfig
+from weft.config.sources import Collector
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log.log import Author, ClusterLog
+from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

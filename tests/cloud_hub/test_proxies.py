@@ -14,9 +14,8 @@ from tests.end_to_end.page_blocks import Block, blocks
 from tests.support.certificates import Authority
 from tests.support.proxies import PACKAGES, proxy
 from tests.support.waiting import until
-from weft.network.tls.contexts import client_context
-from weft.network.tls.files import ClientTlsFiles, TlsFiles
-from weft.storage.object_store.memory import MemoryStore
+from weft.network.tls import ClientTlsFiles, TlsFiles, client_context
+from weft.storage.object_store.directory import MemoryStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tls-at-the-hub.md"
 BLOCKS = [block for block in blocks(PAGE) if block.language in PACKAGES]

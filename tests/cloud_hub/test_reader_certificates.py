@@ -21,10 +21,9 @@ from weft.cli import cli
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import CertificateRights
-from weft.network.tls.contexts import client_context
-from weft.network.tls.files import ClientTlsFiles, TlsFiles
+from weft.network.tls import ClientTlsFiles, TlsFiles, client_context
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 READERS = {
     "CN=mara": CertificateRights(("admin",)),
@@ -115,7 +114,7 @@ async def test_readers_cannot_link_and_edges_cannot_read(authority: Authority, t
 async def test_a_certificate_ends_on_an_open_connection_when_it_is_revoked_or_over(
     authority: Authority, tokens_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.listener.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("weft.cloud_hub.api.listener.LOOK_INTERVAL_S", 0.02)
     async with secure_hub(authority, tokens_file, crl_file=authority.revoke()) as hub:
         mara, jo = authority.sign("mara"), authority.sign("jo", unit="operators")
         async with shown(authority, mara) as first, shown(authority, jo) as second:

@@ -14,20 +14,19 @@ from tests.cloud_hub.test_split_hub import Edge
 from tests.support.epochs import MemoryEpochs
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
-from weft.cloud_hub.cluster import membership
+from weft.cloud_hub import cluster as membership
+from weft.cloud_hub import splits as declaring
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.splits import declaring
-from weft.cloud_hub.splits.setting_apart import Apart, CannotSetApart
+from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import TENANT_APART_EDGE
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
 from weft.storage.cluster import Cluster, open_cluster, read_cluster
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.object_store.placed import PlacedStore, bare
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.object_store.opening import PlacedStore, bare
 from weft.storage.object_store.protocol import Buffer
 
 ACME, OTHER = Lane("acme", "press-1", 1, "telemetry"), Lane("default", "press-1", 2, "telemetry")
@@ -121,7 +120,7 @@ async def test_a_command_that_ended_early_is_repeated_or_taken_back(
     edge, epochs = TenantEdge(ACME), MemoryEpochs()
     async with running_hub(store) as hub:
         with monkeypatch.context() as patch:
-            patch.setattr("weft.cloud_hub.splits.setting_apart.declare_apart", die)
+            patch.setattr("weft.cloud_hub.splits.declare_apart", die)
             with pytest.raises(ConnectionError):
                 await apart(store).set("acme")
         identity = LinkIdentity("acme", edge.lane.edge, edge.lane.log_id, "test")

@@ -10,11 +10,11 @@ from typing import Any
 from tests.cloud_hub.live import running_hub
 from weft.bounds import NestedShares, Owner, OwnerKind, Shares
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.places import ReaderPlaces
+from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.cloud_hub.down.edge_queue import Shared
 from weft.cloud_hub.links.open_links import OpenLinks
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 EVIL, GOOD = "evil", "good"
 TOKENS = 4_096

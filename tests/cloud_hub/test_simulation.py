@@ -11,10 +11,10 @@ from tests.cloud_hub import simulation
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
 from tests.support.later_fold import COUNTED, LATER, counting
 from tests.support.slices import SLICE
-from weft.cloud_hub.shard.drafting import Attempt, Drafted
+from weft.cloud_hub.shard.chunk_builder import Attempt, Drafted
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shard_sessions import Canaries
-from weft.protocols.chunk_index.footer import FoldRules
+from weft.protocols.chunk_index import FoldRules
 
 
 @pytest.mark.parametrize(

@@ -18,24 +18,24 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
+from weft.cloud_hub import cluster as membership
+from weft.cloud_hub import splits as declaring
+from weft.cloud_hub import splits as splitting
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster import membership
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper
-from weft.cloud_hub.splits import declaring, splitting
-from weft.cloud_hub.splits.declaring import CannotSplit
+from weft.cloud_hub.shard.lane_ends import LaneKeeper
+from weft.cloud_hub.splits import CannotSplit
 from weft.protocols import batch
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import digest_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import LinkIdentity
-from weft.storage.chunk_log import NotBegun, ShardLog
+from weft.storage.chunk_log import NotBegun, ShardLog, first_logs, load_every_shard, log_of_edge
 from weft.storage.cluster import Cluster, ClusterUnusable, declare_split, open_cluster, read_cluster
-from weft.storage.every_shard import first_logs, load_every_shard, log_of_edge
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NAMES = [next(f"press-{n}" for n in range(99) if digest_of("default", f"press-{n}") & 1 == bit) for bit in (0, 1)]
 """An edge that stays in shard 0, and one that moves to shard 1."""

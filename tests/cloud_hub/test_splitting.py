@@ -11,11 +11,10 @@ from tests.cloud_hub.splitting import simulate_splits
 from tests.support.silence import silent_logs
 from tests.support.slices import SLICE
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
-from weft.cloud_hub.splits.splitting import Splitter
+from weft.cloud_hub.splits import Splitter
 from weft.protocols.shard import fold
-from weft.protocols.shard.placement import ShardTree
+from weft.protocols.shard.placement import ShardTree, Split
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.splits import Split
 from weft.storage.chunk_log import ShardLog
 
 HISTORIES = 100

@@ -16,8 +16,8 @@ from weft.cloud_hub.settings import HubSettings
 from weft.replication.runner import LinkIdentity
 from weft.storage.cluster import ClusterUnusable, open_cluster, restored
 from weft.storage.object_store import StoreError, open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.nodes import running
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import running
 
 OTHER = LinkIdentity("default", "press-2", 0xDEF, "test")
 
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def hub(root: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
-    monkeypatch.setattr("weft.cloud_hub.health.LOOK_AGE_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.api.application.LOOK_AGE_S", 0.0)
     async with running_hub(open_store(str(root)), table_interval_s=0.1, beat_interval_s=0.1) as hub:
         yield hub
 
@@ -89,7 +89,7 @@ async def test_another_store_in_its_place_ends_it_and_gets_nothing_of_it(what: s
 async def test_one_that_is_started_again_begins_no_cluster_in_an_empty_place(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.cloud_hub.store.AWAY_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.hub.AWAY_S", 0.0)
     root.mkdir()
     hub = Hub(HubSettings(str(root), port=0, begins=False))
     with pytest.raises((ClusterUnusable, StoreError), match="holds no hub"):

@@ -31,10 +31,11 @@ from weft.cloud_hub import stream_deletion
 from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion, Patience
 from weft.protocols.lane import Lane
 from weft.replication.runner import LinkIdentity
-from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table_maker.service import TableService
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.table_writer.service import TableService
 
 KEY = LANE.tenant, LANE.stream
 LATER = START + 3600 * 10**9

@@ -19,27 +19,25 @@ from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.certificates import Authority, Pem
 from tests.support.waiting import until
+from weft.cloud_hub import preflight
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
-from weft.cloud_hub.checks import preflight
-from weft.cloud_hub.cluster.owners import Owners, Site
+from weft.cloud_hub.cluster import Owners, Site
 from weft.cloud_hub.hub import Hub
 from weft.commands.common import get_status
-from weft.config.intake.listeners import HubTls
+from weft.config.listeners import HubTls
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind
-from weft.network.settings import AdmissionLimits
-from weft.network.tls.certificate import certificate_end
-from weft.network.tls.contexts import client_context
-from weft.network.tls.files import ClientTlsFiles, TlsFiles
+from weft.network.admission import AdmissionLimits
+from weft.network.tls import ClientTlsFiles, TlsFiles, certificate_end, client_context
 from weft.output import Failed
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkStatus
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 @pytest.fixture(autouse=True)
 def _look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.listener.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("weft.cloud_hub.api.listener.LOOK_INTERVAL_S", 0.02)
     monkeypatch.setattr("weft.network.admission.SWEEP_INTERVAL_S", 0.05)
 
 

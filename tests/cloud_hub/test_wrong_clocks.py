@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_sinks.completeness.window_numbers import Limits
+from spark_sinks.completeness.window_state import Limits
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, Session
 from tests.cloud_hub.virtual_time import NS, now_ns
@@ -16,13 +16,13 @@ from tests.support.silence import silent_logs
 from weft.cloud_hub.clock import ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper
-from weft.config.functions.window_grid import Grid
-from weft.protocols.chunk import Mark
+from weft.cloud_hub.shard.lane_ends import LaneKeeper
+from weft.config.functions.windows import Grid
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import completeness
 from weft.storage.chunk_log import ShardLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 MINUTE, DAY_S = 60 * NS, 86_400.0
 OFF_S = {"14 years ahead": 14 * 365.25 * DAY_S, "91 days ahead": 91 * DAY_S, "in 1970": -TRUE_START / NS}

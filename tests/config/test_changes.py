@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from weft.config.load import parse
+from weft.config.load import changed_settings, parse, without_defaults
 from weft.config.models import EdgeConfig
-from weft.config.reading.changes import changed_settings, without_defaults
 
 BASE = """\
 node: a

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from weft.cloud_hub.checks.check import check as check_hub
-from weft.config.load import load, parse
+from weft.cloud_hub.check import check as check_hub
+from weft.config.load import load, parse, parse_rules
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.payload_schema.model import PayloadSchema, check_schema
-from weft.config.pipelines.pipeline import Pipeline, check_pipeline
-from weft.config.pipelines.quality_text import parse_rules
+from weft.config.pipelines import Pipeline, check_pipeline
 from weft.config.schema import settings
-from weft.edge_node.check import check as check_edge
+from weft.edge_node.check.rules import check as check_edge
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))

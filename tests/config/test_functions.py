@@ -6,9 +6,8 @@ import pytest
 
 from weft.config.errors import ConfigError
 from weft.config.functions.step import FunctionStep
-from weft.config.load import parse
+from weft.config.load import changed_settings, parse
 from weft.config.models import EdgeConfig
-from weft.config.reading.changes import changed_settings
 from weft.config.schema import schema, settings
 
 STREAM = "node: a\ndata_dir: /data\nstreams:\n  hot:\n    from: t/#\n    functions:\n"

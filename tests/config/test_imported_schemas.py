@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from weft.config.payload_schema.importing import imported
+from weft.config.load import parse_schema
+from weft.config.payload_schema.documents import imported, yaml_text
 from weft.config.payload_schema.model import PayloadSchema
-from weft.config.payload_schema.text import yaml_text
-from weft.config.pipelines.schema_text import parse_schema
 
 
 def model(written: dict[str, Any]) -> tuple[PayloadSchema, list[str]]:

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.config.payload_schema.inferring import PayloadSample
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
+from weft.config.payload_schema.documents import PayloadSample
 
 
 def draft(*payloads: Any, broken: int = 0) -> str:

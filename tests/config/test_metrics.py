@@ -19,9 +19,9 @@ from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS, Metric
 from weft.config.metrics.exposition import WITHOUT_ENTRY, AnySample, HistogramSample, Sample, render
-from weft.config.state import State
+from weft.config.streams import State
 from weft.edge_node.counters import Counters
-from weft.edge_node.servers.amqp.counters import AmqpCounters
+from weft.edge_node.servers.amqp.client import AmqpCounters
 
 ROOT = Path(__file__).parents[2]
 

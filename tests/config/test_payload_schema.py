@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.config.errors import ConfigError
-from weft.config.payload_schema.model import PayloadSchema
-from weft.config.payload_schema.paths import format_path, parse_path
-from weft.config.payload_schema.types import field_type
-from weft.config.pipelines.schema_text import parse_schema, schema_text
+from weft.config.load import parse_schema, schema_text
+from weft.config.payload_schema.languages import format_path, parse_path
+from weft.config.payload_schema.model import PayloadSchema, field_type
 from weft.config.schema import schema
 
 WHOLE = """\

@@ -6,8 +6,7 @@ import pytest
 
 from weft.config.errors import ConfigError
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline, check_pipeline
-from weft.config.pipelines.sinks import PipelineSink, SinkSettings
+from weft.config.pipelines import Pipeline, PipelineSink, SinkSettings, check_pipeline
 
 HOURS = """\
 name: hours

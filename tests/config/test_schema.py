@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from weft.config.models import EdgeConfig, HubConfig
-from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines import Pipeline
 from weft.config.schema import schema, settings
 
 DESCRIPTION_MIN = 15

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config.functions.window_grid import DAY_US, HOUR_US, Grid, grid_problem
+from weft.config.functions.windows import DAY_US, HOUR_US, Grid, grid_problem
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE_US = 60_000_000

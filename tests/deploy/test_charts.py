@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from tests.support.third_party import HELM, KUBECONFORM, KUBERNETES_SCHEMAS, Go
-from weft.cloud_hub.checks.check import check as check_hub
+from weft.cloud_hub.check import check as check_hub
 from weft.config.load import parse
 from weft.config.models import EdgeConfig, HubConfig
-from weft.edge_node.check import check as check_edge
-from weft.service.supervisor import STOP_S_MAX
+from weft.edge_node.check.rules import check as check_edge
+from weft.service.serving import STOP_S_MAX
 
 CHARTS = Path(__file__).parents[2] / "deploy" / "helm"
 KUBERNETES = "1.37.0"

@@ -20,13 +20,13 @@ from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.deploy.test_alerts import RULES, promtool
 from tests.support.processes import weft
 from tests.support.waiting import PATIENCE_S, until
-from weft.cloud_hub.api import edge_figures
-from weft.cloud_hub.cluster import owners
+from weft.cloud_hub import cluster
+from weft.cloud_hub.api import metrics
 from weft.cloud_hub.hub import Hub, boot_time_ns
+from weft.replication.events import LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.runner import LinkIdentity
-from weft.replication.settings import SenderSettings
-from weft.replication.status import LinkStatus
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 EDGES, GONE = [f"press-{n}" for n in range(20)], {"press-3", "press-11"}
@@ -69,8 +69,8 @@ def not_connected(hub: Hub) -> set[str]:
 async def test_two_silent_edges_of_twenty_are_named_and_alarmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_figures, "REFRESH_S", 0.0)  # scrapes follow each other faster than those of a scraper
-    monkeypatch.setattr(owners, "MISSED_MAX", 10_000)  # no host leaves here, also when the clock is set forward
+    monkeypatch.setattr(metrics, "EDGES_REFRESH_S", 0.0)  # scrapes follow each other faster than those of a scraper
+    monkeypatch.setattr(cluster, "MISSED_MAX", 10_000)  # no host leaves here, also when the clock is set forward
     store, clock = MemoryStore(), SharedClock()
     clocks = {"wall_clock": clock.wall, "boot_clock": clock.boot}
     sender = SenderSettings(mark_interval=100_000_000)

@@ -22,17 +22,14 @@ import pytest
 from tests.support.certificates import Authority, Pem
 from weft.config.links import Link
 from weft.config.load import parse
+from weft.config.machine import Standing, Verdict, act, good, is_well, unknown
 from weft.config.models import EdgeConfig
-from weft.config.verdict import Standing, Verdict, act, good, is_well, unknown
 from weft.demo.fabric import free_port
-from weft.edge_node.check import check
-from weft.edge_node.preflight import doctor, hub_answers
-from weft.edge_node.preflight.doctor import examine
-from weft.edge_node.preflight.hub_answers import HubCalls
-from weft.edge_node.preflight.open_files import open_files
+from weft.edge_node import doctor
+from weft.edge_node.check.rules import check
+from weft.edge_node.doctor import HubCalls, examine, open_files
 from weft.protocols.lane import NodeName
-from weft.storage.disk_speed import DiskSpeed, disk_speed, judged, measure
-from weft.storage.disk_wear import disk_wear
+from weft.storage.host import DiskSpeed, disk_speed, disk_wear, judged, measure
 
 NOW = 1_800_000_000.0
 THIS = "weft 0.1.0"
@@ -236,7 +233,7 @@ def hub_too_new(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
 
 
 def hub_too_old(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    patch.setattr(hub_answers, "PROTOCOL_VERSION", 2)
+    patch.setattr(doctor, "PROTOCOL_VERSION", 2)
     yield from hub_of(told(), folder)
 
 
@@ -258,7 +255,7 @@ def wrong_clock(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
 
 
 def unset_clock(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    patch.setattr("weft.storage.kernel_clock.synchronised_reader", lambda: lambda: False)
+    patch.setattr("weft.storage.host.synchronised_reader", lambda: lambda: False)
     yield configuration(folder)
 
 
@@ -344,7 +341,7 @@ def tls_where_none_is(folder: Path, _: pytest.MonkeyPatch) -> Iterator[EdgeConfi
 
 
 def firewall(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[EdgeConfig]:
-    patch.setattr(hub_answers.HubCalls.__init__, "__kwdefaults__", {"patience_s": 0.05})
+    patch.setattr(doctor.HubCalls.__init__, "__kwdefaults__", {"patience_s": 0.05})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         yield linked(folder, f"http://127.0.0.1:{silent.getsockname()[1]}")
 

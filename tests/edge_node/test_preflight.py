@@ -15,7 +15,7 @@ from weft.config.errors import Finding
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 
 DEFAULT_BUDGET = 16 << 30
 CONFIG = "node: a\ndata_dir: {data_dir}\nstreams: {{telemetry: {{from: '#'}}}}\nhttp: null\n"
@@ -81,7 +81,7 @@ def test_a_port_is_free_again_after_it_was_tried(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_for_traces_lets_the_node_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.network.tracing.checks.is_installed", lambda: False)
+    monkeypatch.setattr("weft.network.tracing.is_installed", lambda: False)
     _, found = loaded(tmp_path, "tracing: {endpoint: 'http://127.0.0.1:4318'}\n")
     assert ([*found.needed], paths(found.unfit)) == ([], ["tracing"])
     assert "pip install 'weft-fabric[otel]'" in str(found.unfit[0])

@@ -8,9 +8,9 @@ import pytest
 
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.orders.reconfigure import ConfigFile, ConfigUnusable, Reconfigure
+from weft.edge_node.check.rules import check
 from weft.edge_node.part import Part, Undo
+from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, Reconfigure
 
 BASE = """\
 node: a

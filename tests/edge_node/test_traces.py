@@ -15,7 +15,7 @@ from tests.support.collector import Collector, collecting
 from tests.support.live_node import LiveNode, running
 from tests.support.mqtt_client import BlockingPaho
 from weft.config.metrics.exposition import Sample
-from weft.edge_node.status.metrics import samples
+from weft.edge_node.status.facts import samples
 from weft.protocols.message_headers import TRACE
 
 TRACE_ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -10,7 +10,7 @@ from weft.cli import main
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard import shard_state
 from weft.storage.cluster import open_cluster
-from weft.storage.store_formats import check_store
+from weft.storage.fenced_store import check_store
 
 
 def become_later() -> None:

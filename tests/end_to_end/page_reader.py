@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from spark_sinks.runtime.java import find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end import page_interpreter
 from tests.end_to_end.page_blocks import Block
 from tests.support.spark_processes import QUICK

@@ -22,7 +22,7 @@ from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
 from weft.proofs.audit.audit import audit
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
 
 KILLS = SLICE.amount(ci=4, night=30)

@@ -26,7 +26,7 @@ from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, get_json
 from weft.proofs.audit.audit import audit
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

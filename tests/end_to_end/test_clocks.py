@@ -21,7 +21,7 @@ from tests.end_to_end.test_kills import STREAM, check_every_message
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, get_json
 from weft.proofs.audit.audit import audit
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

@@ -12,15 +12,14 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from spark_sinks.runtime.java import find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.cloud_hub.tables.logs import LogWriter
 from tests.cloud_hub.tables.test_typed import Process, readings
 from tests.end_to_end.page_reader import java_options
 from tests.support.third_party import DBT, DELTA_SPARK, Package
-from weft.cloud_hub.declared.schemas import set_schema
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.cluster_log.log import Author, ClusterLog
+from weft.cloud_hub.admin_facts.changes import set_schema
+from weft.config.load import parse_schema
+from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store
 from weft.storage.table.schemas import StreamSchema
 

@@ -20,7 +20,7 @@ from tests.support.store_path import StorePath, Way
 from tests.support.waiting import wait_until
 from weft.demo.fabric import Edge, FabricError
 from weft.proofs.audit.audit import audit
-from weft.proofs.audit.regions import compare_regions
+from weft.proofs.audit.report import compare_regions
 from weft.storage.object_store import open_store
 
 BLOWS = SLICE.amount(ci=5, night=15)

@@ -21,7 +21,7 @@ from tests.support import forked
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import FabricError
-from weft.protocols.shard.shard_state import LEVEL_MAX
+from weft.protocols.chunk_index import LEVEL_MAX
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster, read_level
 

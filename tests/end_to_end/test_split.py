@@ -25,8 +25,8 @@ from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import Edge
 from weft.protocols.shard.placement import ShardTree, shard_of
+from weft.storage.chunk_log import first_logs, load_every_shard
 from weft.storage.cluster import open_cluster
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

@@ -14,12 +14,11 @@ import pytest
 from tests.end_to_end.storms import Fabric, HubNode, running
 from tests.end_to_end.test_kills import Load
 from tests.support.waiting import wait_until
-from weft.proofs.backup.making import make_backup
-from weft.proofs.backup.restoring import restore
+from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
-from weft.proofs.verify.verify import verify
+from weft.proofs.verify import verify
 from weft.storage.object_store import open_store
-from weft.storage.presence.nodes import decode_entry
+from weft.storage.presence import decode_entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 AWAY_S = 6.0

@@ -15,7 +15,8 @@ from tests.support import forked
 from tests.support.later_fold import COUNTED, LATER, Tally
 from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import FabricError
-from weft.protocols.shard.shard_state import LEVEL_MAX, ShardState
+from weft.protocols.chunk_index import LEVEL_MAX
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore

@@ -8,9 +8,23 @@ from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers, to_message
 from weft.edge_node.subscriptions.message import Message as Stored
-from weft.protocols.amqp1.message import HEADER, decode_message, encode_message
-from weft.protocols.amqp1.opening import FRAME_BYTES_MAX, frame_size, plain, sasl_init
-from weft.protocols.amqp1.types import Symbol, Timestamp, described, encode, encode_map, fields, ubyte, uint, ulong
+from weft.protocols.amqp.typed_values import Milliseconds, Symbol
+from weft.protocols.amqp1 import (
+    FRAME_BYTES_MAX,
+    HEADER,
+    decode_message,
+    described,
+    encode,
+    encode_map,
+    encode_message,
+    fields,
+    frame_size,
+    plain,
+    sasl_init,
+    ubyte,
+    uint,
+    ulong,
+)
 from weft.protocols.errors import Corrupt
 from weft.protocols.message_headers import EXPIRES
 
@@ -73,8 +87,8 @@ def _message_seeds() -> list[bytes]:
 
     everything = [
         encode(UUID(int=7)), encode(b"ann"), encode("plant/a"), encode("subject"), encode("answers"), ulong(9),
-        encode(Symbol("text/plain")), encode(Symbol("gzip")), encode(Timestamp(1_700_000_000_000)),
-        encode(Timestamp(1)), encode("group"), uint(4), encode("group"),
+        encode(Symbol("text/plain")), encode(Symbol("gzip")), encode(Milliseconds(1_700_000_000_000)),
+        encode(Milliseconds(1)), encode("group"), uint(4), encode("group"),
     ]  # fmt: skip
     header = section(HEADER, fields([encode(True), ubyte(4), uint(60_000), encode(True), uint(3)]))
     properties = section(0x73, fields(everything))
@@ -84,7 +98,9 @@ def _message_seeds() -> list[bytes]:
     return [
         header + annotations + properties + application + data,
         section(HEADER, fields([encode(False), ulong((1 << 64) - 1), ulong((1 << 64) - 1)])) + data,
-        section(0x73, fields([encode(None)] * 8 + [encode(Timestamp(-(1 << 63))), encode(Timestamp((1 << 63) - 1))])),
+        section(
+            0x73, fields([encode(None)] * 8 + [encode(Milliseconds(-(1 << 63))), encode(Milliseconds((1 << 63) - 1))])
+        ),
         section(0x73, fields([encode(Symbol("a"))] * 8)) + section(0x74, pairs({Symbol("a"): Symbol("b")})) + data,
         data * 3,
         section(0x76, encode([1, "a", {"b": 2}])) * 2,

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from tests.fuzz import target
-from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import Destination, Route
-from weft.edge_node.servers.amqp.target import Target, Targets
-from weft.protocols.amqp.content import read_content_header, write_content
-from weft.protocols.amqp.errors import AmqpError
-from weft.protocols.amqp.frames import FRAME_BYTES_MIN, HEADER, METHOD, PROTOCOL_HEADER, frame, frame_end, read_frame
+from weft.edge_node.ingest.record import Destination, Gathering, Route
+from weft.edge_node.servers.amqp.client import Target, Targets
+from weft.protocols.amqp.content import read_content_header, read_properties, write_content, write_properties
+from weft.protocols.amqp.frames import (
+    FRAME_BYTES_MIN,
+    HEADER,
+    METHOD,
+    PROTOCOL_HEADER,
+    AmqpError,
+    frame,
+    frame_end,
+    read_frame,
+    scan,
+)
 from weft.protocols.amqp.methods import commands, read_method, write_method
-from weft.protocols.amqp.properties import read_properties, write_properties
-from weft.protocols.amqp.publish_run import scan
 
 LIMIT = 128 << 10
 PLAIN, TYPED = b"\0\0", b"\x90\x00\x04text\x02"

@@ -13,13 +13,19 @@ from tests.support.waiting import until
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
-from weft.edge_node.sessions.limits import FILTER_LEVELS_MAX
-from weft.edge_node.sessions.store.topic_tree import TopicTree
-from weft.network import proxy_protocol
-from weft.network.admission import Admission
-from weft.network.settings import AdmissionLimits
-from weft.protocols.mqtt.filter_tree import FilterTree
-from weft.protocols.topics import InvalidTopic, check_filter, check_topic, compile_pattern, matches, split_share
+from weft.edge_node.sessions.records import FILTER_LEVELS_MAX
+from weft.edge_node.sessions.retained import TopicTree
+from weft.network import accepting
+from weft.network.admission import Admission, AdmissionLimits
+from weft.protocols.topics import (
+    FilterTree,
+    InvalidTopic,
+    check_filter,
+    check_topic,
+    compile_pattern,
+    matches,
+    split_share,
+)
 
 # --- WebSocket
 
@@ -107,21 +113,21 @@ def _websocket_seeds() -> list[bytes]:
 
 
 def _proxy(data: bytes) -> None:
-    prefix, body = data[: proxy_protocol.PREFIX_BYTES], data[proxy_protocol.PREFIX_BYTES :]
+    prefix, body = data[: accepting.PREFIX_BYTES], data[accepting.PREFIX_BYTES :]
     try:
-        if data.startswith(proxy_protocol.LINE_START):
-            proxy_protocol.source_of_line(data)
+        if data.startswith(accepting.LINE_START):
+            accepting.source_of_line(data)
             return
-        length = proxy_protocol.body_length(prefix)
-        assert 0 <= length <= proxy_protocol.BODY_BYTES_MAX
-        address = proxy_protocol.source(prefix, body[:length])
-    except proxy_protocol.BadProxyHeader:
+        length = accepting.body_length(prefix)
+        assert 0 <= length <= accepting.BODY_BYTES_MAX
+        address = accepting.source(prefix, body[:length])
+    except accepting.BadProxyHeader:
         return
     assert address is None or (address.host and 0 <= address.port <= 65_535)
 
 
 def _proxy_seeds() -> list[bytes]:
-    signature = proxy_protocol.SIGNATURE
+    signature = accepting.SIGNATURE
     four, six = bytes.fromhex("c0a80001 0a000001 04d2 075b"), bytes(15) + b"\1" + bytes(15) + b"\2\x04\xd2\x07\x5b"
     return [
         signature + b"\x21\x11" + len(four).to_bytes(2, "big") + four,

@@ -12,16 +12,16 @@ from functools import cache
 
 from tests.fuzz.target import Target
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.expressions import (
-    Condition,
+from weft.edge_node.functions.expression_code import (
+    CALLS,
+    INTEGER_MAX,
+    INTEGER_MIN,
+    OPERATIONS,
+    TEXT_MAX,
     ExpressionError,
-    FieldMaker,
     InvalidExpression,
-    compile_expression,
 )
-from weft.edge_node.functions.expressions.bounds import INTEGER_MAX, INTEGER_MIN, TEXT_MAX
-from weft.edge_node.functions.expressions.calls import CALLS
-from weft.edge_node.functions.expressions.operations import OPERATIONS
+from weft.edge_node.functions.expressions import Condition, FieldMaker, compile_expression
 
 LEVELS = {"line": "l1"}
 NAMES = ("line", "machine")

@@ -14,13 +14,19 @@ from crc32c import crc32c
 from tests.fuzz.target import INPUT_BYTES_MAX, Target
 from tests.vectors import notation
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.answers import integer, moment
+from weft.cloud_hub.api.answers import integer, time_parameter
 from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading
 from weft.protocols.errors import CodecError
-from weft.protocols.link import Data, FrameType
-from weft.protocols.link.data import check_batch, split_batches
-from weft.protocols.link.stream import PENDING_BYTES_MAX, FrameDecoder, FrameEncoder
+from weft.protocols.link import (
+    PENDING_BYTES_MAX,
+    Data,
+    FrameDecoder,
+    FrameEncoder,
+    FrameType,
+    check_batch,
+    split_batches,
+)
 
 VECTORS = Path(notation.__file__).parent
 _CRC = struct.Struct("<I")
@@ -199,7 +205,7 @@ def _parameters(data: bytes) -> None:
         with contextlib.suppress(ApiError):
             assert least <= integer(request, name, least, least, most) <= most
     with contextlib.suppress(ApiError):
-        moment(request, "since")
+        time_parameter(request, "since")
     request.query.get("tenant")
 
 

@@ -12,23 +12,27 @@ import zstandard
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.bounds import Owner, OwnerKind
-from weft.edge_node.ingest.routes import CHECK_COST
-from weft.edge_node.servers.http.access import claim_of, credentials_of
-from weft.edge_node.servers.http.answers import Answers
-from weft.edge_node.servers.http.browsers import Browsers
+from weft.edge_node.ingest.record import CHECK_COST
+from weft.edge_node.servers.http.access import Browsers, claim_of, credentials_of
 from weft.edge_node.servers.http.connection import longest_body_by
-from weft.edge_node.servers.http.counters import HttpCounters
-from weft.edge_node.servers.http.exchange import Exchange, Taker
 from weft.edge_node.servers.http.idempotency import Once
-from weft.edge_node.servers.http.out.websocket import WebSocketWrapping, upgrade
-from weft.edge_node.servers.http.problem import Problem
-from weft.edge_node.servers.http.request import PIECE_BYTES, KnownHeads, Request, RequestParser, unquoted
-from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
-from weft.edge_node.servers.http.writes.influx import Influx
-from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
-from weft.edge_node.servers.http.writes.posts import Posts
-from weft.edge_node.servers.http.writes.records import NewRecord
-from weft.edge_node.servers.http.writes.storing import PostTarget as Stream
+from weft.edge_node.servers.http.influx import LINE_BYTES_MAX, BadLine, Influx, lines_of, parse_line
+from weft.edge_node.servers.http.posts import Posts
+from weft.edge_node.servers.http.request import (
+    PIECE_BYTES,
+    Answers,
+    Exchange,
+    KnownHeads,
+    Problem,
+    Request,
+    RequestParser,
+    Taker,
+    unquoted,
+)
+from weft.edge_node.servers.http.settings import BrowserSettings, HttpCounters, HttpSettings
+from weft.edge_node.servers.http.storing import NewRecord
+from weft.edge_node.servers.http.storing import PostTarget as Stream
+from weft.edge_node.servers.http.websocket import WebSocketWrapping, upgrade
 from weft.protocols.topics import InvalidTopic, check_topic
 
 SETTINGS = HttpSettings(body_bytes_max=64 << 10, message_bytes_max=64 << 10, records_max=1000)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.edge_node.ingest.record import Gathering, NodeSource
-from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.ingest.record import Destination, Gathering, NodeSource, Route
 from weft.protocols.mqtt.connection import Connection, ServerLimits
 from weft.protocols.mqtt.decoder import decode, packet_end
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.errors import MqttError
-from weft.protocols.mqtt.packet_ids import PacketIds
-from weft.protocols.mqtt.packets import Packet
+from weft.protocols.mqtt.packets import MqttError, Packet, PacketIds
 from weft.protocols.mqtt.publish_run import scan
 
 LIMIT = 64 << 10

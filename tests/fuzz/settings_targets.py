@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.target import Target
-from weft.config.signing.statement import SignatureUnreadable, Statement, read_signed, with_signature
+from weft.config.signing import SignatureUnreadable, Statement, read_signed, with_signature
 
 TEXT = "streams: {alarms: {from: 'alarms/#'}}\n"
 

@@ -9,28 +9,26 @@ from typing import Any
 
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
-from weft.edge_node.ingest.routes import Destination, Route
-from weft.edge_node.sources.amqp_connection import convert
-from weft.edge_node.sources.amqp_frames import Delivery, FrameReader
-from weft.edge_node.sources.connection import Memory, NodeParts, SourceDown
-from weft.edge_node.sources.mqtt_connection import MqttConnection, MqttTerms
+from weft.edge_node.ingest.record import Destination, Route
+from weft.edge_node.sources.amqp import Delivery, FrameReader, convert
+from weft.edge_node.sources.connection import Memory, NodeParts, SourceDown, Topics
+from weft.edge_node.sources.mqtt import MqttConnection, MqttTerms
 from weft.edge_node.sources.status import SourceStatus
-from weft.edge_node.sources.topics import Topics
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Disconnect,
     Packet,
     PingResp,
+    Properties,
     PubAck,
     Publish,
     PubRel,
     SubAck,
     UnsubAck,
+    Version,
 )
-from weft.protocols.mqtt.properties import Properties
 
 BODY_BYTES_MAX = 64 << 10
 TOPICS = Topics()

@@ -5,8 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from weft.protocols.batch import HEADER_PAIRS_MAX, ClockReading, ClockState, HeaderPairs, encode, records
-from weft.protocols.columns import columns_from_lists
+from weft.protocols.batch import (
+    HEADER_PAIRS_MAX,
+    ClockReading,
+    ClockState,
+    HeaderPairs,
+    columns_from_lists,
+    encode,
+    records,
+)
 
 NOW = 1_700_000_000_000_000_000
 CLOCK = ClockReading(0, 0, ClockState.SYNCED)

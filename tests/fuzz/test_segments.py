@@ -14,23 +14,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.slices import SLICE
-from weft.edge_node.inspect.tail import TailRecord, newest_records
-from weft.edge_node.inspect.tail_start import Start
+from weft.edge_node.inspect.tail import Start, TailRecord, newest_records
 from weft.edge_node.inspect.view import Cursor, Durability, LogDirectory, forecast, summarise
-from weft.edge_node.timing.clock import clock_reader
+from weft.edge_node.timing import clock_reader
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.ranges import RangeSet
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import LogSettings, LogVersionError, SegmentLog
-from weft.storage.segment_log.names import DAMAGED, STRANGE
-from weft.storage.segment_log.recover.identity import read_identity
-from weft.storage.segment_log.recover.loading import load_directory
-from weft.storage.segment_log.walk.ends import find_footer
-from weft.storage.segment_log.walk.entries import inspect_log
-from weft.storage.segment_log.walk.frames import SegmentBytes
-from weft.storage.segment_log.walk.scan import scan_segment
+from weft.storage.segment_log.recovery import load_directory, read_identity
+from weft.storage.segment_log.scan import SegmentBytes, find_footer, inspect_log, scan_segment
+from weft.storage.segment_log.settings import DAMAGED, STRANGE
 
 SETTINGS = LogSettings(segment_bytes=1 << 13, budget_bytes=1 << 20, tail_bytes=0)
 T0 = 1_700_000_000_000_000_000

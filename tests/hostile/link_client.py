@@ -21,8 +21,20 @@ from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, Columns, HeaderPairs
-from weft.protocols.link import Ack, Data, Frame, Hello, LaneClosed, LaneOpen, LaneOpened, Marks, Refuse, Welcome
-from weft.protocols.link.stream import FrameDecoder, FrameEncoder
+from weft.protocols.link import (
+    Ack,
+    Data,
+    Frame,
+    FrameDecoder,
+    FrameEncoder,
+    Hello,
+    LaneClosed,
+    LaneOpen,
+    LaneOpened,
+    Marks,
+    Refuse,
+    Welcome,
+)
 from weft.replication.runner import LINK_PATH
 
 INTERVAL_S = 0.02

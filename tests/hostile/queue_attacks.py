@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from tests.edge_node.servers.amqp.harness import RawClient
 from weft.protocols.amqp.content import write_content
-from weft.protocols.amqp.errors import ReplyCode
-from weft.protocols.amqp.field_table import write_table
-from weft.protocols.amqp.methods import Method, commands, write_method
+from weft.protocols.amqp.frames import ReplyCode
+from weft.protocols.amqp.methods import Method, commands, write_method, write_table
 
 Basic, Exchange, Queue = commands.Basic, commands.Exchange, commands.Queue
 CHUNK: Final = 256

@@ -19,8 +19,8 @@ from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.amqp.frames import BODY, HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, frame
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp1.opening import SASL
-from weft.protocols.amqp1.types import Symbol, described, encode, fields, ubyte, uint
+from weft.protocols.amqp.typed_values import Symbol
+from weft.protocols.amqp1 import SASL, described, encode, fields, ubyte, uint
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 UNDISTURBED_S, ATTACK_S = 0.7, 1.5

@@ -14,8 +14,8 @@ from tests.hostile.good_client import GoodClient
 from tests.hostile.test_amqp import MIB, connected, is_open
 from tests.hostile.waits import at_most
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.protocols.amqp1.opening import AMQP, SASL
-from weft.protocols.amqp1.types import Symbol, described, encode, fields, ubyte, uint
+from weft.protocols.amqp.typed_values import Symbol
+from weft.protocols.amqp1 import AMQP, SASL, described, encode, fields, ubyte, uint
 from weft.protocols.mqtt.encoder import encode as encode_mqtt
 from weft.protocols.mqtt.packets import Connect, Publish
 

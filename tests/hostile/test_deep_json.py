@@ -10,25 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from spark_sinks.completeness.moment import parse_at
-from spark_sinks.completeness.window_numbers import WindowState
+from spark_sinks.completeness.watermark import parse_at
+from spark_sinks.completeness.window_state import WindowState
 from spark_sinks.errors import ReadError
-from spark_sinks.pipelines.shipped.model import MAGIC, read_model
-from spark_sinks.source.followed_table import FollowedTable
-from spark_sinks.source.positions import parse_position
-from weft.proofs.audit.deletions import read_declared
-from weft.proofs.backup.record import RECORD, BackupRecord, BackupUnusable, encode
-from weft.proofs.backup.view import open_backup
-from weft.proofs.trace.errors import TraceError
-from weft.proofs.trace.steps import payload_fields
-from weft.proofs.trace.used import parse_used
+from spark_sinks.pipelines.shipped.features import MAGIC, read_model
+from spark_sinks.source.options import parse_position
+from spark_sinks.source.tables import FollowedTable
+from weft.proofs.audit.audit import read_declared
+from weft.proofs.backup.view import RECORD, BackupRecord, BackupUnusable, encode, open_backup
+from weft.proofs.trace import TraceError, parse_used, payload_fields
 from weft.storage.hub_keys import deletion_key
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table.delta.entries import Action, AddedFile, Lines, TableProtocol
-from weft.storage.table.delta.log import decode_pointer
-from weft.storage.table.delta.small_files import SmallFiles
-from weft.storage.table.delta.state import StateBuilder
-from weft.storage.table.errors import TableError
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.table.actions import Action, AddedFile, Lines, StateBuilder, TableError, TableProtocol
+from weft.storage.table.delta_log import SmallFiles, decode_pointer
 
 DEPTH = 100_000
 DEEP = b"[" * DEPTH + b"]" * DEPTH

@@ -18,16 +18,23 @@ from tests.cloud_hub.cluster.test_owners import SHARDS, Process
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.waiting import until
-from weft.cloud_hub.cluster.membership import NAMED_MAX, NotFinalized, finalize
-from weft.cloud_hub.cluster.owners import KNOWN_BEATS, READY
+from weft.cloud_hub.cluster import KNOWN_BEATS, NAMED_MAX, READY, NotFinalized, finalize
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
-from weft.storage.chunk_log import open_cluster
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import Object, ObjectStore, open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.entries import ENTRIES_MAX, REST_MAX, Entries
-from weft.storage.presence.nodes import ENTRY_BYTES_MAX, RUNNING_MAX, NodeEntry, decode_entry, running
-from weft.storage.presence.presence import BEAT_S
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import (
+    BEAT_S,
+    ENTRIES_MAX,
+    ENTRY_BYTES_MAX,
+    REST_MAX,
+    RUNNING_MAX,
+    Entries,
+    NodeEntry,
+    decode_entry,
+    running,
+)
 
 TOKEN = "the-secret-of-an-edge"
 BEAT = 0.2

@@ -18,7 +18,7 @@ from tests.support.processes import Node, memory_bytes
 from tests.support.stopwatch import Stopwatch
 from weft.commands.common import get_status
 from weft.demo.fabric import free_port
-from weft.network.tls.files import ClientTlsFiles
+from weft.network.tls import ClientTlsFiles
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 CONFIG = """\

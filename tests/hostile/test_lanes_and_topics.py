@@ -10,8 +10,8 @@ import pytest
 from tests.hostile.hub import NEIGHBOUR, GuardedHub
 from tests.hostile.link_client import GoodLink, RawLink, link_to, records
 from tests.hostile.waits import at_most
+from weft.protocols.lane import Origin
 from weft.protocols.link import Ack, LaneClosed, LaneOpen, LaneOpened, LaneOrigins, Refuse, RefuseCode, Welcome
-from weft.protocols.origin import Origin
 
 pytestmark = pytest.mark.processes
 LANES = 1500

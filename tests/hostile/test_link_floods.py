@@ -15,8 +15,20 @@ from tests.hostile.link_client import GoodLink, RawLink, link_to, records, spars
 from tests.hostile.waits import at_most
 from tests.support.processes import processor_s
 from weft.protocols.batch import COUNT_MAX
-from weft.protocols.link import Ack, Data, FrameType, LastWords, Marks, Ping, Pong, Refuse, Welcome, encode_frame
-from weft.protocols.link.canary import Canary, CanaryBack
+from weft.protocols.link import (
+    Ack,
+    Canary,
+    CanaryBack,
+    Data,
+    FrameType,
+    LastWords,
+    Marks,
+    Ping,
+    Pong,
+    Refuse,
+    Welcome,
+    encode_frame,
+)
 
 pytestmark = pytest.mark.processes
 UNDISTURBED_S = 1.0

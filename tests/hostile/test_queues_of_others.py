@@ -12,7 +12,7 @@ import pytest
 from tests.edge_node.servers.amqp.harness import RawClient
 from tests.hostile.edge import RULES, GuardedEdge
 from weft.protocols.amqp.content import write_content
-from weft.protocols.amqp.errors import ReplyCode
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import Method, commands, write_method
 
 pytestmark = pytest.mark.processes

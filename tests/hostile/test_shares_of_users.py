@@ -12,9 +12,7 @@ from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import at_most
-from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, Will
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Properties, PubAck, Publish, ReasonCode, Will
 
 pytestmark = pytest.mark.processes
 LIMITS = "sessions: 200, subscriptions_total: 4000, wills: 1MiB, retained: 400"

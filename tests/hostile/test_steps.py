@@ -18,10 +18,18 @@ from tests.support.waiting import PATIENCE_S
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp1.types import described, encode, fields, uint
+from weft.protocols.amqp1 import described, encode, fields, uint
 from weft.protocols.mqtt.encoder import encode as encode_mqtt
-from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe, Version
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import (
+    Connect,
+    PingReq,
+    Properties,
+    Publish,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Version,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 MIB = 1 << 20

@@ -19,10 +19,9 @@ from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp1.opening import SASL
-from weft.protocols.amqp1.types import Symbol, described, encode, fields
-from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.amqp.typed_values import Symbol
+from weft.protocols.amqp1 import SASL, described, encode, fields
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, ReasonCode
 
 pytestmark = pytest.mark.processes
 ATTACKERS = {"mqtt": 400}

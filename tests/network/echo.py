@@ -12,11 +12,10 @@ from typing import Any, cast
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.servers.listeners.listeners import WebSockets
 from weft.edge_node.servers.listeners.settings import ListenerSettings
-from weft.edge_node.servers.listeners.websocket import WebSockets
 from weft.network.accepting import Acceptor
-from weft.network.admission import Admission, NetworkConnection
-from weft.network.settings import AdmissionLimits
+from weft.network.admission import Admission, AdmissionLimits, NetworkConnection
 
 
 class Echo(asyncio.Protocol):

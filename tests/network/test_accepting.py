@@ -25,9 +25,8 @@ from tests.support.certificates import Authority, Pem
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import UnixSocket
-from weft.network.settings import AdmissionLimits
-from weft.network.tls.contexts import common_name, server_context
-from weft.network.tls.files import TlsFiles, TlsUnusable
+from weft.network.admission import AdmissionLimits
+from weft.network.tls import TlsFiles, TlsUnusable, common_name, server_context
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 

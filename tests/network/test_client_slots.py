@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from weft.network import client_slots
-from weft.network.client_slots import ClientSlots
+from weft.network import admission
+from weft.network.admission import ClientSlots
 
 LONG_S = 10.0
 
@@ -30,7 +30,7 @@ async def turns() -> None:
 async def test_who_waits_gets_the_slots_that_become_free_in_order(
     full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
+    monkeypatch.setattr(admission, "WAIT_S", LONG_S)
     waiting = [asyncio.create_task(full.get(holder)) for holder in (3, 4, 5)]
     await turns()
     full.leave(2)
@@ -43,7 +43,7 @@ async def test_who_waits_gets_the_slots_that_become_free_in_order(
 
 
 async def test_without_a_slot_in_time_the_answer_is_no(full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_slots, "WAIT_S", 0.01)
+    monkeypatch.setattr(admission, "WAIT_S", 0.01)
     assert not await full.get(3)
     full.leave(1)
     await turns()
@@ -55,7 +55,7 @@ async def test_who_is_displaced_leaves_its_slot_to_its_successor(
     full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait, the number of holders does not grow."""
-    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
+    monkeypatch.setattr(admission, "WAIT_S", LONG_S)
     waiting = asyncio.create_task(full.get(3))
     await turns()
     for holder in range(10, 20):
@@ -69,7 +69,7 @@ async def test_who_is_displaced_leaves_its_slot_to_its_successor(
 
 
 async def test_who_left_while_it_waited_gets_none(full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
+    monkeypatch.setattr(admission, "WAIT_S", LONG_S)
     gone, stays = asyncio.create_task(full.get(3)), asyncio.create_task(full.get(4))
     await turns()
     full.leave(3)
@@ -80,7 +80,7 @@ async def test_who_left_while_it_waited_gets_none(full: ClientSlots[int], monkey
 
 
 async def test_a_cancelled_wait_is_passed_over(full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
+    monkeypatch.setattr(admission, "WAIT_S", LONG_S)
     cancelled, stays = asyncio.create_task(full.get(3)), asyncio.create_task(full.get(4))
     await turns()
     full.leave(1)

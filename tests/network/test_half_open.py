@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.network.half_open import HalfOpen
+from weft.network.admission import HalfOpen
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.network.proxy_protocol import (
+from weft.network.accepting import (
     PREFIX_BYTES,
     SIGNATURE,
     BadProxyHeader,

@@ -10,10 +10,10 @@ import zstandard
 from crc32c import crc32c
 from hypothesis import strategies as st
 
-from weft.protocols import batch, chunk, link, origin, segment
+from weft.protocols import batch, chunk, link, segment
+from weft.protocols import lane as origin
 from weft.protocols.batch import ClockReading, ClockState, Columns
-from weft.protocols.link import canary, configuration, down, pull, report, throttle
-from weft.protocols.origin import Origin
+from weft.protocols.lane import Origin
 from weft.protocols.ranges import SEQ_END
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -178,10 +178,10 @@ _SIZES = st.integers(1, link.FRAME_BYTES_MAX)
 _FEATURES = st.lists(st.text(max_size=9), max_size=2)
 _NUMBERS, _TIMES = st.integers(0, SEQ_END), st.integers(0, (1 << 63) - 1)
 _MESSAGES = st.builds(
-    down.DownMessage, _NUMBERS, INT64, _TIMES, st.text(max_size=9), st.binary(max_size=9), st.integers(0, 1)
+    link.DownMessage, _NUMBERS, INT64, _TIMES, st.text(max_size=9), st.binary(max_size=9), st.integers(0, 1)
 )
-_OUTCOMES = st.builds(down.MessageOutcome, _NUMBERS, INT64, U32, st.text(max_size=9))
-_PULLS = st.builds(pull.PullRequest, st.text(min_size=1, max_size=9), NAMES, INT64, INT64, U64)
+_OUTCOMES = st.builds(link.MessageOutcome, _NUMBERS, INT64, U32, st.text(max_size=9))
+_PULLS = st.builds(link.PullRequest, st.text(min_size=1, max_size=9), NAMES, INT64, INT64, U64)
 _ORIGINS = st.lists(
     st.builds(Origin, U32, U32, st.text(max_size=9), st.text(max_size=9), st.binary(max_size=8)), max_size=2
 )
@@ -209,36 +209,34 @@ CONTROL_FRAMES = st.one_of(
     st.builds(link.LaneClosed, U32, U32, st.text(max_size=20), st.text(max_size=20)),
     st.builds(link.LaneOrigins, U32, _ORIGINS),
     st.builds(link.Gap, U32, st.just(4), st.integers(5, SEQ_END), U32),
-    st.builds(down.DownOpen, _NUMBERS),
-    st.builds(down.Messages, st.lists(_MESSAGES, max_size=3)),
-    st.builds(down.Outcomes, st.lists(_OUTCOMES, max_size=3)),
-    st.builds(pull.Pulls, st.lists(_PULLS, max_size=3)),
-    st.builds(pull.PullState, st.text(max_size=9), U32, U64, ranges(), U64, U64, INT64, st.text(max_size=30)),
-    st.builds(canary.Canary, U32),
-    st.builds(canary.CanaryBack, U32, U64),
-    st.builds(throttle.Throttled, st.integers(0, throttle.WAIT_NS_MAX), U64, st.text(max_size=9)),
+    st.builds(link.DownOpen, _NUMBERS),
+    st.builds(link.Messages, st.lists(_MESSAGES, max_size=3)),
+    st.builds(link.Outcomes, st.lists(_OUTCOMES, max_size=3)),
+    st.builds(link.Pulls, st.lists(_PULLS, max_size=3)),
+    st.builds(link.PullState, st.text(max_size=9), U32, U64, ranges(), U64, U64, INT64, st.text(max_size=30)),
+    st.builds(link.Canary, U32),
+    st.builds(link.CanaryBack, U32, U64),
+    st.builds(link.Throttled, st.integers(0, link.WAIT_NS_MAX), U64, st.text(max_size=9)),
     st.builds(
-        report.NodeReport,
+        link.NodeReport,
         U64,
         U64,
         U64,
         st.none() | U64,
         st.none() | U64,
         st.lists(
-            st.builds(report.FunctionReport, NAMES, st.text(max_size=9), U64, U64, U64, st.text(max_size=9)), max_size=2
+            st.builds(link.FunctionReport, NAMES, st.text(max_size=9), U64, U64, U64, st.text(max_size=9)), max_size=2
         ),
         U32,
     ),
     st.builds(link.LastWords, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
     st.builds(
-        configuration.ConfigDesired,
+        link.ConfigDesired,
         U64,
         st.text(max_size=16),
-        st.lists(st.builds(configuration.ConfigLayer, st.text(max_size=9), U64, st.text(max_size=30)), max_size=2),
+        st.lists(st.builds(link.ConfigLayer, st.text(max_size=9), U64, st.text(max_size=30)), max_size=2),
     ),
-    st.builds(
-        configuration.ConfigState, U64, st.text(max_size=16), U32, st.text(max_size=30), U64, st.text(max_size=16)
-    ),
+    st.builds(link.ConfigState, U64, st.text(max_size=16), U32, st.text(max_size=30), U64, st.text(max_size=16)),
     st.builds(link.Marks, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
     st.builds(link.Ack, U32, ranges()),
     st.builds(link.Ping, INT64),

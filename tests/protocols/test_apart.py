@@ -8,15 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocols.test_splits import CLUSTER, EDGES, SHARD, full, index, update
-from weft.protocols.chunk import Chunk, Control, ControlKind, StreamBlock
-from weft.protocols.chunk_index.footer import APART, BLOCKS
+from weft.protocols.chunk_index import APART, BLOCKS, Chunk, Control, ControlKind, StreamBlock
 from weft.protocols.errors import Corrupt
-from weft.protocols.shard import snapshot_blocks
-from weft.protocols.shard.apart import APART_LEVEL, apart_body
-from weft.protocols.shard.fold import apply, fold
-from weft.protocols.shard.placement import ShardTree
+from weft.protocols.shard import snapshot
+from weft.protocols.shard.fold import APART_LEVEL, apart_body, apply, fold
+from weft.protocols.shard.placement import ShardTree, Split
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.splits import Split
 
 
 def told(held: ShardState, tenant: str = "acme", *, apart: bool = True, level: int = APART_LEVEL) -> Chunk:
@@ -86,12 +83,12 @@ def test_the_new_shard_of_a_split_takes_nothing_of_it_either() -> None:
 
 def test_snapshots_keep_it_and_earlier_releases_do_not_read_them() -> None:
     held = full()
-    plain = snapshot_blocks.decode(held.encode())
+    plain = snapshot.decode_blocks(held.encode())
     assert (plain.head.must_understand, plain.apart) == (0, [])
     apply(held, told(held))
     again = ShardState.decode(held.encode())
     assert (again.apart, again.encode()) == (held.apart, held.encode())
-    assert snapshot_blocks.decode(held.encode()).head.must_understand == 2
+    assert snapshot.decode_blocks(held.encode()).head.must_understand == 2
     assert ShardState.decode(held.encode(), only=frozenset({("default", "s")})).apart == {"acme"}
 
 

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocols.strategies import CHUNK_HEADERS, LANE_UPDATES
-from weft.protocols import chunk
-from weft.protocols.chunk import ClockUpdate, Control, LaneUpdate
-from weft.protocols.chunk_index import blocks, codec
-from weft.protocols.chunk_index.footer import LEVEL_MAX, BlockedFooter, StreamBlock, blocked
+from weft.protocols import chunk, chunk_index
+from weft.protocols.chunk_index import LEVEL_MAX, BlockedFooter, ClockUpdate, Control, LaneUpdate, StreamBlock, blocked
 from weft.protocols.errors import CodecError, Corrupt, Truncated
 
 STREAMS = [("default", "alarms"), ("default", "telemetry"), ("other", "telemetry")]
@@ -79,7 +77,7 @@ def test_every_changed_byte_and_every_cut_is_refused() -> None:
 
 def test_a_reader_of_one_stream_needs_the_head_and_its_block() -> None:
     data = golden()
-    tail = codec.decode_tail(data[-codec.footer_bytes(data) :])
+    tail = chunk_index.decode_tail(data[-chunk_index.footer_bytes(data) :])
     only = frozenset({("default", "quiet")})
     assert tail.span(only) < tail.span()
     found, _ = chunk.decode_footer(data[-tail.span(only) :], only)
@@ -88,8 +86,8 @@ def test_a_reader_of_one_stream_needs_the_head_and_its_block() -> None:
         chunk.decode_footer(data[-tail.span(only) :])
 
 
-REST = blocks.LaneRest([], [], None, None, [], None, 1)
-COLUMNS = blocks.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0], [9, 0], [3, -1], {})
+REST = chunk_index.LaneRest([], [], None, None, [], None, 1)
+COLUMNS = chunk_index.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0], [9, 0], [3, -1], {})
 
 
 @pytest.mark.parametrize(
@@ -103,30 +101,33 @@ COLUMNS = blocks.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0], [9
             msgspec.structs.replace(COLUMNS, rest={2: REST}),
             "part of a lane",
         ),
-        (msgspec.structs.replace(COLUMNS, rest={0: blocks.LaneRest([(7, 8)], [], None, None, [], None, 0)}), "twice"),
+        (
+            msgspec.structs.replace(COLUMNS, rest={0: chunk_index.LaneRest([(7, 8)], [], None, None, [], None, 0)}),
+            "twice",
+        ),
         ([1, 2], "block of default/s"),
     ],
 )
 def test_columns_that_do_not_fit_are_corrupt(columns: object, told: str) -> None:
     with pytest.raises(Corrupt, match=told):
-        blocks.decode_block(msgspec.msgpack.encode(columns), ("default", "s"))
+        chunk_index.decode_block(msgspec.msgpack.encode(columns), ("default", "s"))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_raises_codec_errors_only(data: bytes) -> None:
     with pytest.raises(CodecError):
-        blocks.decode_block(data, ("default", "s"))
+        chunk_index.decode_block(data, ("default", "s"))
 
 
 def test_a_head_whose_blocks_do_not_follow_one_another_is_corrupt() -> None:
     data = golden()
-    length = codec.footer_bytes(data)
-    head = msgspec.msgpack.decode(data[-length : -codec.TRAILER_BYTES])
+    length = chunk_index.footer_bytes(data)
+    head = msgspec.msgpack.decode(data[-length : -chunk_index.TRAILER_BYTES])
     for change in ((1, 2, 1), (1, 9, 1), (0, 1, "telemetry")):
         place, field, more = change
         damaged = msgspec.msgpack.decode(msgspec.msgpack.encode(head))
         damaged[3][place][field] = more if isinstance(more, str) else damaged[3][place][field] + more
         body = msgspec.msgpack.encode(damaged)
-        tail = body + struct.pack("<II4s", len(body), crc32c(body), codec.TRAILER_MAGIC)
+        tail = body + struct.pack("<II4s", len(body), crc32c(body), chunk_index.TRAILER_MAGIC)
         with pytest.raises(Corrupt):
             chunk.decode(data[:-length] + tail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_index import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -21,8 +21,8 @@ from weft.protocols.shard.completeness import (
     severity,
 )
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.lane_state import Conflict, ConflictBody, LaneState, RetiredBy
-from weft.protocols.shard.shard_state import RetireBody, ShardState
+from weft.protocols.shard.lane_state import Conflict, ConflictBody, LaneState, RetireBody, RetiredBy
+from weft.protocols.shard.shard_state import ShardState
 
 US = 1000
 T = 1_700_000_000 * 10**9

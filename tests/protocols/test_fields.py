@@ -7,38 +7,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocols import fields
+from weft.protocols import ranges
 from weft.protocols.errors import Corrupt
 from weft.protocols.ranges import SEQ_END
 
-TYPES = [fields.U32, fields.U64, fields.Seq, fields.Epoch, fields.Nanoseconds, fields.Ranges, fields.Topics]
+TYPES = [ranges.U32, ranges.U64, ranges.Seq, ranges.Epoch, ranges.Nanoseconds, ranges.Ranges, ranges.Topics]
 
 
 @pytest.mark.parametrize(
     ("kind", "smallest", "largest"),
     [
-        (fields.U32, 0, (1 << 32) - 1),
-        (fields.U64, 0, (1 << 64) - 1),
-        (fields.Seq, 0, SEQ_END),
-        (fields.Epoch, 0, (1 << 63) - 1),
-        (fields.Nanoseconds, -(1 << 63), (1 << 63) - 1),
+        (ranges.U32, 0, (1 << 32) - 1),
+        (ranges.U64, 0, (1 << 64) - 1),
+        (ranges.Seq, 0, SEQ_END),
+        (ranges.Epoch, 0, (1 << 63) - 1),
+        (ranges.Nanoseconds, -(1 << 63), (1 << 63) - 1),
     ],
 )
 def test_integers_keep_to_their_bounds(kind: type, smallest: int, largest: int) -> None:
     decoder: msgspec.msgpack.Decoder[int] = msgspec.msgpack.Decoder(kind)
     for value in (smallest, largest):
-        assert fields.unpack(decoder, msgspec.msgpack.encode(value), "a number") == value
+        assert ranges.unpack(decoder, msgspec.msgpack.encode(value), "a number") == value
     for value in (smallest - 1, largest + 1):
         if -(1 << 63) <= value < 1 << 64:
             with pytest.raises(Corrupt, match="a number"):
-                fields.unpack(decoder, msgspec.msgpack.encode(value), "a number")
+                ranges.unpack(decoder, msgspec.msgpack.encode(value), "a number")
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @given(st.binary(max_size=40))
 def test_garbage_is_corrupt_or_a_value(kind: type, data: bytes) -> None:
     try:
-        fields.unpack(msgspec.msgpack.Decoder(kind), data, "a field")
+        ranges.unpack(msgspec.msgpack.Decoder(kind), data, "a field")
     except Corrupt:
         pass
 
@@ -53,4 +53,4 @@ def test_what_surfaces_as_other_errors_is_corrupt(data: bytes) -> None:
     for kind in (str, Text, object):
         decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(kind)
         with pytest.raises(Corrupt):
-            fields.unpack(decoder, data, "a field")
+            ranges.unpack(decoder, data, "a field")

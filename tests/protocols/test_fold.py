@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, complete_up_to, next_chunk, update
 from tests.support.later_fold import COUNTED, LATER, Tally
-from weft.protocols.chunk import (
+from weft.protocols import chunk_index
+from weft.protocols.chunk_index import (
+    LEVEL_MAX,
     Chunk,
     ChunkFooter,
     ClockUpdate,
@@ -20,15 +22,14 @@ from weft.protocols.chunk import (
     LaneUpdate,
     Mark,
 )
-from weft.protocols.chunk_index import footer
 from weft.protocols.errors import Corrupt
-from weft.protocols.origin import Origin
+from weft.protocols.lane import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.lane_state import LaneState, RetiredBy
-from weft.protocols.shard.shard_state import BOOTS_MAX, LEVEL_MAX, RetireBody, ShardState
+from weft.protocols.shard.lane_state import LaneState, RetireBody, RetiredBy
+from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
 from weft.protocols.shard.snapshot import SKIPS_MAX, SkipBody, SkippedRun
 
 ABSENT, EXPIRED = int(GapReason.ABSENT), int(GapReason.EXPIRED)
@@ -275,7 +276,7 @@ def test_lanes_encoded_a_few_at_a_time_are_one_array(lanes: int) -> None:
 
 
 def test_a_footer_knows_the_release_that_understands_it() -> None:
-    assert footer.UNDERSTOOD == footer.BLOCKS | footer.SPLITS | footer.APART
+    assert chunk_index.UNDERSTOOD == chunk_index.BLOCKS | chunk_index.SPLITS | chunk_index.APART
     assert snapshots.UNDERSTOOD == snapshots.SPLITS | snapshots.APART
 
 

@@ -8,16 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, LANES, histories, next_chunk, update
-from weft.protocols.chunk import Chunk, ChunkFooter, Control, ControlKind, GapRange, LaneUpdate, blocked
-from weft.protocols.chunk_index.footer import FoldRules, StreamBlock
+from weft.protocols.chunk_index import (
+    Chunk,
+    ChunkFooter,
+    Control,
+    ControlKind,
+    FoldRules,
+    GapRange,
+    LaneUpdate,
+    StreamBlock,
+    blocked,
+)
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.forgotten import ForgetBody, Forgotten
-from weft.protocols.shard.lane_state import RetiredBy
-from weft.protocols.shard.shard_state import RetireBody, ShardState
-from weft.protocols.shard.snapshot import SkipBody
+from weft.protocols.shard.lane_state import RetireBody, RetiredBy
+from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.snapshot import ForgetBody, Forgotten, SkipBody
 
 STREAM = LANE.tenant, LANE.stream
 TOPICS = ["plant/{line}/x"]

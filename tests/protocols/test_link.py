@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from tests.protocols.strategies import DATA_FRAMES, FRAMES, make_batch
 from weft.protocols import batch, link
+from weft.protocols import link as link_stream
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
-from weft.protocols.link import FrameType
-from weft.protocols.link import stream as link_stream
-from weft.protocols.link.data import check_batch, split_batches
+from weft.protocols.link import FrameType, check_batch, split_batches
 from weft.protocols.ranges import SEQ_END
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, update
-from weft.protocols.chunk import (
+from weft.protocols.chunk_index import (
     Chunk,
     ChunkFooter,
     ChunkHeader,
@@ -21,9 +21,8 @@ from weft.protocols.chunk import (
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard.fold import apply
+from weft.protocols.shard.fold import TimeBody, apply
 from weft.protocols.shard.lane_state import ConflictBody, RetireBody, RetiredBy
-from weft.protocols.shard.lowered_times import TimeBody
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import SkipBody
 

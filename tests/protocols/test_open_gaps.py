@@ -9,14 +9,24 @@ from hypothesis import strategies as st
 
 from tests.protocols.test_fold import add, control, state
 from tests.protocols.test_shard_state import LANE, update
-from weft.protocols.chunk import Control, ControlKind, GapRange, LaneFlag, LaneUpdate, Mark
+from weft.protocols.chunk_index import Control, ControlKind, GapRange, LaneFlag, LaneUpdate, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.completeness import OPEN_GAPS_MAX, completeness
-from weft.protocols.shard.lane_state import ConflictBody, LaneState, Missing, RetiredBy
-from weft.protocols.shard.open_gaps import KEPT_MAX, OpenGap, open_gap, renamed, with_gap
-from weft.protocols.shard.shard_state import RetireBody, ShardState
+from weft.protocols.shard.lane_state import (
+    KEPT_MAX,
+    ConflictBody,
+    LaneState,
+    Missing,
+    OpenGap,
+    RetireBody,
+    RetiredBy,
+    open_gap,
+    renamed,
+    with_gap,
+)
+from weft.protocols.shard.shard_state import ShardState
 
 STREAM = LANE.tenant, LANE.stream
 

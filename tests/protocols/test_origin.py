@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.protocols.origin import Origin, by_number, origin_text
+from weft.protocols.lane import Origin, by_number, origin_text
 
 HASH = bytes.fromhex("8a1f03c4aabbccdd")
 

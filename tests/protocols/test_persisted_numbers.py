@@ -11,32 +11,11 @@ from enum import ReprEnum
 import msgspec
 import pytest
 
-from weft.protocols import (
-    batch,
-    batch_header,
-    chunk,
-    link,
-    origin,
-    payloads,
-    segment,
-)
-from weft.protocols.chunk_index import blocks, codec, footer
-from weft.protocols.link import canary, configuration, down, pull, report, throttle
-from weft.protocols.segment import header as segment_header
-from weft.protocols.shard import (
-    apart,
-    forgotten,
-    lane_state,
-    lowered_times,
-    open_gaps,
-    placement,
-    shard_state,
-    snapshot,
-    snapshot_blocks,
-    splits,
-)
-from weft.storage.cluster_log import entry as cluster_entry
-from weft.storage.cluster_log import state as cluster_state
+from weft.protocols import batch, chunk, chunk_index, lane, link, payloads, segment
+from weft.protocols import segment as segment_header
+from weft.protocols.shard import fold, lane_state, placement, shard_state, snapshot
+from weft.storage import cluster_log as cluster_entry
+from weft.storage import cluster_log as cluster_state
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -64,7 +43,7 @@ ENUMS = {
         "FOOTER": 15,
     },
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
-    origin.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
+    lane.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
     chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2, "LAST_WORD": 4},
     chunk.ControlKind: {
         "SCHEMA": 1,
@@ -113,9 +92,9 @@ ENUMS = {
         "THROTTLED": 142,
         "NODE_REPORT": 143,
     },
-    configuration.ConfigOutcome: {"NONE": 0, "TRIAL": 1, "CONFIRMED": 2, "REFUSED": 3, "ROLLED_BACK": 4},
-    pull.PullStage: {"SENDING": 1, "DONE": 2, "REFUSED": 3, "WAITING": 4},
-    down.OutcomeKind: {"PUBLISHED": 1, "EXPIRED": 2, "REFUSED": 3, "UNKNOWN": 4, "WAITING": 5},
+    link.ConfigOutcome: {"NONE": 0, "TRIAL": 1, "CONFIRMED": 2, "REFUSED": 3, "ROLLED_BACK": 4},
+    link.PullStage: {"SENDING": 1, "DONE": 2, "REFUSED": 3, "WAITING": 4},
+    link.OutcomeKind: {"PUBLISHED": 1, "EXPIRED": 2, "REFUSED": 3, "UNKNOWN": 4, "WAITING": 5},
     link.RefuseCode: {
         "VERSION": 1,
         "UNAUTHORISED": 2,
@@ -131,14 +110,14 @@ ENUMS = {
 }
 
 LAYOUTS = {
-    "batch header": (batch_header.HEADER, "<4sIBBBBIIIIIQqqQq", 72),
+    "batch header": (batch.HEADER, "<4sIBBBBIIIIIQqqQq", 72),
     "segment header": (segment_header.HEADER, "<4sIQQQ", 32),
     "segment entry": (segment._ENTRY, "<IIBxxx", 12),
     "segment entry seed": (segment._SEED, "<QIB", 13),
     "segment trailer": (segment._TRAILER, "<QI4s", 16),
     "chunk header": (chunk._HEADER, "<4sI16sQQIIQ", 56),
     "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
-    "chunk trailer": (codec._TRAILER, "<II4s", 12),
+    "chunk trailer": (chunk_index._TRAILER, "<II4s", 12),
     "snapshot header": (snapshot._HEADER, "<4sII", 12),
     "cluster log header": (cluster_entry._HEADER, "<4sII", 12),
     "link frame": (link.FRAME_HEAD, "<BI", 5),
@@ -175,22 +154,22 @@ ARRAYS = {
     chunk.Control: "kind tenant edge log_id stream body",
     chunk.ClockUpdate: "tenant edge log_id boot_id monotonic offset error",
     chunk.ChunkFooter: "header must_understand fold_level streams lanes controls clocks extensions",
-    codec._Foot: "header must_understand",
-    codec.ChunkHead: "header must_understand fold_level blocks controls extensions",
-    codec.BlockPlace: (
+    chunk_index._Foot: "header must_understand",
+    chunk_index.ChunkHead: "header must_understand fold_level blocks controls extensions",
+    chunk_index.BlockPlace: (
         "tenant stream position length crc base_offset count first_time last_time section section_length section_crc"
     ),
-    blocks.BlockColumns: "edges edge log_id epoch first count mark_time mark_seq rest controls clocks",
-    blocks.LaneRest: "ranges gaps topics payload origins floor flags",
-    blocks.BlockControl: "kind edge log_id body",
-    blocks.BlockClock: "edge log_id boot_id monotonic offset error",
-    snapshot_blocks.SnapshotHead: (
+    chunk_index.BlockColumns: "edges edge log_id epoch first count mark_time mark_seq rest controls clocks",
+    chunk_index.LaneRest: "ranges gaps topics payload origins floor flags",
+    chunk_index.BlockControl: "kind edge log_id body",
+    chunk_index.BlockClock: "edge log_id boot_id monotonic offset error",
+    snapshot.SnapshotHead: (
         "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions "
         "splits apart"
     ),
-    snapshot_blocks.StreamPlace: "stream lanes",
-    snapshot_blocks.SnapshotPlace: "position length crc",
-    origin.Origin: "number kind name version hash",
+    snapshot.StreamPlace: "stream lanes",
+    snapshot.SnapshotPlace: "position length crc",
+    lane.Origin: "number kind name version hash",
     lane_state.Conflict: "time epoch up_to whole_up_to reason",
     lane_state.Retirement: "time by reason missing",
     lane_state.ConflictBody: "epoch reason",
@@ -202,12 +181,12 @@ ARRAYS = {
     snapshot._Head: "cluster_id shard n footer_crc must_understand",
     snapshot._Streams: "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams",
     snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps forgotten",
-    forgotten.ForgetBody: "by reason tabled",
-    forgotten.Forgotten: "time by reason tabled",
-    splits.SealBody: "shard bit nonce",
-    splits.Split: "shard bit n nonce",
-    apart.ApartBody: "apart",
-    lowered_times.TimeBody: "time reason",
+    snapshot.ForgetBody: "by reason tabled",
+    snapshot.Forgotten: "time by reason tabled",
+    placement.SealBody: "shard bit nonce",
+    placement.Split: "shard bit n nonce",
+    fold.ApartBody: "apart",
+    fold.TimeBody: "time reason",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",
     snapshot.SkippedRun: "edge log_id first end",
@@ -224,23 +203,23 @@ ARRAYS = {
     link.Gap: "lane first end reason",
     link.Marks: "time lanes",
     link.LastWords: "time lanes",
-    configuration.ConfigLayer: "name version text",
-    configuration.ConfigDesired: "version digest layers",
-    configuration.ConfigState: "version digest outcome reason active_version active_digest",
-    down.DownOpen: "next",
-    down.DownMessage: "number accepted left topic payload qos",
-    down.Messages: "messages",
-    down.MessageOutcome: "number accepted outcome reason",
-    down.Outcomes: "outcomes",
-    canary.Canary: "number",
-    canary.CanaryBack: "number waited",
-    throttle.Throttled: "wait bytes_per_second reason",
-    report.FunctionReport: "stream kinds rows_in rows_out errors last_error",
-    report.NodeReport: "used_bytes budget_bytes free_bytes bytes_per_second outage_seconds functions functions_more",
-    pull.PullRequest: "id stream first end bytes_max",
-    pull.Pulls: "pulls",
-    pull.PullState: "id stage log_id ranges records bytes kept_from reason",
-    open_gaps.OpenGap: "edge log_id first since until others forked",
+    link.ConfigLayer: "name version text",
+    link.ConfigDesired: "version digest layers",
+    link.ConfigState: "version digest outcome reason active_version active_digest",
+    link.DownOpen: "next",
+    link.DownMessage: "number accepted left topic payload qos",
+    link.Messages: "messages",
+    link.MessageOutcome: "number accepted outcome reason",
+    link.Outcomes: "outcomes",
+    link.Canary: "number",
+    link.CanaryBack: "number waited",
+    link.Throttled: "wait bytes_per_second reason",
+    link.FunctionReport: "stream kinds rows_in rows_out errors last_error",
+    link.NodeReport: "used_bytes budget_bytes free_bytes bytes_per_second outage_seconds functions functions_more",
+    link.PullRequest: "id stream first end bytes_max",
+    link.Pulls: "pulls",
+    link.PullState: "id stage log_id ranges records bytes kept_from reason",
+    lane_state.OpenGap: "edge log_id first since until others forked",
     link.Ack: "lane ranges",
     cluster_entry.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce "
     "origin command more",
@@ -299,8 +278,8 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 
 MODULES = (
-    batch, segment, chunk, footer, codec, blocks, link, configuration, down, pull, report, lane_state, origin,
-    shard_state, snapshot, snapshot_blocks, forgotten, lowered_times, splits, apart, cluster_entry, cluster_state,
+    batch, segment, chunk, chunk_index, chunk_index, chunk_index, link, link, link, link, link, lane_state, lane,
+    shard_state, snapshot, snapshot, snapshot, fold, placement, fold, cluster_entry, cluster_state,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.protocols import batch
-from weft.protocols.columns import columns_from_lists, decode_body, encode_body, ends_of, is_plainly_sound
+from weft.protocols.batch import columns_from_lists, decode_body, encode_body, ends_of, is_plainly_sound
 from weft.protocols.errors import Corrupt
 
 RECORDS = st.lists(

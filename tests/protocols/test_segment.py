@@ -24,10 +24,10 @@ from tests.protocols.strategies import (
     make_batch,
 )
 from weft.protocols import segment
+from weft.protocols import segment as segment_header
 from weft.protocols.batch import Codec, Column
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.segment import EntryKind
-from weft.protocols.segment import header as segment_header
 
 POSITIONS = st.integers(0, segment.POSITION_MAX - (1 << 20))
 KINDS = st.sampled_from([kind for kind in EntryKind if kind is not EntryKind.END])

@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.chunk_index import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from weft.protocols.lane import Lane, NodeName
-from weft.protocols.origin import Origin
+from weft.protocols.lane import Lane, NodeName, Origin
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard.edge_texts import origin_bytes, topic_bytes
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import (
-    FIELDS_MAX,
-    PENDING_MARKS_MAX,
-    ShardState,
-    earliest,
-)
-from weft.protocols.shard.snapshot import FIELDS_PER_EDGE_MAX, HEADER_BYTES
+from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, earliest
+from weft.protocols.shard.shard_state import ShardState, origin_bytes, topic_bytes
+from weft.protocols.shard.snapshot import FIELDS_MAX, FIELDS_PER_EDGE_MAX, HEADER_BYTES
 from weft.protocols.topics import LEVEL_NAME_MAX, InvalidTopic, compile_pattern
 
 CLUSTER = b"c" * 16

@@ -10,17 +10,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.protocols import chunk as chunks
-from weft.protocols.chunk import Chunk, ChunkHeader, Control, ControlKind, LaneUpdate, Mark, StreamBlock, blocked
-from weft.protocols.chunk_index.footer import BLOCKS, BLOCKS_LEVEL, SPLITS, ClockUpdate, StreamSection
+from weft.protocols.chunk_index import (
+    BLOCKS,
+    BLOCKS_LEVEL,
+    SPLITS,
+    Chunk,
+    ChunkHeader,
+    ClockUpdate,
+    Control,
+    ControlKind,
+    LaneUpdate,
+    Mark,
+    StreamBlock,
+    StreamSection,
+    blocked,
+)
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
-from weft.protocols.shard import snapshot_blocks
+from weft.protocols.shard import snapshot
 from weft.protocols.shard.fold import apply, fold
-from weft.protocols.shard.open_gaps import OpenGap
-from weft.protocols.shard.placement import SHARDS_MAX, ShardTree, digest_of, shard_of
+from weft.protocols.shard.lane_state import OpenGap
+from weft.protocols.shard.placement import (
+    SHARDS_MAX,
+    SPLIT_LEVEL,
+    SealBody,
+    ShardTree,
+    Split,
+    digest_of,
+    moved_to,
+    shard_of,
+)
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import encode_lane, lane_snapshot
-from weft.protocols.shard.splits import SPLIT_LEVEL, SealBody, Split, moved_to
 
 CLUSTER = bytes(range(16))
 SHARD, BIT, NEW, NONCE = 1, 2, 4, 77
@@ -178,10 +199,10 @@ def test_an_earlier_release_refuses_what_a_split_leaves(monkeypatch: pytest.Monk
     before = held.encode()
     apply(held, seal(held))
     after = held.encode()
-    monkeypatch.setattr("weft.protocols.chunk_index.codec.UNDERSTOOD", BLOCKS)
+    monkeypatch.setattr("weft.protocols.chunk_index.UNDERSTOOD", BLOCKS)
     monkeypatch.setattr("weft.protocols.shard.snapshot.UNDERSTOOD", 0)
     with pytest.raises(UnsupportedVersion):
         chunks.decode_footer(tail)
     with pytest.raises(UnsupportedVersion):
-        snapshot_blocks.decode(after)
-    assert snapshot_blocks.decode(before).splits == []
+        snapshot.decode_blocks(after)
+    assert snapshot.decode_blocks(before).splits == []

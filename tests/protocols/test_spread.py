@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from weft.protocols.lane import valid_name
-from weft.protocols.shard.placement import ShardTree, shard_of
-from weft.protocols.shard.spread import (
+from weft.protocols.shard.placement import (
     QUERY_CHARACTERS_MAX,
     SPREAD_MAX,
     SPREAD_QUERY_CHARACTERS_MAX,
     SPREADS,
+    ShardTree,
     edge_of_query,
     first_edge,
     places_of,
+    shard_of,
 )
 
 

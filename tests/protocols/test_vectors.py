@@ -10,7 +10,7 @@ import pytest
 
 from tests.vectors import notation
 from weft.protocols import errors
-from weft.protocols.link import stream as link_stream
+from weft.protocols import link as link_stream
 
 VECTORS = Path(notation.__file__).parent
 GOLDEN = sorted(VECTORS.glob("*/*.json"))

@@ -25,10 +25,10 @@ from tests.support.processes import Node
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
-from weft.protocols.chunk import ChunkIndex
+from weft.protocols.chunk_index import ChunkIndex
 from weft.protocols.shard.placement import shard_of
-from weft.replication.policy.rules import PolicyRules
-from weft.replication.status import CanaryState, LinkState
+from weft.replication.events import CanaryState, LinkState
+from weft.replication.policy import PolicyRules
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store.directory import DirectoryStore

@@ -20,9 +20,10 @@ from tests.support.live_node import LiveNode, running
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
+from weft.storage.fenced_store import check_store
 from weft.storage.object_store import open_store
-from weft.storage.store_formats import check_store
 
 ARCHIVE_BYTES_MAX = 300_000
 

@@ -19,20 +19,19 @@ from tests.support.live_node import running
 from tests.support.processes import weft
 from weft.edge_node.check import data_directory as edge_directory
 from weft.edge_node.check.data_directory import formats_of
-from weft.edge_node.sessions.store import database_file
-from weft.protocols import batch, batch_header, chunk
-from weft.protocols.chunk_index.footer import LEVEL_MAX
-from weft.protocols.segment import header as segment_header
+from weft.edge_node.sessions import database as database_file
+from weft.protocols import batch, chunk
+from weft.protocols import segment as segment_header
+from weft.protocols.chunk_index import LEVEL_MAX
 from weft.protocols.shard import snapshot
 from weft.protocols.shard.placement import shard_of
 from weft.storage import cluster as clusters
-from weft.storage import data_directory, hub_keys, store_formats
-from weft.storage.chunk_log import ShardLog
+from weft.storage import cluster_log as cluster_entry
+from weft.storage import data_directory, fenced_store, hub_keys
+from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.cluster import Cluster, open_cluster
-from weft.storage.cluster_log import entry as cluster_entry
-from weft.storage.cluster_log.log import Author, Change, ClusterLog
+from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.data_directory import FORMATS
-from weft.storage.manifest import Manifest
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.segment_log import LogFailed
 
@@ -112,7 +111,7 @@ def test_a_log_with_later_segments_is_refused(config: Path, monkeypatch: pytest.
                 later.setitem(segment_header.KIND_VERSIONS, kind, 3)
         else:
             later.setattr(batch, "VERSION", 2)
-            later.setattr(batch_header, "VERSION", 2)
+            later.setattr(batch, "VERSION", 2)
             later.setitem(segment_header.BATCH_VERSIONS, 2, 3)
         run_node(config)
     refused_edge(config, ".seg was written by a later release of Weft (segment version 3", "install that release again")
@@ -195,7 +194,7 @@ async def later_chunks(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
 
 async def later_manifest(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
     await chunks_with(store)
-    later.setattr("weft.storage.manifest.UNDERSTOOD", 1)
+    later.setattr("weft.storage.chunk_log.UNDERSTOOD", 1)
     assert await of_shard(store, await open_cluster(store, None)).swap_manifest(Manifest(must_understand=1), None)
 
 
@@ -267,13 +266,13 @@ async def test_the_last_chunk_is_found_page_by_page(tmp_path: Path, monkeypatch:
     logs = await LogWriter.open(store, SHARDS)
     for first in range(4):
         await logs.append(SHARD, Run(LANE, first, 1))
-    monkeypatch.setattr(store_formats, "_LISTED_MAX", 2)
-    await store_formats.check_store(store)
+    monkeypatch.setattr(fenced_store, "_LISTED_MAX", 2)
+    await fenced_store.check_store(store)
     monkeypatch.setattr(chunk, "VERSION", 2)
     await logs.append(SHARD, Run(LANE, 4, 1))
     monkeypatch.setattr(chunk, "VERSION", 1)
     with pytest.raises(clusters.ClusterUnusable, match="chunk/00000000000000000004 was written by a later release"):
-        await store_formats.check_store(store)
+        await fenced_store.check_store(store)
 
 
 def test_the_page_of_the_data_directory_has_each_part_with_its_format() -> None:

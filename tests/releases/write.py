@@ -24,7 +24,8 @@ from tests.releases.fabric import READINGS, STATE, TELEMETRY, Fabric
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
 from weft.cloud_hub.openapi.document import document
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 FOLDER = Path(__file__).parent

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from tests.replication.model import WALL, ModelLog, make_batch
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.ranges import RangeSet
 from weft.replication.source import LaneSnapshot
 

@@ -10,17 +10,23 @@ from typing import ClassVar
 from aiohttp import web
 
 from weft.protocols.batch import BatchHeader, records
-from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins
-from weft.protocols.link.canary import Canary
-from weft.protocols.link.configuration import ConfigState
-from weft.protocols.link.down import DownOpen, Outcomes
-from weft.protocols.link.pull import PullState
-from weft.protocols.link.report import NodeReport
+from weft.protocols.chunk_index import GapRange, Mark
+from weft.protocols.link import (
+    Canary,
+    Clock,
+    ConfigState,
+    DownOpen,
+    Hello,
+    LaneOpen,
+    LaneOrigins,
+    NodeReport,
+    Outcomes,
+    PullState,
+)
 from weft.protocols.ranges import RangeSet
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
-from weft.replication.settings import ReceiverSettings
 
 
 class Hub:

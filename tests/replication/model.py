@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk_index import GapRange, Mark
+from weft.protocols.lane import Origin
 from weft.protocols.link import PROTOCOL_VERSION, Hello
-from weft.protocols.origin import Origin
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.events import (
     Acked,
@@ -21,10 +21,10 @@ from weft.replication.events import (
     MarksReceived,
     ReadRequest,
 )
-from weft.replication.policy.send_policy import SendPolicy
+from weft.replication.flow_control import ReceiverSettings, SenderSettings
+from weft.replication.policy import SendPolicy
 from weft.replication.receiver import Receiver
 from weft.replication.sender import Sender
-from weft.replication.settings import ReceiverSettings, SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
 
 CLOCK = ClockReading(7, 1, ClockState.SYNCED)

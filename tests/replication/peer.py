@@ -5,17 +5,18 @@ from __future__ import annotations
 from tests.replication.model import WALL, ModelLog
 from weft.protocols.link import (
     Frame,
+    FrameDecoder,
+    FrameEncoder,
     Hello,
     LaneOpen,
     LaneOpened,
     Welcome,
 )
-from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.replication.events import (
     SenderEvent,
 )
+from weft.replication.flow_control import SenderSettings
 from weft.replication.sender import Sender
-from weft.replication.settings import SenderSettings
 
 
 class Peer:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.protocols.errors import Corrupt
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import SentBatch, SentBatches, checked_ranges
+from weft.replication.flow_control import SentBatch, SentBatches, checked_ranges
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12))))

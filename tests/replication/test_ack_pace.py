@@ -12,8 +12,8 @@ from tests.replication.model import make_batch
 from tests.replication.test_receiver import Peer
 from weft.protocols.link import Ack, Data
 from weft.protocols.ranges import RangeSet
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.runner.serve import ACK_INTERVAL_S, LinkSession
-from weft.replication.settings import ReceiverSettings
 
 PERIOD_S = 0.04
 """Time from one commit of the hub to the next."""

@@ -6,14 +6,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from weft.protocols.chunk import LaneFlag
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
-from weft.replication.policy.rules import Order, PolicyRules
-from weft.replication.policy.schedule import StreamWindows
-from weft.replication.policy.send_policy import SendPolicy
-from weft.replication.sender_lane import SenderLane
-from weft.replication.sender_lanes import SenderLanes
+from weft.replication.policy import Order, PolicyRules, SendPolicy, StreamWindows
+from weft.replication.sender_lanes import SenderLane, SenderLanes
 from weft.replication.source import LaneSnapshot, OfferedLane
 
 LIVE, PULLED = 1, 2

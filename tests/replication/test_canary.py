@@ -8,17 +8,12 @@ import pytest
 
 from tests.replication.model import WALL, ModelHub, ModelLog, Pair
 from tests.replication.peer import Peer, welcome
-from weft.protocols.chunk import Mark
-from weft.protocols.link import FEATURES, Ack, Frame, LaneOpened, Marks, Ping, Pong, Welcome
-from weft.protocols.link.canary import CANARY, Canary, CanaryBack
+from weft.protocols.chunk_index import Mark
+from weft.protocols.link import CANARY, FEATURES, Ack, Canary, CanaryBack, Frame, LaneOpened, Marks, Ping, Pong, Welcome
 from weft.replication.events import ConnectionLost
-from weft.replication.liveness import SECOND
-from weft.replication.policy.budget import BudgetCount, BudgetRule
-from weft.replication.policy.rules import PolicyRules
-from weft.replication.policy.schedule import StreamWindows
-from weft.replication.policy.send_policy import SendPolicy
-from weft.replication.proof import CanaryWatch, Proof
-from weft.replication.settings import SenderSettings
+from weft.replication.flow_control import SenderSettings
+from weft.replication.liveness import SECOND, CanaryWatch, Proof
+from weft.replication.policy import BudgetCount, BudgetRule, PolicyRules, SendPolicy, StreamWindows
 
 SETTINGS = SenderSettings(ping_interval=45 * SECOND)
 HUB_WAITS = 60 * SECOND

@@ -10,9 +10,9 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
 from tests.support.certificates import Authority, Pem
-from weft.replication.attempts.outcome import refused_by_server
-from weft.replication.runner import connect_errors
-from weft.replication.status import LinkState
+from weft.replication.attempts import refused_by_server
+from weft.replication.events import LinkState
+from weft.replication.runner import connect
 
 URL = "https://hub.example.com"
 KEY = ConnectionKey("hub.example.com", 443, True, True, None, None, None)
@@ -22,7 +22,7 @@ def test_a_refused_certificate_is_told_by_what_was_verified_or_else_by_the_error
     verified = ssl.SSLCertVerificationError("certificate verify failed")
     verified.verify_message = "self-signed certificate"
     for error, cause in ((verified, "self-signed certificate"), (ssl.CertificateError("no such name"), "no such name")):
-        told = connect_errors.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, error))
+        told = connect.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, error))
         assert told.state is LinkState.WAITING
         assert told.reason.startswith(f"{URL}: the hub's certificate is refused (")
         assert cause in told.reason
@@ -44,7 +44,7 @@ def test_a_refused_certificate_has_the_cure_of_its_cause(tmp_path: Path) -> None
                 end.do_handshake()
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
             near.do_handshake()
-        return connect_errors.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, refused.value)).reason
+        return connect.no_connection(URL, aiohttp.ClientConnectorCertificateError(KEY, refused.value)).reason
 
     assert "Name the certificate of its authority in the link's `ca_file`" in told(own, "hub.test")
     assert "Write a name of the certificate in the link's `to`" in told(own, "other.test", cafile=authority.path)

@@ -17,13 +17,12 @@ from tests.replication.model import CLOCK, WALL, ModelLog
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.protocols.batch import columns_from_lists, encode
+from weft.replication.events import LinkState, LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.budget import BudgetRule
-from weft.replication.policy.rules import Order, PolicyRules
+from weft.replication.policy import BudgetRule, Order, PolicyRules
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.replication.runner.control import SAVES_A_MONTH, LinkControl
-from weft.replication.settings import SenderSettings
-from weft.replication.status import LinkState, LinkStatus
 
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
 MONTH = "2026-11-01"

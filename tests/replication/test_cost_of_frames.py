@@ -16,13 +16,22 @@ import pytest
 from tests.support.speed import slowness, uncollected
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.link import (
+    FUNCTIONS_MAX,
     PROTOCOL_VERSION,
     Ack,
+    Canary,
+    CanaryBack,
     Clock,
+    ConfigDesired,
+    ConfigState,
     Data,
+    DownOpen,
     Frame,
+    FrameEncoder,
     FrameType,
+    FunctionReport,
     Gap,
     Hello,
     LaneClosed,
@@ -31,23 +40,22 @@ from weft.protocols.link import (
     LaneOrigins,
     LastWords,
     Marks,
+    MessageOutcome,
+    Messages,
+    NodeReport,
+    Outcomes,
     Ping,
     Pong,
+    Pulls,
+    PullState,
     Refuse,
     RefuseCode,
+    Throttled,
     Welcome,
 )
-from weft.protocols.link.canary import Canary, CanaryBack
-from weft.protocols.link.configuration import ConfigDesired, ConfigState
-from weft.protocols.link.down import DownOpen, MessageOutcome, Messages, Outcomes
-from weft.protocols.link.pull import Pulls, PullState
-from weft.protocols.link.report import FUNCTIONS_MAX, FunctionReport, NodeReport
-from weft.protocols.link.stream import FrameEncoder
-from weft.protocols.link.throttle import Throttled
-from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.receiver import Receiver
-from weft.replication.settings import ReceiverSettings
 
 WIRE_S_MAX = 0.001
 """Longest processor time for each KiB on the wire, on the machine of the budgets."""

@@ -7,7 +7,7 @@ from tests.replication.model import ModelLog
 from tests.replication.peer import Peer
 from tests.storage.fakes import FakeFileSystem
 from weft.protocols.link import Clock, Ping, Pong, Welcome
-from weft.replication.runner.hub_time import ASKS_MAX, WAIT_NS, HubTime
+from weft.replication.runner.progress import ASKS_MAX, WAIT_NS, HubTime
 
 
 class Link:

@@ -16,14 +16,13 @@ from tests.replication.model import ModelLog
 from tests.support.certificates import Authority
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.protocols.chunk import Mark
-from weft.protocols.link.report import NodeReport
+from weft.protocols.chunk_index import Mark
+from weft.protocols.link import NodeReport
+from weft.replication.events import LinkState, LinkStatus
+from weft.replication.flow_control import LatestReport, ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.report_ride import LatestReport
 from weft.replication.runner import LINK_PATH, LinkIdentity, LinkSettings, run_link
-from weft.replication.settings import ReceiverSettings, SenderSettings
 from weft.replication.source import LaneSnapshot
-from weft.replication.status import LinkState, LinkStatus
 
 PACKET_BYTES = 52
 """IPv4 and TCP headers with timestamps."""

@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.waiting import wait_until
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import Order, PolicyRules
-from weft.replication.policy.send_policy import LINE_RATE, MESSAGE_BYTES_MIN, SendPolicy
-from weft.replication.runner.line_queue import QUEUE_NS, SIOCOUTQNSD, LineQueue
+from weft.replication.policy import LINE_RATE, MESSAGE_BYTES_MIN, Order, PolicyRules, SendPolicy
+from weft.replication.runner.control import QUEUE_NS, SIOCOUTQNSD, LineQueue
 
 FRESH = PolicyRules(order=Order.FRESH_FIRST)
 USUAL = 256 << 10
@@ -71,7 +70,7 @@ def test_data_does_not_wait_in_another_order_or_before_a_fast_line(full: tuple[s
 
 
 def test_a_system_that_does_not_tell_its_queue_holds_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.replication.runner.line_queue.SIOCOUTQNSD", SIOCOUTQNSD + 0x100)
+    monkeypatch.setattr("weft.replication.runner.control.SIOCOUTQNSD", SIOCOUTQNSD + 0x100)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
         assert held_until(SendPolicy(FRESH), LineQueue(ours), SECOND) is None
 

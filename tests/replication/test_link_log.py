@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from weft.config.log_lines.up_and_down import STABLE_S
-from weft.replication.runner.link_log import LinkLog
-from weft.replication.status import LinkState
+from weft.config.log_lines import STABLE_S
+from weft.replication.events import LinkState
+from weft.replication.runner.progress import LinkLog
 
 URL = "https://hub.example.com"
 DOWN = f"{URL}: cannot connect (Connection refused)"

@@ -6,7 +6,7 @@ import struct
 
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, decode_header
-from weft.replication.outbox import Outbox, Read
+from weft.replication.sender import Outbox, Read
 
 MOST = 8 << 20
 

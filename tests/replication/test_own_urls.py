@@ -14,12 +14,12 @@ from tests.replication.model import ModelLog
 from tests.replication.test_runner import IDENTITY, drained
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.protocols.link.configuration import ConfigDesired, ConfigState
+from weft.protocols.link import ConfigDesired, ConfigState
+from weft.replication.events import LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkSettings, run_link
 from weft.replication.runner.connect import OWN_URLS_S
-from weft.replication.settings import SenderSettings
-from weft.replication.status import LinkStatus
 
 
 class Door:

@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.replication.model import ModelHub, ModelLog, Pair
 from weft.protocols.ranges import RangeSet
+from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.send_policy import SendPolicy
-from weft.replication.settings import ReceiverSettings, SenderSettings
+from weft.replication.policy import SendPolicy
 
 LANES = {1: "telemetry", 2: "alarms", 7: "machine_1m"}
 lanes = st.sampled_from(sorted(LANES))

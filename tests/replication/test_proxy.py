@@ -15,9 +15,9 @@ from tests.replication.test_runner import Link, drained
 from tests.support.certificates import Authority
 from tests.support.connect_proxy import connect_proxy
 from tests.support.waiting import until
-from weft.network.tls.files import ClientTlsFiles
+from weft.network.tls import ClientTlsFiles
 from weft.replication.runner import LINK_PATH
-from weft.replication.runner.proxy import LinkProxy
+from weft.replication.runner.settings import LinkProxy
 
 
 async def hub_with_tls(authority: Authority) -> Hub:

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from tests.replication.model import WALL, make_batch
 from weft.protocols import batch
-from weft.protocols.chunk import LaneFlag
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.errors import Corrupt
 from weft.protocols.link import (
+    STREAM_WINDOW_LOG_MAX,
     Ack,
+    Canary,
+    CanaryBack,
     Clock,
     Data,
     Frame,
+    FrameDecoder,
+    FrameEncoder,
     Gap,
     Hello,
     LaneClosed,
@@ -29,11 +34,9 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
+    check_batch,
     encode_frame,
 )
-from weft.protocols.link.canary import Canary, CanaryBack
-from weft.protocols.link.data import check_batch
-from weft.protocols.link.stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -46,9 +49,9 @@ from weft.replication.events import (
     MarksReceived,
     ReceiverEvent,
 )
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
-from weft.replication.settings import ReceiverSettings
 
 HELLO = Hello(1, "default", "edge-1", 99, 5, 0, "t")
 

@@ -8,10 +8,17 @@ import random
 import pytest
 
 from weft.protocols.link import RefuseCode
-from weft.replication.attempts.outcome import ConnectionEnd
-from weft.replication.attempts.redirect_hosts import RedirectHosts
-from weft.replication.attempts.redirects import HOPS_MAX, MOVES_S, SILENT_S, UNREACHABLE_MIN_S, Redirects, Target
-from weft.replication.status import LinkState
+from weft.replication.attempts import (
+    HOPS_MAX,
+    MOVES_S,
+    SILENT_S,
+    UNREACHABLE_MIN_S,
+    ConnectionEnd,
+    RedirectHosts,
+    Redirects,
+    Target,
+)
+from weft.replication.events import LinkState
 
 FIRST, OTHER, ELSEWHERE = "http://hub:8090", "http://hub:8091", "http://hub-2:8090"
 NEXT = "http://hub-3:8090"

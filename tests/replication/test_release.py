@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.protocols.ranges import RangeSet
-from weft.replication.release import Party, ReleaseLedger
+from weft.replication.source import Party, ReleaseLedger
 
 LINK, OTHER, FUNCTION = Party("link", "cloud"), Party("link", "site"), Party("function", "cloud")
 

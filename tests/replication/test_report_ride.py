@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from weft.protocols.link import FEATURES, Frame, Ping, Welcome
-from weft.protocols.link.report import REPORT, FunctionReport, NodeReport
+from weft.protocols.link import FEATURES, REPORT, Frame, FunctionReport, NodeReport, Ping, Welcome
+from weft.replication.flow_control import COUNTS_INTERVAL, INTERVAL, LatestReport, ReportRide
 from weft.replication.liveness import SECOND
-from weft.replication.report_ride import COUNTS_INTERVAL, INTERVAL, LatestReport, ReportRide
 
 HOT = FunctionReport("hot", "where", 1000, 10, 0, "")
 WELL = NodeReport(500 << 20, 1 << 30, 500 << 20, 2000, 86_400, [HOT], 0)

@@ -23,11 +23,12 @@ from tests.replication.model import CLOCK, WALL, ModelLog
 from tests.support.certificates import Authority
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S, until
-from weft.network.token_file import read_token
+from weft.network.reload import read_token
 from weft.protocols.batch import columns_from_lists, encode
-from weft.protocols.chunk import GapRange
-from weft.protocols.link import LaneOpened, RefuseCode, Welcome
-from weft.protocols.link.stream import FrameEncoder
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.link import FrameEncoder, LaneOpened, RefuseCode, Welcome
+from weft.replication.events import LinkState, LinkStatus
+from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.runner import (
     LINK_PATH,
@@ -36,8 +37,6 @@ from weft.replication.runner import (
     LinkSettings,
     run_link,
 )
-from weft.replication.settings import ReceiverSettings, SenderSettings
-from weft.replication.status import LinkState, LinkStatus
 
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from weft.replication.flow_control import START_BYTES, SendWindow
 from weft.replication.liveness import SECOND
-from weft.replication.send_window import START_BYTES, SendWindow
 
 COMMIT = SECOND // 4
 MOST = 8 << 20

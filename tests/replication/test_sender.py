@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.replication.model import WALL, ModelHub, ModelLog, Pair, make_batch
 from tests.replication.peer import Peer, welcome
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
-from weft.protocols.lane import Lane
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane, Origin, OriginKind
 from weft.protocols.link import (
     LAST_WORDS,
     Ack,
@@ -27,9 +27,8 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
+    split_batches,
 )
-from weft.protocols.link.data import split_batches
-from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.replication.events import (
@@ -43,8 +42,8 @@ from weft.replication.events import (
     Unreadable,
     Welcomed,
 )
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
 
 

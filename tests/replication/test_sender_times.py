@@ -7,27 +7,26 @@ from types import FrameType
 
 from tests.replication.model import WALL, ModelLog
 from tests.replication.peer import Peer, welcome
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.link import (
     Ack,
     Data,
     Frame,
+    FrameEncoder,
     LaneOpened,
     Marks,
     Ping,
     Pong,
     Welcome,
 )
-from weft.protocols.link.stream import FrameEncoder
 from weft.replication.events import (
     ConnectionLost,
     Fault,
     ReadRequest,
 )
+from weft.replication.flow_control import SenderSettings, SendWindow
 from weft.replication.liveness import SECOND
-from weft.replication.send_window import SendWindow
 from weft.replication.sender import Sender
-from weft.replication.settings import SenderSettings
 
 
 def test_the_hubs_clock_is_measured(log: ModelLog) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.replication.runner.sockets import Drain
+from weft.replication.runner.control import Drain
 
 BUFFER_BYTES = 64 << 10
 

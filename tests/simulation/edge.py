@@ -19,12 +19,12 @@ from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.functions.chain import Alert
-from weft.edge_node.functions.runtime.functions import Functions
+from weft.edge_node.functions.runtime import Functions
 from weft.edge_node.links.links import Links
 from weft.protocols.batch import ClockReading, ClockState, records
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
-from weft.replication.release import Party
+from weft.replication.source import Party
 from weft.storage.segment_log import LogError, LogFull, LogSettings, SegmentLog
 from weft.storage.segment_log.settings import StreamPolicy
 

@@ -25,14 +25,15 @@ from tests.simulation.edge import DERIVED, DROPPED, KEPT, LIMIT, VirtualEdge
 from tests.simulation.hub import VirtualNode
 from tests.simulation.network import Network, Session
 from tests.support.silence import silent_logs
-from weft.cloud_hub.declared.documents import Quotas
+from weft.cloud_hub.admin_facts.documents import Quotas
 from weft.edge_node.links import links
-from weft.protocols.chunk import Chunk
+from weft.protocols.chunk_index import RELEASE, Chunk
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard.shard_state import RELEASE, ShardState, lane_of
+from weft.protocols.shard.lane_state import lane_of
+from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import connect, run_link
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 STORM_S = 20.0
 DRAIN_S = 900.0

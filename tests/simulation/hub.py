@@ -11,18 +11,14 @@ from tests.cloud_hub.fabric import CLUSTER, SequencerNode
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.simulation.network import Connection
 from weft.bounds import Refusals
-from weft.cloud_hub.declared.documents import Quotas
-from weft.cloud_hub.declared.tenants.counts import TenantCounts
-from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
-from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
-from weft.cloud_hub.declared.tenants.use import Tenants
-from weft.cloud_hub.links.edge_link import EdgeLink
-from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.admin_facts.documents import Quotas
+from weft.cloud_hub.admin_facts.tenants import DeclaredQuotas, LinkQuota, TenantCounts, Tenants
+from weft.cloud_hub.links.edge_link import EdgeLink, HubLinkLog
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver
 from weft.replication.runner import LinkSession
-from weft.replication.settings import ReceiverSettings
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 

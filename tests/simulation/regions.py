@@ -25,26 +25,28 @@ from tests.simulation.fabric import DRAIN_S, Fabric, check_marks, gaps_of, virtu
 from tests.simulation.hub import VirtualNode
 from tests.simulation.network import MACHINE, Network
 from tests.support.outcomes import outcome
-from weft.cloud_hub.declared.declarations import DeclaredRegions
-from weft.cloud_hub.declared.documents import RegionDocument
-from weft.cloud_hub.regions import link as region_link
+from weft.cloud_hub.admin_facts.declarations import DeclaredRegions
+from weft.cloud_hub.admin_facts.documents import RegionDocument
+from weft.cloud_hub.regions import regions as region_link
 from weft.cloud_hub.regions import source as region_source
-from weft.cloud_hub.regions.link import RegionLink
+from weft.cloud_hub.regions.regions import RegionLink
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import Chunk, LaneFlag, section_entries
+from weft.protocols.chunk import section_entries
+from weft.protocols.chunk_index import Chunk, LaneFlag
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.shard_state import ShardState, lane_of
+from weft.protocols.shard.lane_state import lane_of
+from weft.protocols.shard.shard_state import ShardState
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkSettings, run_link
-from weft.replication.settings import SenderSettings
+from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import Cluster
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.region_positions import RegionPositions
+from weft.storage.object_store.directory import MemoryStore
 
 STORM_S = 15.0
 RECORDS = 60

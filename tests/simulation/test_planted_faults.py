@@ -16,12 +16,11 @@ from weft.edge_node.links.source import SegmentLogSource
 from weft.protocols.batch import decode_header
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
-from weft.replication.attempts.epochs import Epochs
 from weft.replication.events import Acked
-from weft.replication.release import ReleaseLedger
 from weft.replication.runner.connection import SenderConnection
 from weft.replication.sender import Sender
-from weft.replication.sender_lane import SenderLane
+from weft.replication.sender_lanes import SenderLane
+from weft.replication.source import Epochs, ReleaseLedger
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
 

@@ -11,7 +11,7 @@ from tests.simulation.test_planted_faults import store_what_is_held
 from tests.support.slices import SLICE
 from weft.cloud_hub.regions.source import RegionSource
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import LaneFlag
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
 from weft.replication.runner.connection import SenderConnection

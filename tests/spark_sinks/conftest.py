@@ -16,16 +16,16 @@ from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
 from tests.cloud_hub.tables.latest_tables import drain_latest, latest
 from tests.support.spark_classes import end_with_java
-from weft.cloud_hub.tables.keys import Key
+from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.protocols.origin import Origin
+from weft.protocols.lane import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.schemas import StreamSchema
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sinks.runtime.collector import OPTIONS, PARALLEL, collector_conf
+from spark_sinks.runtime.session import OPTIONS, PARALLEL, collector_conf
 
 
 def test_a_local_session_has_the_parallel_collector(tmp_path: Path) -> None:

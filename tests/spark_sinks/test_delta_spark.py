@@ -15,13 +15,12 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from spark_sinks.runtime.java import find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end.page_blocks import blocks
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import Hub
 from tests.support.third_party import DELTA_SPARK, DUCKDB_DELTA
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.schemas import StreamSchema
 
@@ -109,7 +108,7 @@ def test_the_delta_reader_opens_our_table(
     hub: Hub, tmp_path: Path, downloads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:  # files of earlier releases have no numbers of columns
-        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
+        earlier.setattr("weft.storage.table_writer.parquet_file.with_field_ids", lambda schema: schema)
         hub.write(1)
         rows = hub.tier()
     hub.latest()

@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from spark_sinks.runtime.java import NoJava, find_java_home, java_major, wrap
+from spark_sinks.runtime.session import NoJava, find_java_home, java_major, wrap
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source.data_source import WeftSource
-from spark_sinks.source.options import NAMES, parse_options
-from spark_sinks.source.positions import limited, parse_position
-from spark_sinks.source.store_options import GROUPS
+from spark_sinks.source.options import GROUPS, NAMES, limited, parse_options, parse_position
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.source.following import offsets
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sinks.runtime.java import find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 

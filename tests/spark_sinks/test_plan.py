@@ -10,15 +10,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source import plan as planning
-from spark_sinks.source.file_index import FileIndex, TableFile
-from spark_sinks.source.options import parse_options
+from spark_sinks.source import readers as planning
+from spark_sinks.source.options import Offsets, parse_options
 from spark_sinks.source.partitions import TablePart, Task, read_partition
-from spark_sinks.source.positions import Offsets
 from spark_sinks.source.stream_log import StreamLog
-from spark_sinks.source.tables import TableSnapshot
+from spark_sinks.source.tables import FileIndex, TableFile, TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.protocols.shard.placement import shard_of
 from weft.storage.table.rows import row_schema
 from weft.storage.table.schemas import StreamSchema

@@ -43,7 +43,7 @@ def test_files_without_and_with_numbers_of_columns_are_read_together(
     spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:  # releases before had none
-        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
+        earlier.setattr("weft.storage.table_writer.parquet_file.with_field_ids", lambda schema: schema)
         hub.write(1)
         hub.tier()
     hub.write(1)

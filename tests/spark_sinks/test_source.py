@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from spark_sinks import read, table
 from tests.spark_sinks.conftest import EDGES, START, STREAM, Hub, records
-from weft.protocols.origin import Origin, OriginKind
+from weft.protocols.lane import Origin, OriginKind
 from weft.storage.table.rows import row_schema
 
 pytestmark = pytest.mark.spark
@@ -112,9 +112,9 @@ def test_a_table_of_an_earlier_release_is_read_with_its_tail(
     with monkeypatch.context() as earlier:
         schema = row_schema(["line", "machine"])
         earlier.setattr(
-            "weft.storage.table_maker.tierer.row_schema", lambda *_: schema.remove(schema.get_field_index("_origin"))
+            "weft.storage.table_writer.tiering.row_schema", lambda *_: schema.remove(schema.get_field_index("_origin"))
         )
-        earlier.setattr("weft.storage.table_maker.tierer.lacking", lambda _: [])
+        earlier.setattr("weft.storage.table_writer.tiering.lacking", lambda _: [])
         hub.tier()
     hub.origin = Origin(3, OriginKind.FUNCTION, "calm", "1", b"")
     hub.write()

@@ -18,8 +18,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from spark_sinks import ReadError, read
 from spark_sinks.source.data_source import WeftSource
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub
-from weft.config.payload_schema.model import SchemaField
-from weft.config.payload_schema.types import SCALARS
+from weft.config.payload_schema.model import SCALARS, SchemaField
 from weft.protocols.payloads import PayloadKind
 
 pytestmark = pytest.mark.spark

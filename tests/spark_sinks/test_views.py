@@ -18,11 +18,11 @@ from spark_sinks.views import beside
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub, records
 from tests.spark_sinks.source.test_through_hub import Serving
 from weft.cli import cli
-from weft.cloud_hub.declared.schemas import set_schema
-from weft.commands.pipelines import sql
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.chunk_log import open_cluster
-from weft.storage.cluster_log.log import Author, ClusterLog
+from weft.cloud_hub.admin_facts.changes import set_schema
+from weft.commands import spark as sql
+from weft.config.load import parse_schema
+from weft.storage.cluster import open_cluster
+from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.spark

@@ -6,16 +6,16 @@ from crc32c import crc32c
 
 from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
-from weft.protocols.chunk import GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_index import GapRange, LaneUpdate, Mark
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
-from weft.storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
-from weft.storage.cluster import NEW_SHARDS
-from weft.storage.manifest import encode as encode_manifest
+from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.chunk_log import encode as encode_manifest
+from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 CLUSTER = Cluster(b"c" * 16, 4)
 

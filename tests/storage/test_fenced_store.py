@@ -12,8 +12,7 @@ from tests.cloud_hub.virtual_time import run
 from weft.storage.cluster import Cluster, declare_split, open_cluster, raise_level, restored
 from weft.storage.fenced_store import FencedStore
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, StoreAway
-from weft.storage.object_store.directory import DirectoryStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import DirectoryStore, MemoryStore
 
 FILE = "cluster.json"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.storage.test_chunk_log import CLUSTER, Writer
-from weft.protocols.chunk import Chunk
+from weft.protocols.chunk_index import Chunk
 from weft.protocols.errors import Corrupt
 from weft.storage import hub_keys
 from weft.storage.chunk_log import LOOK_VALIDITY_NS, CollectedPast, Manifest, ShardLog
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 SHARD = 2
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.storage.private_file import replace_private_file
+from weft.storage.filesystem import replace_private_file
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 SERVICE = 54_321

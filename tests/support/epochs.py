@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.replication.attempts.epochs import Epochs
+from weft.replication.source import Epochs
 
 
 class MemoryEpochs(Epochs):

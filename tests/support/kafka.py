@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from spark_sinks.runtime.java import NoJava, find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import NoJava, cache_directory, find_java_home
 from tests.support.brokers import answers
 from tests.support.third_party import KAFKA, KAFKA_CONNECTOR
 from tests.support.waiting import wait_until

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.protocols.chunk import LaneUpdate
-from weft.protocols.chunk_index.footer import LEVEL_MAX, Extension, FoldRules
+from weft.protocols.chunk_index import LEVEL_MAX, Extension, FoldRules, LaneUpdate
 
 COUNTED = 40
 """Number of the extension."""

@@ -11,7 +11,7 @@ import msgspec
 
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record, records
 

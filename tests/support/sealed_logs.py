@@ -8,11 +8,8 @@ import tempfile
 import pytest
 
 from weft.storage.filesystem import OSFileSystem
-from weft.storage.segment_log.commit import segment_file
-from weft.storage.segment_log.sealed.ring import KeyRing, make_ring
-from weft.storage.segment_log.sealed.source import KeySource
-from weft.storage.segment_log.state import log_state
-from weft.storage.segment_log.walk import frames
+from weft.storage.segment_log import scan, segment_file, state
+from weft.storage.segment_log.encryption import KeyRing, KeySource, make_ring
 
 MASTER = bytes(range(32))
 SWITCH = "WEFT_TEST_SEALED"
@@ -27,9 +24,9 @@ def seal_all_logs() -> None:
 def seal(patch: pytest.MonkeyPatch) -> None:
     """Encrypt all logs that are written until the patch is undone."""
     ring = made_ring()
-    for module in (frames, segment_file):
+    for module in (scan, segment_file):
         patch.setattr(module, "ring_of", lambda file: ring)
-    patch.setattr(log_state, "is_sealed", lambda disk: True)
+    patch.setattr(state, "is_sealed", lambda disk: True)
 
 
 def made_ring() -> KeyRing:

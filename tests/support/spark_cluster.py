@@ -14,8 +14,7 @@ from typing import Self
 import psutil
 import pyspark
 
-from spark_sinks.runtime.java import find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import cache_directory, find_java_home
 from tests.support.s3_servers import listens
 from tests.support.spark_processes import QUICK
 from tests.support.waiting import wait_until

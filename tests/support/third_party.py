@@ -29,8 +29,7 @@ from typing import ClassVar
 
 import pyspark
 
-from spark_sinks.runtime.java import NoJava, find_java_home
-from spark_sinks.runtime.session import cache_directory
+from spark_sinks.runtime.session import NoJava, cache_directory, find_java_home
 from tests.support.waiting import Patience
 
 KEPT = Path.home() / ".cache" / "weft-tests"

@@ -30,18 +30,16 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """Argument: import what hubs and audits need as well, pyarrow and deltalake among it."""
-EDGE = ("weft.config", "weft.edge_node", "weft.replication", "weft.commands.edges", "weft.commands.functions")
-HUB = ("weft.storage", "weft.commands")
+EDGE = ("weft.config", "weft.edge_node", "weft.replication", "weft.commands")
+HUB = ("weft.storage",)
 """Packages of which every module is imported: a user without rights may not be able to read it later."""
 ALSO = (
     "weft.edge_node.node",
-    "weft.cli", "weft.commands.edge", "weft.commands.log", "weft.service.read_only", "weft.service.reload",
-    "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",
+    "weft.cli", "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",
     "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep",
 )  # fmt: skip
 ALSO_HUB = (
-    "weft.cloud_hub.hub", "weft.cloud_hub.checks.preflight", "weft.storage.table_maker.service",
-    "weft.service.supervisor", "weft.proofs.audit.audit",
+    "weft.cloud_hub.hub", "weft.cloud_hub.preflight", "weft.storage.table_writer.service", "weft.proofs.audit.audit",
 )  # fmt: skip
 REQUEST_BYTES_MAX = 1 << 20
 
@@ -190,8 +188,8 @@ class _End:
 
 def _read_models() -> None:
     """Read what settings there are, as every process does that has a configuration, once for all."""
-    from weft.config.fields import model_shape
     from weft.config.models import EdgeConfig, HubConfig
+    from weft.config.schema import model_shape
 
     model_shape(EdgeConfig)
     model_shape(HubConfig)

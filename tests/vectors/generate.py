@@ -48,7 +48,7 @@ from tests.vectors.goldens_cluster import DECLARED as DECLARED_FACT
 from tests.vectors.goldens_link import CANARY, CONFIG, CONTROL, DATA, DOWN, LAST_WORDS, NODE_REPORT, PULL, THROTTLED
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
-from weft.protocols.link.stream import FrameEncoder
+from weft.protocols.link import FrameEncoder
 
 HERE = Path(__file__).parent
 

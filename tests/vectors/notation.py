@@ -14,21 +14,18 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from weft.edge_node.queues.state.changes import Changes, read_changes
+from weft.edge_node.queues.state import Changes, read_changes
 from weft.protocols import batch, chunk, link, segment
-from weft.protocols.batch import ClockReading, ClockState, Codec
-from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, BlockedFooter, StreamBlock
-from weft.protocols.columns import HeaderPairs, HeaderValue
+from weft.protocols.batch import ClockReading, ClockState, Codec, HeaderPairs, HeaderValue
+from weft.protocols.chunk_index import BLOCKS_LEVEL, BlockedFooter, FoldRules, StreamBlock
 from weft.protocols.errors import Corrupt
-from weft.protocols.lane import Lane
-from weft.protocols.link import canary, configuration, down, pull, report, throttle
-from weft.protocols.link.data import split_batches
-from weft.protocols.origin import Origin
-from weft.protocols.shard import snapshot, snapshot_blocks
-from weft.protocols.shard.shard_state import FoldRules, ShardState
-from weft.protocols.shard.splits import Split
-from weft.storage.cluster_log import entry as cluster_entry
-from weft.storage.cluster_log import state as cluster_state
+from weft.protocols.lane import Lane, Origin
+from weft.protocols.link import split_batches
+from weft.protocols.shard import snapshot
+from weft.protocols.shard.placement import Split
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage import cluster_log as cluster_entry
+from weft.storage import cluster_log as cluster_state
 
 Notation = dict[str, Any]
 
@@ -227,17 +224,17 @@ _FRAMES: dict[str, Any] = {
     "CLOCK": link.Clock,
     "ORIGINS": link.LaneOrigins,
     "LAST_WORDS": link.LastWords,
-    "CONFIG_DESIRED": configuration.ConfigDesired,
-    "CONFIG_STATE": configuration.ConfigState,
-    "DOWN_OPEN": down.DownOpen,
-    "MESSAGES": down.Messages,
-    "OUTCOMES": down.Outcomes,
-    "PULLS": pull.Pulls,
-    "PULL_STATE": pull.PullState,
-    "CANARY": canary.Canary,
-    "CANARY_BACK": canary.CanaryBack,
-    "THROTTLED": throttle.Throttled,
-    "NODE_REPORT": report.NodeReport,
+    "CONFIG_DESIRED": link.ConfigDesired,
+    "CONFIG_STATE": link.ConfigState,
+    "DOWN_OPEN": link.DownOpen,
+    "MESSAGES": link.Messages,
+    "OUTCOMES": link.Outcomes,
+    "PULLS": link.Pulls,
+    "PULL_STATE": link.PullState,
+    "CANARY": link.Canary,
+    "CANARY_BACK": link.CanaryBack,
+    "THROTTLED": link.Throttled,
+    "NODE_REPORT": link.NodeReport,
 }
 
 
@@ -284,7 +281,7 @@ def _encode_state(meaning: Notation) -> bytes:
     lanes = [
         (Lane(each.tenant, each.edge, each.log_id, each.stream), snapshot.lane_state(each)) for each in found.lanes
     ]
-    return snapshot_blocks.encode(msgspec.structs.replace(found, lanes=[]), lanes, splits, apart)
+    return snapshot.encode_blocks(msgspec.structs.replace(found, lanes=[]), lanes, splits, apart)
 
 
 def _decode_state(data: bytes) -> Notation:
@@ -296,13 +293,13 @@ def _decode_state(data: bytes) -> Notation:
     noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
     streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in found.streams]
     noted |= {"streams": streams, "lanes": [*map(_named, found.lanes)]}
-    decoded = snapshot_blocks.decode(data)
+    decoded = snapshot.decode_blocks(data)
     later = {"splits": _builtins(decoded.splits), "apart": list(decoded.apart)}
     return noted | {name: value for name, value in later.items() if value}
 
 
 def _decode_snapshot(data: bytes) -> snapshot.Snapshot:
-    head, lanes, *_ = snapshot_blocks.decode(data)
+    head, lanes, *_ = snapshot.decode_blocks(data)
     named = [msgspec.structs.replace(held, tenant=lane.tenant, stream=lane.stream) for lane, held in lanes]
     return msgspec.structs.replace(head, lanes=named)
 
@@ -324,24 +321,24 @@ def _encode_cluster(meaning: Notation) -> bytes:
             cluster_entry.NamedFact(kind, name, None if text is None else text.encode())
             for kind, name, text in meaning.get("more", [])
         ]
-        return cluster_entry.encode(cluster_entry.Declaration(**noted))
+        return cluster_entry.encode_entry(cluster_entry.Declaration(**noted))
     state = cluster_state.ClusterState(bytes.fromhex(meaning["cluster_id"]))
     state.n, state.crc = meaning["n"], meaning["crc"]
     state.skipped = tuple(cluster_state.Skipped(**each) for each in meaning["skipped"])
     for kind in meaning["kinds"]:
         facts = [cluster_state.Fact(**{**fact, "document": fact["document"].encode()}) for fact in kind["facts"]]
         state._kinds[kind["kind"]], state._last[kind["kind"]] = {fact.name: fact for fact in facts}, kind["last"]
-    return cluster_state.encode(state)
+    return cluster_state.encode_snapshot(state)
 
 
 def _decode_cluster(data: bytes) -> Notation:
     if data[:3] != cluster_entry.SNAPSHOT_MAGIC:
-        entry = cluster_entry.decode(data)
+        entry = cluster_entry.decode_entry(data)
         document = None if entry.document is None else entry.document.decode()
         more = [[each.kind, each.name, each.document and each.document.decode()] for each in entry.more]
         noted = {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document, "more": more}
         return {name: value for name, value in noted.items() if value or name not in ("origin", "command", "more")}
-    state = cluster_state.decode(data)
+    state = cluster_state.decode_snapshot(data)
     kinds = [
         {
             "kind": kind,

@@ -19,8 +19,8 @@ from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
 from weft.cli import cli
 from weft.client import Client
-from weft.cloud_hub.shard.message_lanes import AUDIT_STREAM, AUDIT_TENANT
-from weft.commands.acts import file_acts
+from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
+from weft.commands import acts as file_acts
 from weft.demo.fabric import free_port
 from weft.output import Failed
 from weft.protocols.shard.placement import shard_of

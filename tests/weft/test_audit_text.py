@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tests.weft.test_output import on_a_terminal
-from weft.commands.proofs.audit import _show
+from weft.commands.audit import _show
 from weft.proofs.audit.report import AuditReport, LaneAudit
-from weft.protocols.shard.open_gaps import OpenGap
-from weft.storage.chunks.open_gaps import named
+from weft.protocols.shard.lane_state import OpenGap
+from weft.storage.chunk_log import named_open_gap
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
 LONG = "press-shop-in-the-northern-hall-line-4-cabinet-17-" * 2 + "controller-of-the-old-machine"
@@ -36,7 +36,7 @@ def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]
     good = msgspec.structs.replace(report(lane("press-7", 1)), problems=[], agrees=True)
     _show(good)
     assert "good: every record is in the log once" in capsys.readouterr().out
-    gap = named(OpenGap("press-7", 7, 200, None, 10**18))
+    gap = named_open_gap(OpenGap("press-7", 7, 200, None, 10**18))
     _show(msgspec.structs.replace(good, open_gaps=[gap]))
     told = capsys.readouterr().out
     assert "OPEN GAP: press-7/0000000000000007, from the beginning to 2001-09-09T01:46:40Z: the lane ended" in told

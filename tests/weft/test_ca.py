@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import weft
-from weft.network.tls.certificate import certificates_in
-from weft.network.tls.checks import refusal
-from weft.network.tls.contexts import read_tls
-from weft.network.tls.files import TlsFiles
+from weft.network.tls import TlsFiles, certificates_in, read_tls, refusal
 from weft.protocols.lane import NodeName, node_in_certificate
 
 

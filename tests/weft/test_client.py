@@ -24,16 +24,14 @@ from tests.support.waiting import PATIENCE_S
 from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, pages
 from weft.client.aio import AsyncClient
 from weft.client.aio import pages as each_page
+from weft.cloud_hub.admin_facts.documents import Quotas
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.cloud_hub.declared.documents import Quotas
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.edges import WhoAmI
-from weft.cloud_hub.openapi.operation import Operation, Parameter
-from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS
-from weft.cloud_hub.openapi.streams import StreamsAnswer
-from weft.commands.credentials.token import whoami
+from weft.cloud_hub.openapi.answers import StreamsAnswer, WhoAmI
+from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS, Operation, Parameter
+from weft.commands.credentials import whoami
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 EDGE = LinkIdentity("acme", "press-1", 0xABC, "test")
 OF_BODY = {

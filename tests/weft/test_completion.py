@@ -13,7 +13,7 @@ from docs.tools.commands import contexts
 from docs.tools.manuals import manuals
 from tests.support.processes import weft
 from weft.cli import cli
-from weft.commands.set_up.completion import SHELLS, VARIABLE
+from weft.commands.completion import SHELLS, VARIABLE
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from tests.support.processes import weft
 from tests.support.waiting import PATIENCE_S
 from weft.commands.common import load_edge
-from weft.commands.set_up.asking import ask
+from weft.commands.edge_setup import ask
 from weft.edge_node.access import users
 from weft.output import Refused
 

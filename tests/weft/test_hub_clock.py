@@ -19,9 +19,10 @@ from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.protocols.lane import Lane
 from weft.protocols.link import Clock
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.status import LinkStatus
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,8 @@ from tests.support.processes import weft
 from weft.output import Refused
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import shard_of
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 LANE = Lane("default", "press-1", 7, "telemetry")

@@ -23,14 +23,14 @@ from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.regions.fabric import to
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.cloud_hub.declared.credentials import Credentials
+from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 EDGE = """\
 node: press-shop-7

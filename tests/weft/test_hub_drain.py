@@ -15,16 +15,15 @@ from tests.cloud_hub.declared.test_administration import ADMIN
 from tests.cloud_hub.declared.test_hub import SOON, declare, token
 from tests.cloud_hub.live import running_hub
 from tests.support.processes import weft
-from weft.cloud_hub.api.identity.rights import role_grants
-from weft.cloud_hub.api.tokens import Scope
-from weft.cloud_hub.declared.documents import NODE
+from weft.cloud_hub.admin_facts.documents import NODE
+from weft.cloud_hub.api.tokens import Scope, role_grants
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import NodeEntry
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.support.processes import weft
 from weft.cloud_hub.api.tokens import Scope, hash_token, read_tokens
 from weft.commands.common import load_hub
-from weft.commands.set_up.hub_init import ask
+from weft.commands.hub_init import ask
 from weft.output import Refused
 
 EXAMPLE = Path(__file__).parents[2] / "config/examples/hub-package.yaml"

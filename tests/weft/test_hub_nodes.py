@@ -13,7 +13,7 @@ from tests.support.processes import weft
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
-from weft.storage.presence.nodes import Intake, NodeEntry
+from weft.storage.presence import Intake, NodeEntry
 
 SECOND = 1_000_000_000
 

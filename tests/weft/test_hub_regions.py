@@ -14,9 +14,9 @@ from tests.cloud_hub.regions.test_two_regions import OTHER
 from tests.cloud_hub.tables.logs import TOPICS, LogWriter, Run
 from tests.support.processes import weft
 from weft.protocols.shard.placement import shard_of
+from weft.storage.chunk_log import RegionPosition, RegionPositions, Report
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
-from weft.storage.region_positions import RegionPosition, RegionPositions, Report
 
 HUB = "listen: 127.0.0.1:8090\nstore: store\nregions: {east: {to: [https://east.example.com]}}\n"
 

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
-from weft.config.payload_schema.text import yaml_text
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
+from weft.config.payload_schema.documents import yaml_text
 from weft.demo.fabric import free_port
 
 FIRST = """\

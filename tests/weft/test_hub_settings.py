@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from weft.cloud_hub.cluster.processes import addresses, check_processes, process_count
+from weft.cloud_hub.settings import addresses, check_processes, process_count
 from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
-from weft.network.tls.files import ClientTlsFiles, TlsFiles
+from weft.network.tls import ClientTlsFiles, TlsFiles
 from weft.storage.cluster import NEW_SHARDS
 
 YAML = """\

@@ -24,8 +24,8 @@ streams: {{telemetry: {{from: "plant/#"}}}}
 links: {{cloud: {{to: "http://127.0.0.1:{port}", token_file: token, retry_min: 20ms, retry_max: 100ms}}}}
 """
 HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 1\ncommit_interval: 20ms\ntables: null\ntokens_file: tokens\n"
-AT_EDGE = "replication.runner.link_log: link cloud: "
-AT_HUB = "cloud_hub.links.link_log: "
+AT_EDGE = "replication.runner.progress: link cloud: "
+AT_HUB = "cloud_hub.links.edge_link: "
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from tests.support.processes import Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.edge_node.control.client import DropRequest, ask_drop
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.output import Failed
 from weft.protocols.batch import BatchHeader
-from weft.protocols.origin import OriginKind
+from weft.protocols.lane import OriginKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
-from weft.storage.segment_log.walk.entries import inspect_segment
+from weft.storage.segment_log.scan import inspect_segment
 
 
 def open_log(folder: Path, settings: LogSettings) -> SegmentLog:
@@ -408,7 +408,7 @@ def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
         asked.set()
         return ask_drop(directory, request)
 
-    monkeypatch.setattr("weft.edge_node.inspect.drop.ask_drop", ask)
+    monkeypatch.setattr("weft.edge_node.inspect.maintenance.ask_drop", ask)
     folder = edge_yaml.parent / "data"
     node = start("edge", edge_yaml)
     for _ in range(10):

@@ -17,9 +17,9 @@ from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.processes import weft
 from weft.client import logins
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.commands.edges import hub_usage
+from weft.commands import hub_tenants
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 EDGE = LinkIdentity("acme", "press-1", 0xABC, "test")
 
@@ -69,7 +69,7 @@ def ask(url: str, admin: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (node["state"], node["owns"]) == ("ready", [0, 1])
     assert json.loads(weft("hub", "whoami", "plant", "--json").output)["token"] == "admin"
     assert json.loads(weft("hub", "usage", "plant", "--tenant", "acme", "--json").output)["lanes"] == 1
-    monkeypatch.setattr(hub_usage, "GROWTH_AFTER_S", 0.0)
+    monkeypatch.setattr(hub_tenants, "GROWTH_AFTER_S", 0.0)
     told = weft("hub", "usage", "plant", "--tenant", "acme").output
     assert re.search(r"^received +\d+ B, 3 records since .*: .* a day$", told, re.MULTILINE), told
     assert re.search(r"^telemetry\t3\t\d+\t3\t(unknown|.* (B|KiB))$", told, re.MULTILINE), told

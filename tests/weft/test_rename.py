@@ -18,13 +18,13 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
 from weft.demo.fabric import free_port
-from weft.edge_node.timing.clock import clock_reader
+from weft.edge_node.timing import clock_reader
 from weft.output import Failed, Refused
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import NodeName
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.replication.source import LaneSnapshot, OfferedLane
-from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 pytestmark = pytest.mark.processes

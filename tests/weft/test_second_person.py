@@ -12,14 +12,13 @@ import pytest
 from tests.cloud_hub.declared.test_acting import Dying, Killed
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.support.processes import weft
-from weft.commands import common
-from weft.commands.on_store import opening
+from weft.commands import common, hub_store
 from weft.output import Failed
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import read_cluster
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.object_store.placed import PlacedStore, bare
+from weft.storage.object_store.opening import PlacedStore, bare
 
 RETIRE = ("hub", "retire", "hub.yaml", "press-1", "--reason", "case 12", "--yes")
 pytestmark = pytest.mark.slow
@@ -124,7 +123,7 @@ def test_an_approved_act_is_done_once_or_not_at_all_wherever_it_is_killed(
             return PlacedStore(dying[0])
 
         with monkeypatch.context() as patched:
-            patched.setattr(opening, "open_hub_store", opened)
+            patched.setattr(hub_store, "open_hub_store", opened)
             try:
                 weft(*RETIRE)
             except Killed:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import weft
-from weft.config.signing.keys import read_public_keys
-from weft.config.signing.statement import read_signed
+from weft.config.signing import read_public_keys, read_signed
 from weft.output import Failed, Refused
-from weft.protocols.link.configuration import TEXT_CHARACTERS_MAX
+from weft.protocols.link import TEXT_CHARACTERS_MAX
 
 TEXT = "streams: {alarms: {from: 'alarms/#'}}"
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.clocks import Clock
 from tests.support.waiting import PATIENCE_S
-from weft.commands.pipelines.master import MASTER_WAIT_S, addresses, telling, wait_for_master
+from weft.commands.spark import MASTER_WAIT_S, addresses, telling, wait_for_master
 from weft.output import Failed
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import weft
-from weft.commands.support import bundle
-from weft.commands.support.secrets import MASK, Secrets
+from weft.commands import support_bundle
+from weft.commands.support_bundle import MASK, Secrets
 from weft.config.models import HubConfig
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
@@ -96,10 +96,10 @@ def test_secrets_of_files_that_the_settings_name_are_taken_out_wherever_they_sta
 
 
 def test_a_bundle_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "PART_BYTES_MAX", 1000)
+    monkeypatch.setattr(support_bundle, "PART_BYTES_MAX", 1000)
     log = tmp_path / "log"
     log.write_text("old\n" * 10_000 + "the newest line\n")
-    made = bundle.Bundle(HubConfig(store="store"), {})
+    made = support_bundle.Bundle(HubConfig(store="store"), {})
     made.add_log("weft-hub", str(log))
     assert made.parts["log.txt"].endswith(b"the newest line\n")
     assert all(len(each) <= 1000 for each in made.parts.values())

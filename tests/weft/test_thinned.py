@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from weft.demo.thinned import Series, Thinned, compare
+from weft.demo.report import Series, Thinned, compare
 
 SERIES: Series = ("press-shop", b"series/machine-7/temperature")
 VALUES = [20.0, 20.5, 22.5, 21.0, 25.0, 24.0]

@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.support.processes import weft
-from weft.protocols.origin import Origin, OriginKind
+from weft.protocols.lane import Origin, OriginKind
 from weft.storage.object_store import open_store
 
 LOG = "0000000000000007"

@@ -12,12 +12,28 @@ from typing import Any, ParamSpec, Self, TypeVar
 import aiohttp
 from yarl import URL
 
-from weft.client.asking import ANSWER_BYTES_MAX, TIMEOUT_S, Listed, after_page, checked, path_of, trusting, with_query
-from weft.client.errors import ERROR_BYTES_MAX, HubRefusal, HubUnreachable, refusal_of
-from weft.client.following import PASSING, WAIT_S, event_of
-from weft.client.operations import Fetched, Operations, Request
-from weft.cloud_hub.openapi.streams import TailEvent
-from weft.network.token_file import read_token
+from weft.client.operations import (
+    ANSWER_BYTES_MAX,
+    ERROR_BYTES_MAX,
+    PASSING,
+    TIMEOUT_S,
+    WAIT_S,
+    Fetched,
+    HubRefusal,
+    HubUnreachable,
+    Listed,
+    Operations,
+    Request,
+    after_page,
+    checked,
+    event_of,
+    path_of,
+    refusal_of,
+    trusting,
+    with_query,
+)
+from weft.cloud_hub.openapi.answers import TailEvent
+from weft.network.reload import read_token
 
 Args = ParamSpec("Args")
 AList = TypeVar("AList", bound=Listed)

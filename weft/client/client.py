@@ -15,14 +15,26 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from weft.client.asking import ANSWER_BYTES_MAX, TIMEOUT_S, Listed, after_page, checked, trusting
-from weft.client.asking import path_of as _of
-from weft.client.asking import with_query as _with
-from weft.client.errors import HubUnreachable, refusal
-from weft.client.following import WAIT_S, follow
-from weft.client.operations import Fetched, Operations, Request, Rows
-from weft.cloud_hub.openapi.streams import RecordOfStream, TailEvent
-from weft.network.token_file import read_token
+from weft.client.operations import (
+    ANSWER_BYTES_MAX,
+    TIMEOUT_S,
+    WAIT_S,
+    Fetched,
+    HubUnreachable,
+    Listed,
+    Operations,
+    Request,
+    Rows,
+    after_page,
+    checked,
+    follow,
+    refusal,
+    trusting,
+)
+from weft.client.operations import path_of as _of
+from weft.client.operations import with_query as _with
+from weft.cloud_hub.openapi.answers import RecordOfStream, TailEvent
+from weft.network.reload import read_token
 
 Args = ParamSpec("Args")
 AList = TypeVar("AList", bound=Listed)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weft.protocols.lane import NAME_RULE, valid_name
-from weft.storage.private_file import read_private_file, replace_private_file
+from weft.storage.filesystem import read_private_file, replace_private_file
 
 FILE_BYTES_MAX = 1 << 20
 HUBS_MAX = 1000

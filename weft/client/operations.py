@@ -7,23 +7,46 @@ from __future__ import annotations
 
 import base64
 import functools
+import http.client
 import importlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import ssl
+import time
+import urllib.error
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import UnsetType
 
-from weft.client.asking import json_of as _json
-from weft.client.asking import path_of as _of
-from weft.client.asking import with_query as _with
-from weft.client.errors import HubUnreachable
-from weft.cloud_hub.openapi.acts import ActsAnswer
-from weft.cloud_hub.openapi.edges import EdgeAnswer, EdgesAnswer, WhoAmI
-from weft.cloud_hub.openapi.messages import MessagesAnswer, PublishedAnswer
-from weft.cloud_hub.openapi.pipelines import PipelinesAnswer, ReportedAnswer
-from weft.cloud_hub.openapi.pulls import PullAnswer, PullsAnswer
+from weft.cloud_hub.openapi.answers import (
+    ActsAnswer,
+    CompletenessAnswer,
+    EdgeAnswer,
+    EdgesAnswer,
+    LanesAnswer,
+    MessagesAnswer,
+    PipelinesAnswer,
+    PublishedAnswer,
+    PullAnswer,
+    PullsAnswer,
+    RecordsAnswer,
+    RemovedTokenAnswer,
+    ReportedAnswer,
+    SecretAnswer,
+    SeriesAnswer,
+    StreamAnswer,
+    StreamsAnswer,
+    TailEvent,
+    TenantAnswer,
+    TenantsAnswer,
+    TokensAnswer,
+    TraceAnswer,
+    UsageAnswer,
+    WhoAmI,
+)
 from weft.cloud_hub.openapi.status import (
     DrainAnswer,
     DrainsAnswer,
@@ -35,28 +58,139 @@ from weft.cloud_hub.openapi.status import (
     StatusAnswer,
     TroublesAnswer,
 )
-from weft.cloud_hub.openapi.streams import (
-    CompletenessAnswer,
-    LanesAnswer,
-    RecordsAnswer,
-    SeriesAnswer,
-    StreamAnswer,
-    StreamsAnswer,
-    TraceAnswer,
-)
-from weft.cloud_hub.openapi.tenants import (
-    RemovedTokenAnswer,
-    SecretAnswer,
-    TenantAnswer,
-    TenantsAnswer,
-    TokensAnswer,
-    UsageAnswer,
-)
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+
+
+# Errors of requests to a hub.
+
+ERROR_BYTES_MAX = 64 << 10
+RETRY_DIGITS_MAX = 5
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """The words of a problem document for people."""
+
+    detail: str = ""
+    advice: str = ""
+
+
+class HubError(Exception):
+    """Base of the errors of a request."""
+
+
+class HubRefusal(HubError):
+    """An answer of status 400 or above, or one that leads elsewhere.
+
+    Args:
+        detail, advice: the hub's words; empty if another program answers at the address.
+        retry_after_s: time after which to ask again, if the hub says one.
+    """
+
+    def __init__(
+        self, status: int, reason: str, detail: str, advice: str, retry_after_s: int | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(f"{status} {reason}" + (f": {detail}; {advice}" if detail else ""))
+        self.status, self.reason, self.detail, self.advice = status, reason, detail, advice
+        self.retry_after_s = retry_after_s
+
+
+class HubUnreachable(HubError):
+    """No whole answer, or one that is not of the API. What the request did is unknown."""
+
+
+def refusal(error: urllib.error.HTTPError) -> HubRefusal:
+    """Return the refusal in an answer."""
+    try:
+        with error:
+            body = error.read(ERROR_BYTES_MAX)
+    except (OSError, ValueError, http.client.HTTPException):
+        body = b""
+    return refusal_of(error.code, error.reason, error.headers.get("Retry-After", ""), body)
+
+
+def refusal_of(status: int, reason: str, wait: str, body: bytes) -> HubRefusal:
+    """Return the refusal in the parts of an answer.
+
+    Args:
+        wait: its header ``Retry-After``.
+    """
+    retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
+    try:
+        told = msgspec.json.decode(body, type=_Told)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        told = _Told()
+    return HubRefusal(status, reason, told.detail, told.advice, retry_after_s)
+
+
+# Parts of requests, which both clients share.
+
+TIMEOUT_S = 30.0
+ANSWER_BYTES_MAX = 256 << 20
+"""Longest answer: the hub's bound, which a setting may raise, and a record of the largest size."""
+
+
+class Listed(Protocol):
+    """An answer that may have a next page."""
+
+    @property
+    def next_after(self) -> str | UnsetType | None:
+        """Argument ``after`` of the next request."""
+
+
+def path_of(stream: str, below: str = "") -> str:
+    """Return the path of a stream, or of something below it."""
+    return f"/v1/streams/{quote(stream, safe='')}{below}"
+
+
+def with_query(path: str, query: Mapping[str, str | int | None]) -> str:
+    """Return a path with those values of a query that are not None."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def json_of(body: Mapping[str, Any]) -> bytes:
+    """Return a body with those fields that are not None."""
+    return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
+
+
+def checked(url: str, token: str | None, token_file: str | None) -> str:
+    """Return a hub's URL without a slash at its end. ``ValueError`` says what is wrong with what a client is given."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no address of a hub: write https://hub.example.com")
+    if token is not None and token_file is not None:
+        raise ValueError("there is a token and a token_file: give one of them")
+    if token is not None and not (token.isascii() and token.isprintable() and token.split() == [token]):
+        raise ValueError("the token is empty, or has characters that no token has: give the word alone")
+    return url.rstrip("/")
+
+
+def trusting(ca_file: str) -> ssl.SSLContext:
+    """Return the context of a client that trusts the authorities of a PEM file. ``OSError`` and ``ValueError`` say what
+    is wrong with it."""
+    from weft.network.tls import ClientTlsFiles, client_context
+
+    return client_context(ClientTlsFiles(ca_file=ca_file))
+
+
+def after_page(page: Listed, after: str | None) -> str | None:
+    """Return ``after`` of the next page; None behind the last one.
+
+    Args:
+        after: that of this page.
+
+    Raises:
+        HubUnreachable: the list stands still.
+    """
+    if not isinstance(page.next_after, str):
+        return None
+    if page.next_after == after:
+        raise HubUnreachable(f"the list does not go on after {after!r}; is a hub at that address?")
+    return page.next_after
+
 
 Args = ParamSpec("Args")
 T = TypeVar("T")
@@ -223,21 +357,21 @@ class Operations:
     @operation
     def stream(self, stream: str, *, tenant: str | None = None) -> Request[StreamAnswer]:
         """Return one stream."""
-        return _get(_of(stream), StreamAnswer, tenant=tenant)
+        return _get(path_of(stream), StreamAnswer, tenant=tenant)
 
     @operation
     def lanes(
         self, stream: str, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Request[LanesAnswer]:
         """Return a page of a stream's lanes."""
-        return _get(_of(stream, "/lanes"), LanesAnswer, tenant=tenant, after=after, limit=limit)
+        return _get(path_of(stream, "/lanes"), LanesAnswer, tenant=tenant, after=after, limit=limit)
 
     @operation
     def completeness(
         self, stream: str, *, tenant: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Request[CompletenessAnswer]:
         """Return up to when a stream is complete, with a page of its lanes."""
-        path = _of(stream, "/completeness")
+        path = path_of(stream, "/completeness")
         return _get(path, CompletenessAnswer, tenant=tenant, after=after, limit=limit)
 
     @operation
@@ -248,7 +382,7 @@ class Operations:
     ) -> Request[RecordsAnswer]:  # fmt: skip
         """Return records, from log and table."""
         return _get(
-            _of(stream, "/records"), RecordsAnswer, tenant=tenant, shard=shard, offset=offset, since=since,
+            path_of(stream, "/records"), RecordsAnswer, tenant=tenant, shard=shard, offset=offset, since=since,
             chunk=chunk, from_shard=from_shard, limit=limit,
         )  # fmt: skip
 
@@ -260,7 +394,7 @@ class Operations:
     ) -> Request[SeriesAnswer]:  # fmt: skip
         """Return numbers of payloads over time, as rows for charts; a row without a value is a gap."""
         return _get(
-            _of(stream, "/series"), SeriesAnswer, since=since, until=until, late=late, fields=fields, edge=edge,
+            path_of(stream, "/series"), SeriesAnswer, since=since, until=until, late=late, fields=fields, edge=edge,
             key=key, step=step, value=value, limit=limit, tenant=tenant,
         )  # fmt: skip
 
@@ -272,7 +406,7 @@ class Operations:
     ) -> Request[TraceAnswer]:  # fmt: skip
         """Return the way of one record, named by edge, log and seq, or by shard and offset."""
         return _get(
-            _of(stream, "/trace"), TraceAnswer, tenant=tenant, edge=edge, log=log, seq=seq, shard=shard,
+            path_of(stream, "/trace"), TraceAnswer, tenant=tenant, edge=edge, log=log, seq=seq, shard=shard,
             offset=offset, chunk=chunk, from_shard=from_shard,
         )  # fmt: skip
 
@@ -283,7 +417,7 @@ class Operations:
     ) -> Request[Rows]:  # fmt: skip
         """Return rows of one shard from the log, as a stream of Arrow."""
         asked = {"shard": shard, "tenant": tenant, "offset": offset, "chunk": chunk, "limit": limit}
-        return Request(Rows, _with(_of(stream, "/rows"), asked))
+        return Request(Rows, with_query(path_of(stream, "/rows"), asked))
 
     @operation
     def messages(self, edge: str, *, tenant: str | None = None, redirect: str | None = None) -> Request[MessagesAnswer]:
@@ -307,12 +441,12 @@ class Operations:
             {"payload": payload} if isinstance(payload, str)
             else {"payload_base64": base64.b64encode(payload).decode()}
         )  # fmt: skip
-        data = _json(
+        data = json_of(
             {"topic": topic, **content, "edge": edge, "edges": edges, "group": group, "after": after,
              "expires_s": expires_s, "qos": qos, "redirect": redirect}
         )  # fmt: skip
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-        return Request(PublishedAnswer, _with("/v1/messages", {"tenant": tenant}), data, headers)
+        return Request(PublishedAnswer, with_query("/v1/messages", {"tenant": tenant}), data, headers)
 
     @operation
     def pulls(
@@ -335,16 +469,16 @@ class Operations:
         Args:
             first, end: the window: times (RFC 3339), or nanoseconds since 1970, by the edge's clock.
         """
-        data = _json(
+        data = json_of(
             {"edge": edge, "stream": stream, "from": str(first), "to": str(end), "bytes_max": bytes_max,
              "expires_s": expires_s}
         )  # fmt: skip
-        return Request(PullAnswer, _with("/v1/pulls", {"tenant": tenant}), data)
+        return Request(PullAnswer, with_query("/v1/pulls", {"tenant": tenant}), data)
 
     @operation
     def cancel_pull(self, id: str, *, tenant: str | None = None) -> Request[PullAnswer]:  # noqa: A002
         """Cancel a pull. What has come stays."""
-        path = _with(f"/v1/pulls/{quote(id, safe='')}", {"tenant": tenant})
+        path = with_query(f"/v1/pulls/{quote(id, safe='')}", {"tenant": tenant})
         return Request(PullAnswer, path, method="DELETE")
 
     @operation
@@ -371,7 +505,7 @@ class Operations:
         Args:
             version: of the answer that was changed: after another change of the tenant, it is refused (409).
         """
-        data = _json({
+        data = json_of({
             "edges": edges, "streams": streams, "bytes_per_second": bytes_per_second, "stored_bytes": stored_bytes,
             "records_per_second": records_per_second, "lanes": lanes, "links": links,
             "table_bytes": table_bytes, "reason": reason, "version": version,
@@ -399,7 +533,7 @@ class Operations:
         Args:
             expires: its end: a duration such as ``90d``, or a date; None for none.
         """
-        data = _json({"name": name, "scope": scope, "tenant": tenant, "edge": edge, "grants": list(grants),
+        data = json_of({"name": name, "scope": scope, "tenant": tenant, "edge": edge, "grants": list(grants),
                       "expires": expires, "reason": reason})  # fmt: skip
         return Request(SecretAnswer, "/v1/tokens", data)
 
@@ -414,13 +548,13 @@ class Operations:
             expires: end of the new secret: a duration, a date, or ``never``; None for that of the one before.
             overlap: duration for which the secret before stays in force; None for a week.
         """
-        data = _json({"expires": expires, "overlap": overlap, "end_oldest": end_oldest, "reason": reason})
+        data = json_of({"expires": expires, "overlap": overlap, "end_oldest": end_oldest, "reason": reason})
         return Request(SecretAnswer, f"/v1/tokens/{quote(name, safe='')}/rotate", data)
 
     @operation
     def remove_token(self, name: str, *, reason: str | None = None) -> Request[RemovedTokenAnswer]:
         """Withdraw a token. Its links end within seconds."""
-        path = _with(f"/v1/tokens/{quote(name, safe='')}", {"reason": reason})
+        path = with_query(f"/v1/tokens/{quote(name, safe='')}", {"reason": reason})
         return Request(RemovedTokenAnswer, path, method="DELETE")
 
     @operation
@@ -442,8 +576,8 @@ class Operations:
             state: ``running``, ``ended`` or ``failed``.
             every_seconds: longest time until the next report.
         """
-        path = _with(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
-        data = _json({
+        path = with_query(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
+        data = json_of({
             "stream": stream, "state": state, "error": error, "batch": batch, "records": records, "seconds": seconds,
             "rate": rate, "lag": lag, "complete_until": complete_until, "idle_seconds": idle_seconds,
             "every_seconds": every_seconds,
@@ -453,7 +587,7 @@ class Operations:
     @operation
     def forget_pipeline(self, pipeline: str, *, tenant: str | None = None) -> Request[ReportedAnswer]:
         """Forget a pipeline, until it reports again."""
-        path = _with(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
+        path = with_query(f"/v1/pipelines/{quote(pipeline, safe='')}", {"tenant": tenant})
         return Request(ReportedAnswer, path, method="DELETE")
 
     @operation
@@ -464,19 +598,19 @@ class Operations:
     @operation
     def drain(self, node: str, *, reason: str = "") -> Request[DrainAnswer]:
         """Have a process, or all of a machine, give its shards and edges to others."""
-        return Request(DrainAnswer, "/v1/drains", _json({"node": node, "reason": reason}))
+        return Request(DrainAnswer, "/v1/drains", json_of({"node": node, "reason": reason}))
 
     @operation
     def undo_drain(self, node: str, *, reason: str | None = None) -> Request[DrainAnswer]:
         """Have a drained process or machine take shards and edges again."""
-        path = _with("/v1/drains", {"node": node, "reason": reason})
+        path = with_query("/v1/drains", {"node": node, "reason": reason})
         return Request(DrainAnswer, path, method="DELETE")
 
     @operation
     def pause_region(self, region: str, *, paused: bool, reason: str = "") -> Request[RegionOrderAnswer]:
         """Have the records for a region wait, or go on."""
         path = f"/v1/regions/{quote(region, safe='')}"
-        data = _json({"paused": paused, "reason": reason})
+        data = json_of({"paused": paused, "reason": reason})
         return Request(RegionOrderAnswer, path, data, method="PUT")
 
     @operation
@@ -491,9 +625,48 @@ class Operations:
         Args:
             force: do it though all its edges would be in one of the two.
         """
-        data = _json({"shard": shard, "force": force, "reason": reason})
+        data = json_of({"shard": shard, "force": force, "reason": reason})
         return Request(SplitAnswer, "/v1/splits", data)
 
 
 def _get(path: str, answer: type[T], **query: str | int | None) -> Request[T]:
-    return Request(answer, _with(path, query))
+    return Request(answer, with_query(path, query))
+
+
+# Events of a tail, over every end of a connection.
+
+WAIT_S = 1.0
+PASSING = (429, 500, 502, 503, 504)
+"""Statuses of refusals that end by themselves."""
+_DATA = b"data: "
+
+Open = Callable[[dict[str, str]], AbstractContextManager[Any]]
+"""Function that sends the request with more headers, and returns the answer to read."""
+
+
+def event_of(line: bytes) -> TailEvent | None:
+    """Return the event in a line of a tail; None if the line has none."""
+    return msgspec.json.decode(line[len(_DATA) :], type=TailEvent) if line.startswith(_DATA) else None
+
+
+def follow(opened: Open, position: str | None, wait_s: float) -> Iterator[TailEvent]:
+    """Yield events with records, and go on behind the last one after each end.
+
+    Raises:
+        HubRefusal: the hub refuses, for a reason that waiting does not mend.
+    """
+    while True:
+        try:
+            with opened({} if position is None else {"Last-Event-ID": position}) as answer:
+                for line in answer:
+                    if (event := event_of(line)) is None:
+                        continue
+                    position = event.position
+                    if event.records:
+                        yield event
+        except HubUnreachable:
+            pass
+        except HubRefusal as refused:
+            if refused.status not in PASSING:
+                raise
+        time.sleep(wait_s)

@@ -6,7 +6,7 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +16,19 @@ import msgspec
 from weft.commands import command_at
 from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
-from weft.config.machine import why_denied, why_unreadable
+from weft.config.machine import Verdict, is_well, why_denied, why_unreadable
 from weft.config.units import is_bucket, parse_bind
-from weft.output import Failed, Refused
+from weft.output import (
+    FAILURE_EXIT_CODE,
+    USAGE_EXIT_CODE,
+    Failed,
+    Refused,
+    counted,
+    harmless,
+    print_error,
+    print_json,
+    problem_facts,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     from weft.client import Client, HubRefusal
     from weft.config.models import EdgeConfig, HubConfig
     from weft.storage.object_store import ObjectStore
+
 
 STATUS_TIMEOUT_S = 10.0
 STATUS_BYTES_MAX = 64 << 20
@@ -123,8 +134,8 @@ def load_hub(path: str) -> HubConfig:
 def located_edge(path: str) -> Loaded[EdgeConfig]:
     """Return an edge's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
     from weft.config.models import EdgeConfig
-    from weft.edge_node.check import check
-    from weft.edge_node.check.encryption import name_source
+    from weft.edge_node.check.data_directory import name_source
+    from weft.edge_node.check.rules import check
 
     loaded = _load(path, EdgeConfig, check, other="hub", only_there="store")
     name_source(loaded.config)
@@ -133,10 +144,10 @@ def located_edge(path: str) -> Loaded[EdgeConfig]:
 
 def check_functions(loaded: Loaded[EdgeConfig], stream: str | None = None) -> None:
     """Make the functions of a checked configuration, or those of one stream. ``Refused`` says which line is wrong."""
-    from weft.edge_node.check import is_derived
+    from weft.edge_node.check.streams import is_derived
 
     if any(map(is_derived, loaded.config.streams.values())):
-        from weft.edge_node.functions.check import function_findings
+        from weft.edge_node.functions.definitions import function_findings
 
         found = [each for each in function_findings(loaded.config) if stream in (None, each.path[1])]
         if found:
@@ -147,7 +158,7 @@ def check_code(loaded: Loaded[EdgeConfig]) -> None:
     """Check the signatures beside the files of functions, where the configuration asks for some. ``Refused`` says which
     file has none, or another one."""
     if loaded.config.functions_signed_by:
-        from weft.edge_node.functions.check import code_findings
+        from weft.edge_node.functions.definitions import code_findings
 
         if found := list(code_findings(loaded.config)):
             raise Refused(str(loaded.refuse(found)))
@@ -155,7 +166,7 @@ def check_code(loaded: Loaded[EdgeConfig]) -> None:
 
 def located_hub(path: str) -> Loaded[HubConfig]:
     """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
-    from weft.cloud_hub.checks.check import check
+    from weft.cloud_hub.check import check
     from weft.config.models import HubConfig
 
     return _load(path, HubConfig, check, other="edge", only_there="data_dir")
@@ -241,7 +252,7 @@ def get_status(bind: str, path: str, token_file: str | None = None, certificate:
         certificate: the node's own, if it speaks TLS.
     """
     from weft.client import Client
-    from weft.network.token_file import read_token
+    from weft.network.reload import read_token
 
     url = url_here(bind, certificate)
     try:
@@ -286,7 +297,7 @@ def tls_of(certificate: str | None) -> ssl.SSLContext | None:
     """Return the context that trusts a hub of this machine by its own certificate."""
     if certificate is None:
         return None
-    from weft.network.tls.contexts import own_context
+    from weft.network.tls import own_context
 
     return own_context(certificate)
 
@@ -371,3 +382,80 @@ def confirm(question: str, otherwise: str) -> None:
         raise Refused(f"{otherwise}: there is no terminal to ask on. Add --yes to answer in advance") from None
     if not is_wanted:
         raise click.Abort
+
+
+# Answers of ``weft edge check`` and ``weft hub check``: errors and warnings, or the news that the configuration is
+# good. And the lines of the doctors.
+
+
+def until(certificates: Mapping[str, str]) -> str:
+    """Return the end of a summary about certificates: the first day on which one ends; empty without any."""
+    return f", certificates valid until {min(certificates.values())}" if certificates else ""
+
+
+class CheckAnswer:
+    """The answer of one check. With ``as_json`` it is always a document on standard output, also for errors."""
+
+    def __init__(self, file: str, as_json: bool) -> None:
+        self._file = file
+        self._as_json = as_json
+
+    def load(self, load: Callable[[str], Loaded[Config]]) -> Loaded[Config]:
+        """Load the file; end the command if it cannot be loaded."""
+        try:
+            return load(self._file)
+        except Refused as refusal:
+            error = refusal.__cause__
+            if not self._as_json or not isinstance(error, ConfigError):
+                raise
+            self._print([], error.problems, {})
+            raise click.exceptions.Exit(USAGE_EXIT_CODE) from None
+
+    def give(
+        self,
+        loaded: Loaded[Config],
+        *,
+        errors: Sequence[Finding],
+        warnings: Sequence[Finding],
+        facts: Mapping[str, Any],
+        summary: str,
+    ) -> int:
+        """Print the findings and return the exit status."""
+        wrong, doubtful = self._placed(loaded, errors), self._placed(loaded, warnings)
+        if self._as_json:
+            self._print(doubtful, wrong, facts)
+        else:
+            if wrong:
+                print_error("\n".join(map(str, wrong)))
+            for problem in doubtful:
+                click.echo(f"warning: {problem}", err=True)
+            if not wrong:
+                click.echo(f"{self._file} is good: {summary}")
+        return USAGE_EXIT_CODE if wrong else 0
+
+    def _placed(self, loaded: Loaded[Config], findings: Sequence[Finding]) -> list[Problem]:
+        """Add lines to findings; a finding about several settings has no line."""
+        problems = loaded.refuse(findings).problems if findings else []
+        return [problem if problem.path else problem._replace(line=0) for problem in problems]
+
+    def _print(self, warnings: Sequence[Problem], errors: Sequence[Problem], facts: Mapping[str, Any]) -> None:
+        found = {
+            "errors": [problem_facts(each) for each in errors],
+            "warnings": [problem_facts(each) for each in warnings],
+        }
+        print_json({"file": self._file, "good": not errors, **found, **facts})
+
+
+def print_verdicts(config_file: str, lines: Iterable[Verdict], *, as_json: bool) -> int:
+    """Print the lines of a doctor, each when it is known. Return the exit status."""
+    verdicts = []
+    for verdict in lines:
+        verdicts.append(verdict)
+        if not as_json:
+            click.echo(harmless(f"{verdict.state:<8} {verdict.check}: {verdict.says}"))
+    well = is_well(verdicts)
+    if as_json:
+        print_json({"file": config_file, "good": well, "lines": [each._asdict() for each in verdicts]})
+    elif not well:
+        click.echo(f"{counted(sum(each.state == 'act' for each in verdicts), 'line')} to act on", err=True)
+    return 0 if well else FAILURE_EXIT_CODE

@@ -12,58 +12,59 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.commands import hub_records, messages
-from weft.commands.acts import approvals
-from weft.commands.acts.hub_acts import acts
-from weft.commands.check_answer import CheckAnswer, until
+from weft.commands import (
+    hub_approvals,
+    hub_backup,
+    hub_cluster,
+    hub_configs,
+    hub_records,
+    hub_regions,
+    hub_store,
+    hub_streams,
+    hub_tables,
+    hub_tenants,
+    hub_tokens,
+)
 from weft.commands.common import (
+    CheckAnswer,
     ExistingPath,
     LaterGroup,
     cannot_be_done,
     config_argument,
     json_option,
+    load_hub,
     located_hub,
     log_level_option,
+    print_verdicts,
     store_located,
+    until,
 )
-from weft.commands.credentials.token import whoami
-from weft.commands.edges import hub_pulls
-from weft.commands.edges.hub_usage import usage
+from weft.commands.credentials import whoami
 from weft.commands.hub_settings import settings_of
-from weft.commands.on_store import (
-    backup,
-    clock,
-    cluster,
-    configs,
-    declaring,
-    deletion,
-    drain,
-    erase,
-    groups,
-    nodes,
-    quality,
-    regions,
-    schemas,
-    skip,
-    split,
-    stream,
-    tables,
-    tenants,
-)
-from weft.commands.on_store.tokens import first, group
+from weft.commands.hub_store import acts
+from weft.commands.hub_tenants import usage
 from weft.commands.running import RunningHub, any_hub_argument, running_hub
 from weft.config.errors import format_path
 from weft.config.units import kind_of
 from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
-from weft.service.log_format import log_to_stderr
-from weft.text.fleet import cluster_log_position, disk_text, show_cluster_log, show_edges, show_issuer, show_quality
-from weft.text.table_makers import print_stopped, table_makers
+from weft.service.serving import log_to_stderr
+from weft.text.fleet import (
+    cluster_log_position,
+    disk_text,
+    print_stopped,
+    show_cluster_log,
+    show_edges,
+    show_issuer,
+    show_quality,
+    table_makers,
+)
 
 if TYPE_CHECKING:
     from weft.cloud_hub.hub import Hub
     from weft.config.load import Loaded
     from weft.config.models import HubConfig
-    from weft.service.reload import RunningSettings
+    from weft.service.serving import RunningSettings
+
 
 EDGES_SHOWN = 200
 CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
@@ -72,9 +73,9 @@ CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
 
 class _HubCommands(LaterGroup):
     later = {
-        "doctor": "weft.commands.hub_doctor:hub_doctor",
-        "init": "weft.commands.set_up.hub_init:hub_init",
-        "support-bundle": "weft.commands.support.of_hub:hub_support_bundle",
+        "doctor": "weft.commands.hub:hub_doctor",
+        "init": "weft.commands.hub_init:hub_init",
+        "support-bundle": "weft.commands.support_bundle:hub_support_bundle",
     }
 
 
@@ -84,14 +85,44 @@ def hub_group() -> None:
 
 
 for each in (
-    messages.publish, messages.messages, hub_records.tail, hub_records.trace, hub_pulls.pull, hub_pulls.pulls,
-    whoami, nodes.nodes, drain.drain, split.split, cluster.finalize, cluster.retire, cluster.adopt, skip.skip,
-    clock.clock, deletion.declare_deletion, stream.hub_stream_group, tables.hub_table_group, group.hub_token_group,
-    first.open_hubs, tenants.hub_tenant_group, groups.hub_group_group, configs.hub_config_group,
-    schemas.hub_schema_group, quality.hub_quality_group, declaring.declarations, acts, approvals.second_person,
-    approvals.requests, approvals.approve, backup.backup, backup.restore, backup.verify, erase.erase, erase.erasures,
-    usage, regions.hub_region_group,
-):  # fmt: skip
+    hub_records.publish,
+    hub_records.messages,
+    hub_records.tail,
+    hub_records.trace,
+    hub_records.pull,
+    hub_records.pulls,
+    whoami,
+    hub_cluster.nodes,
+    hub_cluster.drain,
+    hub_cluster.split,
+    hub_cluster.finalize,
+    hub_cluster.retire,
+    hub_cluster.adopt,
+    hub_streams.skip,
+    hub_cluster.clock,
+    hub_streams.declare_deletion,
+    hub_streams.hub_stream_group,
+    hub_tables.hub_table_group,
+    hub_tokens.hub_token_group,
+    hub_tokens.open_hubs,
+    hub_tenants.hub_tenant_group,
+    hub_configs.hub_group_group,
+    hub_configs.hub_config_group,
+    hub_tables.hub_schema_group,
+    hub_tables.hub_quality_group,
+    hub_store.declarations,
+    acts,
+    hub_approvals.second_person,
+    hub_approvals.requests,
+    hub_approvals.approve,
+    hub_backup.backup,
+    hub_backup.restore,
+    hub_backup.verify,
+    hub_streams.erase,
+    hub_streams.erasures,
+    usage,
+    hub_regions.hub_region_group,
+):
     hub_group.add_command(each)
 
 processes_option = click.option(
@@ -122,13 +153,13 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
     log_to_stderr(log_level)
     if part is not None:
         number, count, alive, first = map(int, part.split("/"))
-        from weft.service.supervisor import end_with_supervisor
+        from weft.service.serving import end_with_supervisor
 
         end_with_supervisor(alive)
         _serve(config_file, loaded, number, count, advertise, begins=bool(first))
         return
-    from weft.cloud_hub.checks import preflight
-    from weft.cloud_hub.cluster.processes import check_processes, cores, process_count
+    from weft.cloud_hub import preflight
+    from weft.cloud_hub.settings import check_processes, cores, process_count
 
     found = preflight.look(loaded.config, datetime.now(UTC))
     count = process_count(loaded.config, processes, cores(), preflight.shards_of(loaded.config, found))
@@ -146,7 +177,7 @@ def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubC
     """Return the configuration with the URLs of the command line, for machines that share one file."""
     if not urls:
         return loaded
-    from weft.config.fields import UNITS
+    from weft.config.schema import UNITS
 
     try:
         advertise = tuple(str(UNITS["advertised_urls"].parse(url, "")) for url in urls)
@@ -157,8 +188,7 @@ def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubC
 
 def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[str, ...]) -> None:
     """Run the node as several processes."""
-    from weft.service.serving import Signals, run_until_stopped
-    from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
+    from weft.service.serving import CannotStart, DidNotStart, Signals, Supervisor, run_until_stopped
 
     def arguments(number: int, alive: int, is_first: bool) -> list[str]:
         urls = [f"--advertise={each}" for each in advertise]
@@ -182,8 +212,14 @@ def _serve(
 ) -> None:  # fmt: skip
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
-    from weft.service.reload import RunningSettings
-    from weft.service.serving import Signals, collect_garbage_rarely, let_threads_in_soon, run_until_stopped, software
+    from weft.service.serving import (
+        RunningSettings,
+        Signals,
+        collect_garbage_rarely,
+        let_threads_in_soon,
+        run_until_stopped,
+        software,
+    )
 
     config = loaded.config
     which = f" ({number + 1} of {count})" if count > 1 else ""
@@ -227,11 +263,11 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     Warnings go to standard error and leave exit status 0. Run it as the hub's user, whose access rights may differ from
     yours. While the hub runs, its ports are not checked.
     """
-    from weft.cloud_hub.checks import preflight
+    from weft.cloud_hub import preflight
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_hub)
-    from weft.cloud_hub.cluster.processes import addresses, check_processes, cores, process_count
+    from weft.cloud_hub.settings import addresses, check_processes, cores, process_count
 
     config, found = loaded.config, preflight.look(loaded.config, datetime.now(UTC), offline=offline)
     count = process_count(config, processes, cores(), found.shards)
@@ -257,7 +293,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
 
 
 def _listening(config: HubConfig, count: int) -> str:
-    from weft.cloud_hub.cluster.processes import addresses
+    from weft.cloud_hub.settings import addresses
 
     if count == 1:
         return f"listening on {config.listen}"
@@ -407,3 +443,24 @@ def _add_strays(facts: dict[str, Any]) -> None:
         link = links.get((edge["tenant"], edge["edge"]))
         if link is not None and edge["connected_since"] is None:
             edge.update(connected_since=link["connected_since"], software=link["software"])
+
+
+# ``weft hub doctor``: what this machine, its store, its clock and its ports are like.
+
+
+@click.command("doctor")
+@config_argument
+@json_option
+def hub_doctor(config_file: str, *, as_json: bool) -> int:
+    """Examine the machine of CONFIG: clock, disk or bucket, files, ports, certificates, names, and releases.
+
+    Each line is `good`, `unknown` with the reason, or `act` with what to do. The command does what `weft hub check`
+    does, and writes eight small objects below `probe/`, which it deletes again. It is harmless beside the running hub,
+    whose /readyz it asks. Run it as the hub's user, with its environment. Exit status 1 if something is to be done.
+
+    \b
+    weft hub doctor hub.yaml
+    """
+    from weft.cloud_hub.preflight import examine
+
+    return print_verdicts(config_file, examine(load_hub(config_file), time.monotonic, time.time), as_json=as_json)

@@ -1,11 +1,15 @@
-"""``weft hub tail`` and ``weft hub trace``: records of a stream at a running hub, and the way of one."""
+"""Streams of a running hub: their records, messages to edges, and windows of records that edges keep."""
 
 from __future__ import annotations
 
 import base64
 import re
+import secrets
 import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -13,14 +17,28 @@ import click
 import msgspec
 
 from weft.commands.common import ExistingPath, json_option
-from weft.commands.running import hub_argument, running_hub
-from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Failed, Refused, harmless, print_facts, print_json
+from weft.commands.node_log import parse_since
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, running_hub
+from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
+from weft.output import (
+    FAILURE_EXIT_CODE,
+    STOPPED_EXIT_CODE,
+    Failed,
+    Refused,
+    counted,
+    harmless,
+    print_facts,
+    print_json,
+    print_table,
+)
+from weft.text.fleet import show_streams
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from weft.cloud_hub.openapi.answers import RecordOfStream
 
-    from weft.cloud_hub.openapi.streams import RecordOfStream
+
+# ``weft hub tail`` and ``weft hub trace``: records of a stream at a running hub, and the way of one.
 
 NAME, PLACE = re.compile(r"([^/]+)/([0-9a-f]{16})/([0-9]{1,19})"), re.compile(r"([0-9]{1,9})/([0-9]{1,19})")
 token_option = click.option(
@@ -165,3 +183,366 @@ def _show(found: dict[str, Any]) -> None:
     facts["chunk"] = "the log has it no more" if chunk is None else chunk["key"]
     facts["row"] = "none yet, or none any more" if row is None else f"{row['number']} of {row['file']}"
     print_facts(facts)
+
+
+# ``weft hub publish`` and ``weft hub messages``: messages from a hub to its edges.
+
+PAYLOAD_BYTES_MAX = 256 << 10
+HOPS_MAX = 4
+"""Maximum number of processes that are asked in turn for one edge: shards may move meanwhile."""
+
+publisher_token_option = click.option(
+    "--token-file", type=click.Path(dir_okay=False), help="File with a token of scope publish or admin."
+)
+edges_tenant_option = click.option("--tenant", default="default", show_default=True, help="Tenant of the edges.")
+
+
+@click.command()
+@hub_argument
+@click.argument("words", nargs=-1, required=True, metavar="[EDGE[,EDGE...]] TOPIC [PAYLOAD]")
+@click.option("--group", default="", help="Publish at all edges of this group, and name none.")
+@click.option("--expires", default="1h", show_default=True, help="Time after which no edge publishes it; 7d at most.")
+@click.option("--qos", type=click.IntRange(0, 1), default=1, show_default=True, help="QoS of the edge's publish.")
+@click.option("--key", default="", help="Idempotency key: repeating the command with it publishes nothing again.")
+@edges_tenant_option
+@publisher_token_option
+@json_option
+def publish(
+    hub: str, words: tuple[str, ...], *, group: str, expires: str, qos: int, key: str, tenant: str,
+    token_file: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Publish PAYLOAD to TOPIC at edges of the running hub HUB; `-` reads the payload from standard input.
+
+    The command ends when the message is durable at the hub. An edge that is not linked gets it when it links, within
+    --expires. Clients of the edge get it as any other message. The edge's configuration decides which topics a hub may
+    publish to (`links.<name>.down`); by default none.
+
+    \b
+    weft hub publish hub.yaml press-7 down/recipe '{"speed": 3}' --expires 10m
+    weft hub publish hub.yaml --group presses down/recipe '{"speed": 3}'
+    """
+    edges, topic, payload = _named(words, group)
+    data = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1) if payload == "-" else payload.encode(errors="surrogateescape")
+    if len(data) > PAYLOAD_BYTES_MAX:
+        raise Refused(f"the payload has more than {PAYLOAD_BYTES_MAX} bytes: publish a shorter one")
+    try:
+        expires_s = parse_duration(expires)
+    except ValueError as error:
+        raise Refused(f"--expires: {error}") from None
+    running = running_hub(hub, token_file)
+    body = {
+        "topic": topic, "payload_base64": base64.b64encode(data).decode(), "expires_s": expires_s, "qos": qos,
+    }  # fmt: skip
+    sending = _Sending(running, tenant, body, key or (secrets.token_hex(8) if group else ""))
+    began = time.monotonic()
+    try:
+        for made in sending.to_group(group) if group else [sending.to(running, {"edges": edges})]:
+            for each in [] if as_json else made:
+                if "error" not in each:
+                    click.echo(f"{each['edge']}: message {each['number']} is stored, until {each['expires']}")
+    except Failed as failure:
+        if not group:
+            raise
+        stored = counted(sum("error" not in each for each in sending.made), "message")
+        advice = f"to go on, and publish none of them again, add `--key {sending.key}`"
+        raise Failed(f"{failure}. {stored} stored before; {advice}") from None
+    if as_json:
+        print_json({"messages": sending.made})
+    elif group:
+        click.echo(f"group {group}: {counted(len(sending.made), 'edge')} in {time.monotonic() - began:.1f} s")
+    _tell_failures(sending)
+
+
+def _named(words: tuple[str, ...], group: str) -> tuple[list[str], str, str]:
+    """Return edges, topic and payload."""
+    edges = [] if group else [edge for edge in words[0].split(",") if edge]
+    topic, *more = words if group else words[1:] or ("",)
+    if not topic or len(more) > 1:
+        form = "--group GROUP TOPIC [PAYLOAD]" if group else "EDGE[,EDGE...] TOPIC [PAYLOAD]"
+        raise click.UsageError(f"expected {form}, got {counted(len(words), 'word')}; quote a payload with spaces")
+    return edges, topic, more[0] if more else ""
+
+
+class _Sending:
+    """A message to edges, and what became of it so far."""
+
+    def __init__(self, hub: RunningHub, tenant: str, body: dict[str, Any], key: str) -> None:
+        self._hub, self._body, self.key = hub, body, key
+        self._path = f"/v1/messages?{urlencode({'tenant': tenant})}"
+        self.made: list[dict[str, Any]] = []
+        """An entry for each edge."""
+        self.missing: dict[int, str] = {}
+        """Shards whose edges are not known at present, each with the reason."""
+
+    def to_group(self, group: str) -> Iterator[list[dict[str, Any]]]:
+        """Publish to a group page by page; yield the entries of each."""
+        after: str | None = ""
+        while after is not None:
+            yield self.to(self._hub, {"group": group, "after": after})
+            before, after = after, self._next_after
+            if after is not None and after <= before:
+                raise Failed(f"the hub answered page {after!r} of the group after {before!r}: report this")
+
+    def to(self, hub: RunningHub, whom: dict[str, Any]) -> list[dict[str, Any]]:
+        """Publish to edges, at the processes that own their shards; return the entries."""
+        made, left = list[dict[str, Any]](), {hub.url: whom}
+        for hop in range(HOPS_MAX):
+            asked, left = left, {}
+            for where, of in asked.items():
+                sent = {**self._body, **of, "redirect": hop < HOPS_MAX - 1}
+                answer = hub.at(where).request(self._path, sent, self.key)
+                if "group" in of:
+                    self._next_after = answer["next_after"]
+                    self.missing |= {each["shard"]: each["trouble"] for each in answer.get("missing_shards", ())}
+                for each in answer["messages"]:
+                    if "url" in each:
+                        left.setdefault(each["url"].rstrip("/"), {"edges": []})["edges"].append(each["edge"])
+                    else:
+                        made.append(each)
+                        self.made.append(each)
+        return made
+
+
+def _tell_failures(sending: _Sending) -> None:
+    """Raise ``Failed`` if a message was not stored, or may be missing."""
+    failed = [each for each in sending.made if "error" in each]
+    told = [f"{each['edge']}: {each['error']}. {each['advice']}" for each in failed[:3]]
+    if len(failed) > len(told):
+        told.append(f"and {len(failed) - len(told)} more; `--json` has all of them")
+    if failed:
+        raise Failed(f"{counted(len(failed), 'message')} not stored: {'; '.join(told)}")
+    if sending.missing:
+        shard, why = next(iter(sending.missing.items()))
+        raise Failed(
+            f"shard {shard} is not loaded ({harmless(why)}), so edges of the group may have been left out. Try again "
+            f"with `--key {sending.key}`, which publishes nothing twice"
+        )
+
+
+@click.command()
+@hub_argument
+@click.argument("edge")
+@edges_tenant_option
+@publisher_token_option
+@json_option
+def messages(hub: str, edge: str, *, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show the messages to EDGE of the running hub HUB: those that wait, and what became of others.
+
+    A hub process remembers outcomes since it took over the edge, 20,000 of each shard at most. The stream `weft-down`,
+    and its table, have all of them.
+    """
+    running = running_hub(hub, token_file)
+    for _ in range(HOPS_MAX):
+        facts = running.request(f"/v1/messages?{urlencode({'tenant': tenant, 'edge': edge, 'redirect': 1})}")
+        if "url" not in facts:
+            break
+        running = running.at(facts["url"])
+    else:
+        raise Failed("the hub's processes are dividing the shards: try again in some seconds")
+    if as_json:
+        print_json(facts)
+        return
+    rows = [
+        (each["number"], each["topic"], "waiting", each["accepted"], "expired" if each["expired"] else "")
+        for each in facts["waiting"]
+    ]
+    rows += [
+        (each["number"], each["topic"], each["outcome"], each["accepted"], each["reason"] or "")
+        for each in facts["outcomes"]
+    ]
+    print_table(
+        ("message", "topic", "state", "accepted", "why"), [[harmless(str(cell)) for cell in row] for row in rows]
+    )
+    if facts["trouble"]:
+        click.echo(f"the edge says: {harmless(facts['trouble'])}")
+
+
+# ``weft hub pull`` and ``weft hub pulls``: windows of records that edges keep, brought to the hub.
+
+LOOK_S = 1.0
+SILENT_S_MAX = 60.0
+"""Time for which a hub may give no answer while a command waits for a pull."""
+OVER = ("done", "refused", "failed", "cancelled", "expired")
+pull_token_option = click.option(
+    "--token-file", type=click.Path(dir_okay=False), help="File with a token of scope pull or admin."
+)
+
+
+@click.command()
+@hub_argument
+@click.argument("edge", required=False)
+@click.argument("stream", required=False)
+@click.option("--from", "since", help="Beginning of the window: 2026-11-25T10:00 (UTC), or -2h.")
+@click.option("--to", "until", help="End of the window, likewise, or a time of the same day: 10:15.")
+@click.option("--max", "size", default="1GiB", show_default=True, help="Size beyond which the edge refuses.")
+@click.option("--expires", default="24h", show_default=True, help="Time after which the hub asks no more; 30d at most.")
+@click.option("--wait", is_flag=True, help="Wait until all records have come, or none will.")
+@click.option("--cancel", metavar="ID", help="Cancel pull ID instead. What has come stays.")
+@edges_tenant_option
+@pull_token_option
+@json_option
+def pull(
+    hub: str, edge: str | None, stream: str | None, *, since: str | None, until: str | None, size: str,
+    expires: str, wait: bool, cancel: str | None, tenant: str, token_file: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Ask EDGE for the records of STREAM that it received from --from on and before --to.
+
+    For streams that no link carries: their records become those of the same stream at the hub, and rows of its table. A
+    record comes once, however often it is asked for. They count for no completeness. The edge's configuration decides
+    what a hub may ask for (`links.<name>.pull`); by default nothing. An edge that is not linked is asked when it links,
+    within --expires.
+
+    \b
+    weft hub pull hub.yaml press-7 vibration --from 2026-11-25T10:00 --to 10:15 --wait
+    weft hub pull hub.yaml --cancel 5f0c3a9b1d2e
+    """
+    running = running_hub(hub, token_file)
+    query = urlencode({"tenant": tenant})
+    if cancel is not None:
+        if edge is not None:
+            raise Refused("give either EDGE and STREAM, or --cancel ID")
+        made = running.request(f"/v1/pulls/{quote(cancel, safe='')}?{query}", method="DELETE")
+    else:
+        if edge is None or stream is None or since is None or until is None:
+            raise Refused("give EDGE, STREAM, --from and --to; or --cancel ID")
+        first, end = window(since, until, time.time_ns())
+        try:
+            body: dict[str, Any] = {"bytes_max": parse_size(size), "expires_s": parse_duration(expires)}
+        except ValueError as error:
+            raise Refused(f"--max or --expires: {error}") from None
+        body |= {"edge": edge, "stream": stream, "from": str(first), "to": str(end)}
+        made = running.request(f"/v1/pulls?{query}", body)
+    if wait:
+        asked = f"/v1/pulls?{urlencode({'tenant': tenant, 'id': made['id']})}"
+        made = until_over(made, lambda: running.request(asked)["pulls"][0])
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(said(made))
+    if made["state"] in ("refused", "failed", "expired"):
+        raise Failed(f"pull {made['id']} has brought {counted(made['records_received'], 'record')}: see the reason")
+
+
+@click.command()
+@any_hub_argument
+@click.option("--edge", help="Only those of one edge.")
+@edges_tenant_option
+@pull_token_option
+@json_option
+def pulls(hub: str | None, *, edge: str | None, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show the pulls of the running hub HUB, the latest first, those of the last week included.
+
+    \b
+    weft hub pulls hub.yaml --edge press-7
+    """
+    running = running_hub(hub, token_file)
+    query = {"tenant": tenant} | ({} if edge is None else {"edge": edge})
+    facts = running.request(f"/v1/pulls?{urlencode(query)}")
+    if as_json:
+        print_json(facts)
+        return
+    rows = [
+        (
+            each["id"], each["edge"], each["stream"], _short(each["from"]), _short(each["to"]), each["state"],
+            f"{each['records_received']}/{each['records']}", approximate_size(each["bytes_received"]),
+            "" if each["rest_seconds"] is None else approximate_duration(each["rest_seconds"]), _why(each),
+        )
+        for each in facts["pulls"]
+    ]  # fmt: skip
+    print_table(
+        ("pull", "edge", "stream", "from", "to", "state", "records", "bytes", "rest", "why"),
+        [[harmless(str(cell)) for cell in row] for row in rows],
+    )
+    if facts["more"]:
+        click.echo(f"and {facts['more']} older ones")
+
+
+def until_over(
+    made: dict[str, Any], look: Callable[[], dict[str, Any]], sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:  # fmt: skip
+    """Return a pull that is over. A hub that restarts meanwhile does not end the wait.
+
+    Raises:
+        Failed: the hub does not answer for a minute.
+    """
+    silent_s = 0.0
+    while made["state"] not in OVER:
+        sleep(LOOK_S)
+        try:
+            made, silent_s = look(), 0.0
+        except Failed:
+            silent_s += LOOK_S
+            if silent_s >= SILENT_S_MAX:
+                raise
+    return made
+
+
+def window(since: str, until: str, now_ns: int) -> tuple[int, int]:
+    """Return the window of ``--from`` and ``--to``, nanoseconds since 1970.
+
+    Raises:
+        Refused: one is no time.
+    """
+    first = parse_since("--from", since, now_ns)
+    if len(until) in (5, 8) and until[2:3] == ":":
+        until = f"{datetime.fromtimestamp(first // 10**9, UTC):%Y-%m-%d}T{until}"
+    return first, parse_since("--to", until, now_ns)
+
+
+def said(made: dict[str, Any]) -> str:
+    """Return a pull for people."""
+    text = f"pull {made['id']}: {made['state']}"
+    if made["records"]:
+        text += f", {made['records_received']} of {counted(made['records'], 'record')}"
+        text += f", about {approximate_size(made['bytes'])} in all"
+    why = _why(made)
+    return harmless(f"{text}; {why}" if why else text)
+
+
+def _why(made: dict[str, Any]) -> str:
+    lost = [f"{each['first']}-{each['end'] - 1}" for each in made["lost"][:3]]
+    more = f" and {len(made['lost']) - 3} more ranges" if len(made["lost"]) > 3 else ""
+    told = f"the edge no longer had the records {', '.join(lost)}{more}" if lost else ""
+    reason = made["reason"] or ""
+    if made["state"] == "refused" and made["kept_from"]:
+        reason += f"; its oldest record of the stream is of {_short(made['kept_from'])}"
+    if made["state"] == "asked" and not made["linked_here"]:
+        reason = reason or "waits until the edge links"
+    return "; ".join(each for each in (reason, told) if each)
+
+
+def _short(moment: str) -> str:
+    return moment[:19].replace("T", " ")
+
+
+# ``weft streams``: the streams of a running hub.
+
+
+@click.command("streams")
+@any_hub_argument
+@click.option("--tenant", help="Tenant of the streams. Unset: the token's; without tokens, `default`.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
+@click.option("--columns", is_flag=True, help="Show the columns of all tables, also of more than eight streams.")
+@json_option
+def streams_command(
+    hub: str | None, *, tenant: str | None, token_file: str | None, columns: bool, as_json: bool
+) -> None:
+    """List the streams of the running hub HUB: records, rate, completeness, table and its columns.
+
+    The rate is that of the last one to two minutes. It is unknown for the first ten seconds after a hub's start, and
+    up to a minute longer for shards of its other processes.
+    """
+    running = running_hub(hub, token_file)
+    facts = running.pages(f"/v1/streams?{urlencode({'tenant': tenant})}" if tenant else "/v1/streams", "streams")
+    of_token = "default"
+    if running.has_token and not tenant and not facts["streams"]:
+        of_token = running.get("/v1/whoami")["tenant"]
+    if as_json:
+        print_json(facts)
+        return
+    for missing in facts.get("missing_shards", []):
+        click.echo(f"warning: shard {missing['shard']} cannot be read: {missing['trouble']}", err=True)
+    if facts["streams"]:
+        show_streams(facts["streams"], time.time(), with_columns=columns)
+    else:
+        click.echo(f"the hub has no streams of tenant {tenant or of_token} yet; --tenant names another")

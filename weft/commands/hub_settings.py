@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from weft.cloud_hub.settings import CertificateRights, HubSettings, JwtSettings, RegionSettings
     from weft.config.links import Region
     from weft.config.models import HubConfig
-    from weft.network.settings import AdmissionLimits
-    from weft.network.tls.files import TlsFiles
+    from weft.network.admission import AdmissionLimits
+    from weft.network.tls import TlsFiles
 
 COMMIT_INTERVAL_FOLDER_S = 0.25
 COMMIT_INTERVAL_CHEAP_S = 0.04
@@ -38,8 +38,7 @@ def stream_key(name: str) -> tuple[str, str]:
 
 def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
     """Return the settings of one of the hub's processes from its configuration."""
-    from weft.cloud_hub.cluster.processes import cores
-    from weft.cloud_hub.settings import HubSettings, SequencerSettings
+    from weft.cloud_hub.settings import HubSettings, SequencerSettings, cores
     from weft.config.models import Tables
 
     tables = config.tables or Tables()
@@ -107,12 +106,12 @@ def _region(region: Region) -> RegionSettings:
     from functools import partial
 
     from weft.cloud_hub.settings import RegionSettings
-    from weft.network.tls.files import ClientTlsFiles
-    from weft.network.token_file import read_token
+    from weft.network.reload import read_token
+    from weft.network.tls import ClientTlsFiles
+    from weft.replication.flow_control import SenderSettings
     from weft.replication.liveness import SECOND
-    from weft.replication.policy.schedule import StreamWindows
+    from weft.replication.policy import StreamWindows
     from weft.replication.runner.settings import LinkSettings, no_token
-    from weft.replication.settings import SenderSettings
 
     times = region.schedule
     return RegionSettings(
@@ -134,7 +133,7 @@ def _region(region: Region) -> RegionSettings:
 
 def _tls(config: HubConfig) -> TlsFiles | None:
     """Return the files of TLS. Handshakes ask for certificates and require none: readers and probes have none."""
-    from weft.network.tls.files import TlsFiles
+    from weft.network.tls import TlsFiles
 
     tls = config.tls
     if tls is None:
@@ -159,7 +158,7 @@ def _jwt(config: HubConfig) -> JwtSettings | None:
 
 
 def _admission(config: HubConfig) -> AdmissionLimits:
-    from weft.network.settings import AdmissionLimits
+    from weft.network.admission import AdmissionLimits
 
     tls = config.tls
     if tls is None:

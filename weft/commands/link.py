@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from weft.commands.acts.file_acts import ordering
+from weft.commands.acts import ordering
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, target_argument
 from weft.config.units import approximate_duration, approximate_size

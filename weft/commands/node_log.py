@@ -63,7 +63,7 @@ class NodeLog:
 
         known: dict[str, tuple[str, ...]] = {}
         if self.config is not None:
-            from weft.edge_node.check import Flow, intake_patterns, streams_of
+            from weft.edge_node.check.streams import Flow, intake_patterns, streams_of
 
             flow = Flow(self.config)
             known = {name: flow.patterns(name) for name in streams_of(self.config)}

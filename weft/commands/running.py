@@ -180,8 +180,7 @@ def trusting(ca_file: str | None, certificate: str | None = None, key: str | Non
     system's authorities and no certificate."""
     if ca_file is None and certificate is None:
         return None
-    from weft.network.tls.contexts import client_context
-    from weft.network.tls.files import ClientTlsFiles
+    from weft.network.tls import ClientTlsFiles, client_context
 
     try:
         return client_context(ClientTlsFiles(ca_file=ca_file, certificate=certificate, key=key))
@@ -207,7 +206,7 @@ def _logins() -> dict[str, Any]:
 
 
 def _check_token_file(path: str) -> None:
-    from weft.network.token_file import read_token
+    from weft.network.reload import read_token
 
     try:
         with using(path):

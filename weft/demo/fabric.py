@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -304,3 +305,123 @@ class DeviceProcess:
         """End the process."""
         self._process.terminate()
         self._process.wait()
+
+
+# A network that can be cut: a TCP relay between an edge and the hub, in a thread of its own.
+
+_READ_BYTES = 256 << 10
+_SLOW_BYTES = 2 << 10
+SLOW_BYTES_PER_S = 8 << 10
+"""Rate of a line that came back, so that a person sees the backlog drain: that of a modem of GPRS."""
+
+
+class Relay:
+    """A relay to ``target_port`` on loopback, until ``cut`` and again after ``restore``."""
+
+    def __init__(self, target_port: int) -> None:
+        self._is_slow = False
+        self._target_port = target_port
+        self._loop = asyncio.new_event_loop()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._up = True
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._accept, "127.0.0.1", 0))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self._loop.run_forever, name="demo-network", daemon=True)
+        self._thread.start()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if self._up:
+                await self._pass_on(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy(reader, far_writer))
+                group.create_task(self._copy(far_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            far_writer.close()
+
+    def cut(self) -> None:
+        """Drop every connection and refuse new ones."""
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
+        self._up = False
+        for task in self._connections:
+            task.cancel()
+
+    def restore(self) -> None:
+        """Let connections through again, at the rate of a slow line."""
+        self._is_slow = True
+        self._up = True
+
+    def close(self) -> None:
+        """Cut for good and end the thread."""
+        self.cut()
+        self._loop.call_soon_threadsafe(self._server.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        self._loop.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(_SLOW_BYTES if self._is_slow else _READ_BYTES):
+                writer.write(data)
+                await writer.drain()
+                if self._is_slow:
+                    await asyncio.sleep(len(data) / SLOW_BYTES_PER_S)
+        writer.close()
+
+
+# The demo's Spark session, started in the background and silenced.
+
+CONF = {
+    # The demo is over before the compiler of long runs pays: without it, and with a collector in one thread, the first
+    # window takes 17 seconds of CPU from Spark's start on, and 30 with Spark's own settings.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+class SparkStart(threading.Thread):
+    """A Spark session that starts while the messages flow, because a JVM takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(name="demo-spark", daemon=True)
+        self._session: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            from spark_sinks import session
+            from spark_sinks.pipelines import job  # noqa: F401  (imports take a second, which the replay must not lose)
+            from spark_sinks.runtime.waiting import NO_PERFORMANCE_DATA
+
+            for name, options in NO_PERFORMANCE_DATA.items():
+                os.environ.setdefault(name, options)
+            self._session = session(**CONF)
+        except BaseException as error:
+            self._error = error
+
+    def session(self) -> Any:
+        """Return the session; None while it starts. Raises the error of a failed start."""
+        if self._error is not None:
+            raise self._error
+        return self._session
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the start has ended: the interpreter must not end in the middle of a native import."""
+        if self.ident is not None:
+            self.join(timeout_s)

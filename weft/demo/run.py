@@ -32,21 +32,28 @@ from weft.demo.fabric import (
     DeviceProcess,
     Edge,
     FabricError,
+    Relay,
+    SparkStart,
     uninterrupted,
 )
-from weft.demo.hours import COMPLETE_TIMEOUT_S, HOUR_S, PIPELINE, MachineHours, compare_rows, recomputed
-from weft.demo.network import Relay
 from weft.demo.report import (
+    COMPLETE_TIMEOUT_S,
+    HOUR_S,
+    PIPELINE,
     Acked,
+    MachineHours,
+    compare,
+    compare_rows,
     count_messages,
     hourly_statistics,
+    points_of,
+    readings_of,
+    recomputed,
     show_audit,
     show_hours,
     show_statistics,
     show_thinned,
 )
-from weft.demo.spark import SparkStart
-from weft.demo.thinned import compare, points_of, readings_of
 
 CUT_AT = 0.25
 """Fraction of the first edge's messages after which its network is cut."""
@@ -369,7 +376,7 @@ def main(keep: bool = False) -> int:
 
 
 def _run(demo: Demo, directory: Path) -> bool:
-    from spark_sinks.runtime.quiet import stderr_to
+    from spark_sinks.runtime.waiting import stderr_to
 
     started = time.monotonic()
     # The JVM keeps the stderr it is started with, and has much to say; so has Spark's Python side when interrupted.

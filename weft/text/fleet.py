@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -234,3 +236,101 @@ def show_cluster_log(facts: Mapping[str, Any] | None, now: float) -> None:
         click.echo(f"CLUSTER LOG: entry {each['entry']} is passed over: {each['why']}")
     for each in facts["unusable"]:
         click.echo(f"CLUSTER LOG: this release cannot use {each['kind']} {each['name']!r}: {each['why']}")
+
+
+# Makers of a hub's tables, for a person.
+
+TABLES_NAMED = 5
+HUB = "hub"
+
+
+def table_makers(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, int]]:
+    """Return a row for each maker of tables: names of tables, the maker, its start, and its records that are not rows.
+
+    Args:
+        tables: as in ``/v1/status``.
+
+    Returns:
+        The rows; none if the hub's nodes make all tables.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for table in tables:
+        made_by = table.get("made_by")  # an earlier release does not say it
+        maker = (made_by["name"], made_by["since"] or "") if made_by else (HUB, "")
+        groups.setdefault(maker, []).append(table)
+    if groups.keys() <= {(HUB, "")}:
+        return []
+    return [
+        (_named(group), *maker, sum(each["lag_records"] for each in group)) for maker, group in sorted(groups.items())
+    ]
+
+
+def _named(tables: Sequence[Mapping[str, Any]]) -> str:
+    names = [f"{each['tenant']}/{each['stream']}" for each in tables[:TABLES_NAMED]]
+    more = len(tables) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
+    """Print the records that stop a table, and the command that skips them."""
+    click.echo(
+        f"STOPPED: the table of {table['tenant']}/{table['stream']} waits behind offsets {stopped['first']} to "
+        f"{stopped['end'] - 1} of shard {stopped['shard']}: {stopped['reason']}"
+    )
+    click.echo(
+        f"  To skip them: weft hub skip {config_file} {table['stream']} --tenant {table['tenant']} "
+        f"--shard {stopped['shard']} --from {stopped['first']} --to {stopped['end']} --reason '...'"
+    )
+
+
+# Many counts of things with long names, on a terminal of 80 columns: a line with the name, and one with the counts.
+
+_GAP = 2
+"""Spaces between two columns."""
+
+
+class Counted(NamedTuple):
+    """A thing with its counts."""
+
+    name: str
+    counts: tuple[int, ...]
+    note: str = ""
+    """Text below the counts."""
+
+
+def print_counted(columns: Sequence[str], rows: Sequence[Counted]) -> None:
+    """Print every count of every row in full, however narrow the terminal is.
+
+    Columns side by side where they fit, else one below the other. Nothing is cut off or broken within a number.
+    """
+    room = shutil.get_terminal_size().columns
+    widths = [
+        max(len(column), *(len(f"{row.counts[at]}") for row in rows)) if rows else len(column)
+        for at, column in enumerate(columns)
+    ]
+    fits = sum(widths) + _GAP * len(widths) <= room
+    if fits:
+        click.echo(_line(columns, widths))
+    for row in rows:
+        print_wrapped(row.name)
+        if fits:
+            click.echo(_line(list(map(str, row.counts)), widths))
+        else:
+            width = max(map(len, columns))
+            for column, count in zip(columns, row.counts, strict=True):
+                click.echo(f"  {column:<{width}}  {count}")
+        if row.note:
+            print_wrapped(row.note, indent="  ")
+
+
+def print_wrapped(text: str, indent: str = "") -> None:
+    """Print a sentence in lines that fit the terminal; names longer than a line are broken."""
+    room = shutil.get_terminal_size().columns
+    for line in textwrap.wrap(
+        text, room, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    ):
+        click.echo(line)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(" " * _GAP + f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from weft.config.log_lines.clock import clock_difference
+from weft.config.log_lines import clock_difference
 from weft.config.units import YEAR_S, approximate_duration, approximate_size
-from weft.edge_node.status.outage import outage_duration, outage_left
+from weft.edge_node.status.facts import outage_duration, outage_left
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 

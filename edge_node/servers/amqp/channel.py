@@ -6,16 +6,146 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from weft.edge_node.servers.amqp.client import AmqpClient, Shared
+from weft.edge_node.queues.definitions import QueueError, Reason
+from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, Shared, amqp_error
 from weft.edge_node.servers.amqp.consuming import Consuming
-from weft.edge_node.servers.amqp.publishing import Publishing
-from weft.edge_node.servers.amqp.topology import Topology
-from weft.edge_node.servers.amqp.transaction import Transaction
+from weft.edge_node.servers.amqp.publishing import Publishing, Transaction
 from weft.protocols.amqp.content import read_content_header
-from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.frames import HEADER, METHOD, Frame
+from weft.protocols.amqp.frames import BODY, HEADER, METHOD, AmqpError, Frame, ReplyCode
 from weft.protocols.amqp.frames import frame as frame_of
 from weft.protocols.amqp.methods import Method, commands, name_of, read_method, write_method
+
+# Declarations of exchanges, queues and bindings by methods (classes exchange and queue of the specification).
+
+Exchange, Queue = commands.Exchange, commands.Queue
+
+
+class Topology:
+    """Handler of one method of these classes.
+
+    Args:
+        last_queue: name of the queue that the channel declared last: an empty name means it.
+    """
+
+    __slots__ = ("_client", "_names", "_queues", "last_queue")
+
+    def __init__(self, shared: Shared, client: AmqpClient, last_queue: str) -> None:
+        self._queues = shared.queues
+        self._client = client.queue_client
+        self._names = client.peer.names
+        self.last_queue = last_queue
+
+    def handle(self, method: Method) -> Method:
+        """Handle the method, and return the answer. The caller sends it when the change is durable.
+
+        Raises:
+            AmqpError: it was refused; nothing has changed.
+        """
+        try:
+            return _TOPOLOGY_HANDLERS[method.index](self, method)
+        except QueueError as error:
+            raise amqp_error(error, method.index) from None
+
+    # --- class exchange
+
+    def _declare_exchange(self, method: commands.Exchange.Declare) -> Method:
+        name = self._names.name(method.exchange)
+        if method.passive:
+            self._queues.declarations.find_exchange(name)
+        else:
+            self._queues.declarations.declare_exchange(
+                self._client, name, method.exchange_type, durable=method.durable, auto_delete=method.auto_delete,
+                internal=method.internal, arguments=self._names.arguments(method.arguments),
+            )  # fmt: skip
+        return Exchange.DeclareOk()
+
+    def _delete_exchange(self, method: commands.Exchange.Delete) -> Method:
+        self._queues.declarations.delete_exchange(
+            self._client, self._names.name(method.exchange), if_unused=method.if_unused
+        )
+        return Exchange.DeleteOk()
+
+    def _bind_exchange(self, method: commands.Exchange.Bind) -> Method:
+        self._queues.declarations.bind_exchange(self._client, *self._between_exchanges(method))
+        return Exchange.BindOk()
+
+    def _unbind_exchange(self, method: commands.Exchange.Unbind) -> Method:
+        self._queues.declarations.unbind_exchange(self._client, *self._between_exchanges(method))
+        return Exchange.UnbindOk()
+
+    def _between_exchanges(self, method: Any) -> tuple[str, str, str, Mapping[str, Any]]:
+        names = self._names
+        return (
+            names.name(method.destination), names.name(method.source), names.key(method.source, method.routing_key),
+            method.arguments or {},
+        )  # fmt: skip
+
+    # --- class queue
+
+    def _declare_queue(self, method: commands.Queue.Declare) -> Method:
+        name = self._names.name(method.queue)
+        if name.startswith(DIRECT_REPLY_TO):
+            return self._reply_queue(name)
+        if method.passive:
+            found = self._queues.declarations.find_queue(self._client, name or self._queue(""))
+        else:
+            found = self._queues.declarations.declare_queue(
+                self._client, name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
+                arguments=self._names.arguments(method.arguments),
+            )  # fmt: skip
+        self.last_queue = self._names.own(found.name)
+        answer = Queue.DeclareOk("", found.messages, found.consumers)
+        answer.queue = self.last_queue  # set unchecked: pamqp allows few characters, and the queue exists
+        return answer
+
+    def _reply_queue(self, name: str) -> Method:
+        """Answer as if there were a queue: a responder checks in this way whether its answer is awaited."""
+        if name != DIRECT_REPLY_TO and not self._queues.declarations.has_queue(name):
+            raise QueueError(Reason.NOT_FOUND, f"no consumer waits for answers at {name!r}: its channel is closed")
+        return Queue.DeclareOk(name, 0, 1)
+
+    def _delete_queue(self, method: commands.Queue.Delete) -> Method:
+        count = self._queues.declarations.delete_queue(
+            self._client, self._queue(method.queue), if_unused=method.if_unused, if_empty=method.if_empty
+        )
+        return Queue.DeleteOk(count)
+
+    def _bind_queue(self, method: commands.Queue.Bind) -> Method:
+        # If both are left out, the key is the queue's name, too.
+        key = method.routing_key if method.queue or method.routing_key else self.last_queue
+        self._queues.declarations.bind(self._client, *self._to_queue(method, key))
+        return Queue.BindOk()
+
+    def _unbind_queue(self, method: commands.Queue.Unbind) -> Method:
+        self._queues.declarations.unbind(self._client, *self._to_queue(method, method.routing_key))
+        return Queue.UnbindOk()
+
+    def _purge_queue(self, method: commands.Queue.Purge) -> Method:
+        return Queue.PurgeOk(self._queues.declarations.purge(self._client, self._queue(method.queue)))
+
+    def _to_queue(self, method: Any, key: str) -> tuple[str, str, str, Mapping[str, Any]]:
+        names = self._names
+        return (
+            self._queue(method.queue), names.name(method.exchange), names.key(method.exchange, key),
+            method.arguments or {},
+        )  # fmt: skip
+
+    def _queue(self, name: str) -> str:
+        return self._names.name(name or self.last_queue)
+
+
+_TOPOLOGY_HANDLERS: Mapping[int, Callable[[Topology, Any], Method]] = {
+    Exchange.Declare.index: Topology._declare_exchange,
+    Exchange.Delete.index: Topology._delete_exchange,
+    Exchange.Bind.index: Topology._bind_exchange,
+    Exchange.Unbind.index: Topology._unbind_exchange,
+    Queue.Declare.index: Topology._declare_queue,
+    Queue.Delete.index: Topology._delete_queue,
+    Queue.Bind.index: Topology._bind_queue,
+    Queue.Unbind.index: Topology._unbind_queue,
+    Queue.Purge.index: Topology._purge_queue,
+}
+
 
 _PUBLISH = commands.Basic.Publish.index
 
@@ -327,3 +457,109 @@ _HANDLERS: Mapping[int, Callable[[Channel, Any], None]] = {
     ),
 }  # fmt: skip
 """Method -> its handler."""
+
+
+# Channels of one connection, by their numbers (class channel of the specification).
+
+_OPEN = commands.Channel.Open.index
+_CLOSE = commands.Channel.Close.index
+_CLOSE_OK = commands.Channel.CloseOk.index
+_CONNECTION_CLASS = commands.Connection.index >> 16
+
+
+class Channels:
+    """Channels that are open, or wait for channel.close-ok."""
+
+    __slots__ = ("_channels_max", "_client", "_open", "_shared")
+
+    def __init__(self, shared: Shared, client: AmqpClient, channels_max: int) -> None:
+        self._shared = shared
+        self._client = client
+        self._channels_max = channels_max
+        self._open: dict[int, Channel] = {}
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a frame of a channel.
+
+        Raises:
+            AmqpError: the connection has to be closed.
+        """
+        kind, number, payload = frame
+        channel = self._open.get(number)
+        if kind not in (METHOD, HEADER, BODY):
+            raise AmqpError(ReplyCode.FRAME_ERROR, f"there are no frames of type {kind}")
+        if kind != METHOD:
+            if channel is None:
+                raise AmqpError(ReplyCode.CHANNEL_ERROR, f"content on channel {number}, which is not open")
+            if channel.is_open:
+                self._guarded(channel, frame, 0)
+            return
+        index = int.from_bytes(payload[:4], "big")
+        if channel is None:
+            self._first(number, index, payload)
+        elif not channel.is_open:
+            self._while_closing(channel, index)
+        elif index == _OPEN:
+            raise AmqpError(ReplyCode.CHANNEL_ERROR, f"channel {number} is open already", index)
+        elif index >> 16 == _CONNECTION_CLASS:
+            raise AmqpError(ReplyCode.COMMAND_INVALID, f"{name_of(index)} belongs on channel 0", index)
+        else:
+            self._guarded(channel, frame, index)
+
+    def remove(self, number: int) -> None:
+        """Forget a channel that is closed."""
+        if self._open.pop(number, None) is not None:
+            self._shared.channels.free(self._client.inbox.owner)
+            self._shared.counters.amqp_channels -= 1
+
+    def pause(self) -> None:
+        """Deliver nothing while the client does not read."""
+        for channel in self._open.values():
+            channel.pause()
+
+    def resume(self) -> None:
+        """Deliver again what waited for the client to read."""
+        for channel in list(self._open.values()):
+            channel.resume()
+
+    def close(self) -> None:
+        """Close all channels: the connection ends."""
+        for number, channel in list(self._open.items()):
+            channel.end()
+            self.remove(number)
+
+    def _first(self, number: int, index: int, payload: bytes) -> None:
+        if index in (_CLOSE, _CLOSE_OK):
+            # Both sides closed it at the same time.
+            if index == _CLOSE:
+                self._client.answer(commands.Channel.CloseOk(), number)
+            return
+        if index != _OPEN:
+            raise AmqpError(ReplyCode.CHANNEL_ERROR, f"{name_of(index)} on channel {number}, which is not open", index)
+        read_method(payload)
+        if number > self._channels_max:
+            reason = f"channel {number} is above the agreed channel-max of {self._channels_max}"
+            raise AmqpError(ReplyCode.NOT_ALLOWED, reason, index)  # RabbitMQ's code, which clients know
+        owner = self._client.inbox.owner
+        if not self._shared.channels.take(owner):
+            self._shared.channels.refuse(owner)
+            raise AmqpError(ReplyCode.RESOURCE_ERROR, "no room for more channels (queues.channels)", index)
+        self._open[number] = Channel(self._shared, self._client, number)
+        self._shared.counters.amqp_channels += 1
+        self._client.answer(commands.Channel.OpenOk(), number)
+
+    def _while_closing(self, channel: Channel, index: int) -> None:
+        """Wait for the answer to channel.close; the client sent other frames before it saw the close."""
+        if index == _CLOSE:
+            self._client.answer(commands.Channel.CloseOk(), channel.number)
+        if index in (_CLOSE, _CLOSE_OK):
+            self.remove(channel.number)
+
+    def _guarded(self, channel: Channel, frame: Frame, index: int) -> None:
+        try:
+            channel.handle(frame)
+        except AmqpError as error:
+            error.method = error.method or index
+            if error.code.ends_connection:
+                raise
+            channel.fail(error)

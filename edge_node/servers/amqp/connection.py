@@ -5,30 +5,150 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from weft.bounds import user_or_address
-from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
-from weft.edge_node.queues.queue.queue import QueueClient
-from weft.edge_node.servers.amqp.channels import Channels
-from weft.edge_node.servers.amqp.client import Peer, Shared, described
-from weft.edge_node.servers.amqp.closing import Closing
-from weft.edge_node.servers.amqp.handshake import Handshake, check_secret
-from weft.edge_node.servers.amqp.inbox import AmqpInbox
-from weft.edge_node.servers.amqp.lingering import Lingering
-from weft.edge_node.servers.amqp.liveness import Liveness
-from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
-from weft.edge_node.servers.amqp.target import Targets
+from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Ingest, Pause
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.amqp.channel import Channels
+from weft.edge_node.servers.amqp.client import HANDSHAKE_FRAME_BYTES_MAX, AmqpInbox, Peer, Shared, Targets, described
+from weft.edge_node.servers.amqp.handshake import Handshake, Liveness, check_secret
 from weft.edge_node.servers.clients.output import Output, WritingConnection
-from weft.edge_node.servers.clients.place import Place
-from weft.edge_node.servers.clients.reading import KEEPS, Reading
-from weft.edge_node.servers.listeners.door import Arrival, Door
-from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, Frame, read_frame
+from weft.edge_node.servers.clients.reading import KEEPS, Place, Reading
+from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.network.accepting import SharedBufferProtocol
+from weft.protocols.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, AmqpError, Frame, ReplyCode, read_frame, scan
 from weft.protocols.amqp.methods import Method, commands, read_method, write_method
-from weft.protocols.amqp.publish_run import scan
 from weft.storage.segment_log import LogError, LogFull
+
+# The agreed end of a connection: connection.close from either side, and close-ok from the other (section 1.4.2.5).
+
+_CLOSE, _CLOSE_OK = commands.Connection.Close.index, commands.Connection.CloseOk.index
+
+
+class ClosingConnection(Protocol):
+    """Interface of the connection for its closing."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether data can still be sent to the client."""
+        ...
+
+    def answer(self, method: Method, channel: int = 0) -> None:
+        """Write one method."""
+
+    def leave_channels(self) -> None:
+        """End all channels."""
+
+    def await_last_word(self) -> None:
+        """Resume reading at once, and wait some seconds for close-ok."""
+
+    def end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
+        """Close the transport."""
+
+
+class Closing:
+    """Closing handshake with the other side. Once it has begun, no request of the client is accepted."""
+
+    __slots__ = ("_connection", "_ingest", "is_begun")
+
+    def __init__(self, connection: ClosingConnection, ingest: Ingest) -> None:
+        self._connection = connection
+        self._ingest = ingest
+        self.is_begun = False
+
+    def begin(self, error: AmqpError) -> None:
+        """Send connection.close, with the reason."""
+        self.is_begun = True
+        connection = self._connection
+        connection.answer(commands.Connection.Close(error.code, error.text, error.method >> 16, error.method & 0xFFFF))
+        connection.leave_channels()
+        connection.await_last_word()
+
+    def handle(self, frame: Frame) -> None:
+        """Wait for connection.close-ok among the frames that the client sent before it saw the close."""
+        if frame.channel or frame.kind != METHOD:
+            return
+        index = int.from_bytes(frame.payload[:4], "big")
+        if index == _CLOSE:
+            self._connection.answer(commands.Connection.CloseOk())
+        if index in (_CLOSE, _CLOSE_OK):
+            self._connection.end("connection.close-ok", logging.DEBUG, lingers=True)
+
+    def asked(self) -> None:
+        """Answer connection.close when earlier publishes are durable: the answer tells a publisher without confirms
+        that they are."""
+        self._ingest.turn.store()
+        if self.is_begun:
+            return  # there was no room for it: an exception is on its way to the client
+        self.is_begun = True
+        self._connection.leave_channels()
+        self._ingest.on_durable(self._durable)
+
+    def _durable(self, error: BaseException | None) -> None:
+        if not self._connection.is_open:
+            return
+        if error is not None:
+            self.begin(AmqpError(ReplyCode.INTERNAL_ERROR, f"what was published could not be stored: {error}"))
+        else:
+            self._connection.answer(commands.Connection.CloseOk())
+            self._connection.end("connection.close", logging.DEBUG, lingers=True)
+
+
+# The last seconds of a connection whose end was agreed on, until its client closes it.
+#
+# A socket that is closed while bytes of the client are unread is reset: the client may lose connection.close-ok with
+# it, and its next write fails. Clients write until they have read close-ok, and some queue messages behind their
+# close.
+
+LINGER_S_MAX = 5.0
+LINGER_BYTES_MAX = 64 << 20
+"""Number of dropped bytes after which the node closes the connection."""
+
+
+class Lingering(asyncio.Protocol):
+    """Reader that drops the bytes that a client still sends. The connection counts for its address and user
+    meanwhile."""
+
+    __slots__ = ("_arrival", "_bytes_left", "_place", "_shared", "_transport", "wheel_slot")
+
+    def __init__(self, shared: Shared, transport: asyncio.Transport, arrival: Arrival, place: Place) -> None:
+        """Take the transport over."""
+        self.wheel_slot = -1
+        self._shared = shared
+        self._arrival = arrival
+        self._place = place
+        self._transport = transport
+        self._bytes_left = LINGER_BYTES_MAX
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        transport.set_protocol(SharedBufferProtocol(self) if is_tls else self)
+        shared.lingering.add(self)
+        shared.context.wheel.set(self, shared.context.clock() + LINGER_S_MAX)
+        if not transport.is_closing():
+            transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Drop the bytes."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Free the connection's places: the client or the node has closed it."""
+        self._shared.context.wheel.cancel(self)
+        self._shared.lingering.discard(self)
+        self._place.free()
+        self._arrival.closed()
+
+    def due(self, now: float) -> float | None:  # noqa: ARG002
+        """Close the connection of a client that does not close it."""
+        self.end()
+        return None
+
+    def end(self) -> None:
+        """Close the connection. Bytes that the client has not read are dropped."""
+        (self._transport.abort if self._transport.get_write_buffer_size() else self._transport.close)()
+
 
 log = logging.getLogger(__name__)
 

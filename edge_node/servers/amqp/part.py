@@ -7,12 +7,9 @@ import asyncio
 
 from weft.bounds import Bound
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.servers.amqp.client import Shared
-from weft.edge_node.servers.amqp.counters import AmqpCounters
-from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart
-from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.servers.amqp.client import AmqpCounters, AmqpSettings, Shared
+from weft.edge_node.servers.clients.context import Foundation, ProtocolContext, ProtocolPart
+from weft.edge_node.servers.listeners.settings import Arrival, Door
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 
 

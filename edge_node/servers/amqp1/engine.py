@@ -8,11 +8,12 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cproton import (
+    PN_ACCEPTED,
     PN_CONNECTION_REMOTE_CLOSE,
     PN_CONNECTION_REMOTE_OPEN,
     PN_DELIVERY,
@@ -20,6 +21,9 @@ from cproton import (
     PN_LINK_REMOTE_CLOSE,
     PN_LINK_REMOTE_DETACH,
     PN_LINK_REMOTE_OPEN,
+    PN_MODIFIED,
+    PN_REJECTED,
+    PN_RELEASED,
     PN_SESSION_REMOTE_CLOSE,
     PN_SESSION_REMOTE_OPEN,
     PN_TRANSPORT_ERROR,
@@ -27,20 +31,219 @@ from cproton import (
     isnull,
     pn_collector_peek,
     pn_collector_pop,
+    pn_condition_set_description,
+    pn_condition_set_name,
+    pn_delivery,
+    pn_delivery_aborted,
     pn_delivery_link,
+    pn_delivery_local,
+    pn_delivery_local_state,
+    pn_delivery_partial,
+    pn_delivery_pending,
+    pn_delivery_readable,
+    pn_delivery_remote,
+    pn_delivery_remote_state,
+    pn_delivery_settle,
+    pn_delivery_settled,
+    pn_delivery_update,
+    pn_disposition_condition,
+    pn_disposition_is_failed,
+    pn_disposition_is_undeliverable,
     pn_event_delivery,
     pn_event_link,
     pn_event_session,
     pn_event_type,
+    pn_link_advance,
+    pn_link_credit,
+    pn_link_recv,
+    pn_link_send,
     pn_transport_peek,
     pn_transport_pending,
     pn_transport_pop,
     pn_transport_push,
 )
-from proton import Collector, Condition, Connection, Link, ProtonException, Session, Transport
+from proton import Collector, Condition, Connection, Link, ProtonException, Session, Terminus, Transport, symbol
 
-from weft.edge_node.servers.amqp1.endpoints import key
+from weft.edge_node.servers.amqp1.mapping import Address, BadAddress, Refused, parse, to_message
+from weft.edge_node.servers.amqp1.supplies import Item, Outcome, Outcomes, Supply
+from weft.edge_node.subscriptions.limits import QueueAccount
+from weft.protocols.amqp1 import message_parts
 from weft.protocols.errors import Corrupt
+
+# Deliveries of the engine: its own pointers, which must not be used once their link is forgotten.
+
+# --- incoming
+
+is_readable: Callable[[Any], bool] = pn_delivery_readable
+is_partial: Callable[[Any], bool] = pn_delivery_partial
+is_aborted: Callable[[Any], bool] = pn_delivery_aborted
+is_settled: Callable[[Any], bool] = pn_delivery_settled
+settle: Callable[[Any], None] = pn_delivery_settle
+
+
+def take(link: Any, delivery: Any) -> bytes:
+    """Return the bytes of the link's current delivery since the last call."""
+    pending = pn_delivery_pending(delivery)
+    if not pending:
+        return b""
+    code, data = pn_link_recv(link._impl, pending)
+    return bytes(data) if code > 0 else b""
+
+
+def is_answered(delivery: Any) -> bool:
+    """Return whether the node has set the outcome of a delivery."""
+    return bool(pn_delivery_local_state(delivery))
+
+
+def advance(link: Any) -> None:
+    """Advance to the link's next delivery."""
+    pn_link_advance(link._impl)
+
+
+def accept(delivery: Any) -> None:
+    """Mark a delivery as accepted. Call ``settle`` afterwards."""
+    pn_delivery_update(delivery, PN_ACCEPTED)
+
+
+def release(delivery: Any) -> None:
+    """Mark a delivery as released: the client may send it again, here or elsewhere. Call ``settle`` afterwards."""
+    pn_delivery_update(delivery, PN_RELEASED)
+
+
+def reject(delivery: Any, condition: str, description: str) -> None:
+    """Mark a delivery as rejected, with the reason. Call ``settle`` afterwards."""
+    error = pn_disposition_condition(pn_delivery_local(delivery))
+    pn_condition_set_name(error, condition)
+    pn_condition_set_description(error, description)
+    pn_delivery_update(delivery, PN_REJECTED)
+
+
+# --- outgoing
+
+
+def credit(link: Any) -> int:
+    """Return the client's remaining credit in deliveries."""
+    return int(pn_link_credit(link._impl))
+
+
+def send(link: Any, tag: bytes, parts: Iterable[bytes], *, settled: bool) -> tuple[int, Any]:
+    """Send a message. Return the delivery's number, valid until it is settled, and the delivery."""
+    delivery = pn_delivery(link._impl, tag)
+    for part in parts:
+        pn_link_send(link._impl, part)
+    pn_link_advance(link._impl)
+    if settled:
+        pn_delivery_settle(delivery)
+    return addressof(delivery), delivery
+
+
+def number_of(delivery: Any) -> int:
+    """Return the number that ``send`` returned for a delivery."""
+    return int(addressof(delivery))
+
+
+def outcome_of(delivery: Any) -> Outcome | None:
+    """Return the outcome of a delivery; None until the client has sent it."""
+    state = pn_delivery_remote_state(delivery)
+    if state == PN_ACCEPTED:
+        return Outcomes.ACCEPTED
+    if state == PN_REJECTED:
+        return Outcomes.REJECTED
+    if state == PN_RELEASED:
+        return Outcomes.RELEASED
+    if state == PN_MODIFIED:
+        remote = pn_delivery_remote(delivery)
+        return Outcome(
+            "modified", failed=pn_disposition_is_failed(remote), undeliverable=pn_disposition_is_undeliverable(remote)
+        )
+    return Outcomes.ACCEPTED if pn_delivery_settled(delivery) else None
+
+
+# Sessions, links and termini of the engine.
+
+
+def key(endpoint: Any) -> int:
+    """Return a number that identifies a link or session until it is freed."""
+    return int(addressof(endpoint._impl))
+
+
+def fail(endpoint: Any, condition: str, description: str) -> None:
+    """Close a link or session with an error."""
+    endpoint.condition = Condition(condition, description)
+    endpoint.close()
+
+
+def refuse(link: Any, condition: str, description: str) -> None:
+    """Refuse an ``attach``: answered without source and target, then closed (part 2, section 2.6.3)."""
+    link.open()
+    fail(link, condition, description)
+
+
+def values(data: Any) -> Any:
+    """Return a value that the engine decoded, such as the filters of a source; None where it has no form in Python."""
+    try:
+        data.rewind()
+        return data.get_object() if data.next() else None
+    except (ProtonException, ValueError, TypeError, KeyError):
+        return None
+
+
+def is_kept(terminus: Any) -> bool:
+    """Return whether the client requests a terminus that outlives its connection."""
+    return bool(terminus.durability != Terminus.NONDURABLE or terminus.expiry_policy == Terminus.EXPIRE_NEVER)
+
+
+def keep_s(terminus: Any) -> float:
+    """Return the time for which a terminus is kept after its link was detached."""
+    return float("inf") if terminus.expiry_policy == Terminus.EXPIRE_NEVER else float(terminus.timeout)
+
+
+def is_coordinator(terminus: Any) -> bool:
+    """Return whether the link is for transactions."""
+    return bool(terminus.type == Terminus.COORDINATOR)
+
+
+def wants_settled(link: Any) -> bool:
+    """Return whether a client requests settled messages: at most once."""
+    return bool(link.remote_snd_settle_mode == Link.SND_SETTLED)
+
+
+def settles_second(link: Any) -> bool:
+    """Return whether the receiver of a link settles a delivery after the sender (part 2, section 2.8.3)."""
+    return bool(link.remote_rcv_settle_mode == Link.RCV_SECOND)
+
+
+def keep_filters(terminus: Any, asked: Any, names: tuple[str, ...]) -> None:
+    """Set the filters of a source to the ones in force, in the form that the client has sent."""
+    terminus.filter.clear()
+    found = values(asked.filter) if names else None
+    if found:
+        terminus.filter.put_dict({symbol(name): found[name] for name in names})
+
+
+def accept_attach(link: Any) -> None:
+    """Answer ``attach`` with the source and target that the client has requested; the caller may change them first."""
+    link.snd_settle_mode = link.remote_snd_settle_mode
+    link.rcv_settle_mode = link.remote_rcv_settle_mode
+    link.open()
+
+
+def address_of(terminus: Any) -> Address:
+    """Return the address of a source or target.
+
+    Raises:
+        Refused: it names nothing.
+    """
+    capabilities = values(terminus.capabilities)
+    if isinstance(capabilities, str):
+        capabilities = [capabilities]
+    elements = getattr(capabilities, "elements", capabilities)
+    names = [str(each) for each in elements] if isinstance(elements, list | tuple) else []
+    try:
+        return parse(terminus.address, names)
+    except BadAddress as error:
+        raise Refused("amqp:not-found", str(error)) from None
+
 
 SESSION_BYTES = 64 << 20
 """Window of a session: a thousand frames, short ones mostly. The engine keeps none of them: received parts of a message
@@ -248,3 +451,215 @@ _SESSIONS: dict[int, Callable[[Events, Any], None]] = {
     PN_SESSION_REMOTE_OPEN: lambda events, session: events.session_opened(session),
     PN_SESSION_REMOTE_CLOSE: lambda events, session: events.session_closed(session),
 }
+
+
+# A link on which a client receives: credit, deliveries, and their outcomes.
+
+UNSETTLED_MAX = 2048
+"""Maximum number of unsettled deliveries of one link, for any credit."""
+LONG_BYTES = 64 << 10
+"""Length above which the frames of a message are made in turns: 4 MB take the engine 8 ms."""
+WINDOW_BYTES = 256 << 10
+"""Bytes that the engine holds for one session because the client's window is closed."""
+
+
+class ReceivingClient(Protocol):
+    """The connection (``Amqp1Connection``)."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Return whether its socket has room."""
+        ...
+
+    def flush(self) -> None:
+        """Send the engine's output."""
+
+    def flush_in_turn(self) -> None:
+        """Send the engine's output at the client's turn."""
+
+    def owes(self, link: OutgoingLink) -> None:
+        """Call the link's ``left`` once the engine has made frames."""
+
+    def room_in_turn(self) -> None:
+        """Let links resume at the client's turn."""
+
+
+class OutgoingLink:
+    """A link on which a client receives."""
+
+    __slots__ = ("_account", "_client", "_counters", "_has_long", "_is_settled", "_link", "_session",
+                 "_tag", "_unsettled", "_wall_clock", "is_open", "supply", "unsent")  # fmt: skip
+
+    def __init__(
+        self, client: ReceivingClient, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
+    ) -> None:
+        """Wait for ``begin``.
+
+        Args:
+            account: account for unsettled messages.
+            wall_clock: nanoseconds since 1970.
+            counters: the node's.
+        """
+        self._client = client
+        self._link = link
+        self._session = link.session
+        self._account = account
+        self._wall_clock = wall_clock
+        self._counters = counters
+        self._is_settled = wants_settled(link)
+        self._tag = 0
+        self._has_long = False
+        """True while a long message was sent and not flushed."""
+        self.unsent = 0
+        """Bytes of settled messages that the engine may still have."""
+        self._unsettled: dict[int, Item] = {}
+        """Number of a delivery -> its message, in the order of sending."""
+        self.is_open = True
+        self.supply: Supply
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more message can be sent at once."""
+        return (
+            self.is_open
+            and credit(self._link) > 0
+            and self._client.takes_more
+            and len(self._unsettled) < UNSETTLED_MAX
+            and self._has_memory()
+            and self._session.outgoing_bytes < WINDOW_BYTES
+        )
+
+    def _has_memory(self) -> bool:
+        if not self._account.is_full():
+            return True
+        self._account.when_free(self._client.room_in_turn)
+        return False
+
+    @property
+    def free(self) -> int:
+        """Return the number of messages that can be sent at once."""
+        if not self.has_room:
+            return 0
+        return min(credit(self._link), UNSETTLED_MAX - len(self._unsettled))
+
+    @property
+    def unsettled(self) -> list[Item]:
+        """Return the unsettled messages, in the order of sending."""
+        return list(self._unsettled.values())
+
+    def begin(self) -> None:
+        """Start the supply."""
+        self.supply.start()
+
+    def send(self, item: Item) -> bool:
+        """Send a message; there is room. Return False where it has expired or is too long for the client."""
+        now = self._wall_clock()
+        if item.message.expired(now):
+            self._counters.messages_expired += 1
+            return False
+        parts = message_parts(
+            to_message(item.message, now, item.place, item.attempts, is_redelivered=item.is_redelivered)
+        )
+        size, limit = sum(map(len, parts)), self._link.remote_max_message_size
+        if limit and size > limit:
+            self._counters.deliveries_too_large += 1
+            return False
+        if size > LONG_BYTES:
+            self._has_long = True  # and not copied once more
+        else:
+            parts = [b"".join(parts)]
+        self._tag += 1
+        number, _ = send(self._link, self._tag.to_bytes(8, "big"), parts, settled=self._is_settled)
+        self._counters.deliveries_sent += 1
+        self._account.take(item.size)
+        if self._is_settled:
+            self.unsent += item.size
+            self._client.owes(self)
+        else:
+            self._unsettled[number] = item
+        return True
+
+    def flush(self) -> None:
+        """Write the sent messages."""
+        if self._has_long:
+            self._has_long = False
+            self._client.flush_in_turn()
+        else:
+            self._client.flush()
+
+    def room_in_turn(self) -> None:
+        """Resume sending at the client's turn."""
+        self._client.room_in_turn()
+
+    def left(self) -> bool:
+        """Free messages whose frames the engine has made, and resume sending. Return whether there were any."""
+        kept = min(self.unsent, self._session.outgoing_bytes)
+        if kept == self.unsent:
+            return False
+        freed, self.unsent = self.unsent - kept, kept
+        self._account.free(freed)
+        self.room()
+        return True
+
+    def idle(self) -> None:
+        """Return the credit of a client in drain mode, as there is nothing to send."""
+        if self.is_open and self._link.drain_mode:
+            self._link.drained()
+
+    def end(self, *, closed: bool) -> None:
+        """Stop sending: the link is gone."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        unsettled, self._unsettled = self.unsettled, {}
+        self._account.free(sum(item.size for item in unsettled) + self.unsent)
+        self.unsent = 0
+        self.supply.stop(unsettled, for_good=closed)
+
+    def stolen(self) -> None:
+        """Close the link: another connection of its container has attached it (part 2, section 2.6.1)."""
+        self.end(closed=False)
+        fail(self._link, "amqp:link:stolen", "another connection of its container has attached it")
+        self._client.flush()
+
+    def lost(self, reason: str, condition: str) -> None:
+        """Close the link: its source was deleted, or the client may no longer read it."""
+        if self.is_open:
+            self.end(closed=False)
+            fail(self._link, condition, reason)
+            self._client.flush()
+
+    def permissions_changed(self) -> None:
+        """Close the link if the client may no longer read there."""
+        if self.is_open and not self.supply.may_go_on():
+            self.end(closed=False)
+            fail(self._link, "amqp:unauthorized-access", "the client may not read there any more")
+
+    def room(self) -> None:
+        """Resume sending: the socket has room."""
+        if self.is_open:
+            self.supply.room()
+
+    def flow(self) -> None:
+        """Resume sending: credit has changed."""
+        if self.is_open:
+            self.supply.room()
+            if self.supply.is_idle:
+                self.idle()
+
+    def delivery(self, delivery: Any) -> None:
+        """Handle the outcome of a delivery."""
+        number = number_of(delivery)
+        if number not in self._unsettled:
+            return
+        outcome = outcome_of(delivery)
+        if outcome is None:
+            return
+        item = self._unsettled.pop(number)
+        self._account.free(item.size)
+        settle(delivery)
+        if outcome.is_final or outcome.undeliverable or not item.is_kept:
+            self.supply.done(item, outcome)
+        else:
+            self.supply.again(item._replace(attempts=item.attempts + outcome.failed))
+        self.supply.room()

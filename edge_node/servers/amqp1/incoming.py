@@ -9,23 +9,29 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.checks import refusal
-from weft.edge_node.ingest.routes import Route
-from weft.edge_node.ingest.routing import RouteCache
-from weft.edge_node.queues.queue.queue import QueueClient
-from weft.edge_node.servers.amqp1 import deliveries, endpoints
-from weft.edge_node.servers.amqp1.addresses import Address, AddressKind, BadAddress, Refused, parse
-from weft.edge_node.servers.amqp1.inbox import Amqp1Inbox
-from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers
-from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.amqp1.queue_targets import check_queue, route_to_queue
+from weft.edge_node.ingest.record import Route
+from weft.edge_node.ingest.routing import RouteCache, refusal
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.amqp1 import engine
+from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.amqp1.mapping import (
+    Address,
+    AddressKind,
+    Amqp1Inbox,
+    BadAddress,
+    Refused,
+    TooMany,
+    parse,
+    to_headers,
+)
+from weft.edge_node.servers.amqp1.supplies import check_queue, route_to_queue
 from weft.edge_node.servers.clients.reading import Reading
-from weft.protocols.amqp1.message import Message, decode_message
+from weft.protocols.amqp1 import Message, decode_message
 from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.errors import Corrupt
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogFull
-from weft.storage.segment_log.errors import RecordTooLarge
+from weft.storage.segment_log.settings import RecordTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +88,7 @@ class DeliveryRun:
         for _ in answers:
             link, delivery = self.waiting.popleft()
             if link.is_open:
-                link.answer(delivery, deliveries.accept)
+                link.answer(delivery, engine.accept)
         self._sending.client.flush()
 
     def refuse(self, error: BaseException) -> None:
@@ -95,9 +101,9 @@ class DeliveryRun:
             if not link.is_open:
                 continue
             if is_full:
-                link.answer(delivery, deliveries.reject, "amqp:resource-limit-exceeded", str(error))
+                link.answer(delivery, engine.reject, "amqp:resource-limit-exceeded", str(error))
             else:
-                link.answer(delivery, deliveries.release)
+                link.answer(delivery, engine.release)
         if not is_full:
             partings = self._sending.parts.context.partings
             partings.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
@@ -205,7 +211,7 @@ class IncomingLink:
         self._address = address
         self._partial = bytearray()
         self._given_back = 0
-        self._settles_second = endpoints.settles_second(link)
+        self._settles_second = engine.settles_second(link)
         self.is_open = True
         """False once the link is gone, and its deliveries with it."""
 
@@ -246,8 +252,8 @@ class IncomingLink:
     def answer(self, delivery: Any, say: Callable[..., None], *what: str) -> None:
         """Set the outcome of a delivery, and settle it: at once, or after the client where its link settles second."""
         say(delivery, *what)
-        if not self._settles_second or deliveries.is_settled(delivery):
-            deliveries.settle(delivery)
+        if not self._settles_second or engine.is_settled(delivery):
+            engine.settle(delivery)
             self.settled()
 
     def settled(self) -> None:
@@ -261,19 +267,19 @@ class IncomingLink:
         """Handle a part of a message, or the whole."""
         if not self.is_open:
             return
-        if not deliveries.is_readable(delivery):
-            if self._settles_second and deliveries.is_answered(delivery) and deliveries.is_settled(delivery):
-                deliveries.settle(delivery)
+        if not engine.is_readable(delivery):
+            if self._settles_second and engine.is_answered(delivery) and engine.is_settled(delivery):
+                engine.settle(delivery)
                 self.settled()
             return
-        if deliveries.is_aborted(delivery):
+        if engine.is_aborted(delivery):
             self._drop_partial()
-            deliveries.advance(self._link)
-            deliveries.settle(delivery)
+            engine.advance(self._link)
+            engine.settle(delivery)
             self.settled()
             return
-        data = deliveries.take(self._link, delivery)
-        is_partial = deliveries.is_partial(delivery)
+        data = engine.take(self._link, delivery)
+        is_partial = engine.is_partial(delivery)
         if self._partial or is_partial:
             self._partial += data
             self._sending.held.parts_bytes += len(data)
@@ -285,21 +291,21 @@ class IncomingLink:
             data = bytes(self._partial)
             self._sending.parts.context.ingest.turn.joined_bytes += len(data)
             self._drop_partial()
-        deliveries.advance(self._link)
+        engine.advance(self._link)
         self._take(delivery, data)
 
     def _too_long(self) -> None:
         limit = self._sending.parts.message_bytes_max
         self._drop_partial()
         self.is_open = False
-        endpoints.fail(self._link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
+        engine.fail(self._link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
 
     def _drop_partial(self) -> None:
         self._sending.held.parts_bytes -= len(self._partial)
         self._partial = bytearray()
 
     def _take(self, delivery: Any, data: bytes) -> None:
-        is_settled, sending = deliveries.is_settled(delivery), self._sending
+        is_settled, sending = engine.is_settled(delivery), self._sending
         try:
             if len(data) > sending.parts.message_bytes_max:
                 raise Refused("amqp:link:message-size-exceeded", f"a message of {len(data)} bytes")
@@ -312,16 +318,16 @@ class IncomingLink:
         except (Corrupt, TooMany, Refused) as error:
             condition = error.condition if isinstance(error, Refused) else "amqp:decode-error"
             if is_settled:
-                deliveries.settle(delivery)
+                engine.settle(delivery)
                 self.settled()
             else:
-                self.answer(delivery, deliveries.reject, condition, str(error))
+                self.answer(delivery, engine.reject, condition, str(error))
             return
         run, turn = sending.run(), sending.parts.context.ingest.turn
         flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
         turn.add(route, topic, message.body.payload, run, flags, headers, misfits)
         if is_settled:
-            deliveries.settle(delivery)
+            engine.settle(delivery)
             self.settled()
         else:
             run.waiting.append(UnsettledDelivery(self, delivery))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Container
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from weft.bounds import Bound, Owner
+from weft.edge_node.servers.clients.reading import Held
 from weft.edge_node.subscriptions.message import Message as Stored
 from weft.protocols import message_headers as names
-from weft.protocols.amqp.typed_values import Encoded, Kind, as_header, from_header, kinds_header, kinds_of
-from weft.protocols.amqp1.message import NO_PROPERTIES, Body, Message, Properties
-from weft.protocols.amqp1.types import Array, Described, Symbol, encode
-from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
-from weft.protocols.columns import HeaderValue
+from weft.protocols.amqp.typed_values import Encoded, Kind, Symbol, as_header, from_header, kinds_header, kinds_of
+from weft.protocols.amqp1 import NO_PROPERTIES, Array, Body, Described, Message, Properties, encode
+from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs, HeaderValue
 from weft.protocols.message_headers import own_name, stored_name
 
 BODY: Final = "amqp.body"
@@ -212,3 +213,104 @@ def _add(message: Message, found: dict[str, Any], name: str, value: HeaderValue)
         found["creation_time"] = value // _MS_NS
     elif name == BODY and isinstance(value, str):
         message.body = Body(value, message.body.payload)
+
+
+# Addresses of links: streams, queues and topics.
+
+STREAM: Final = "stream/"
+QUEUE: Final = "queue/"
+TOPIC: Final = "topic/"
+ADDRESS_BYTES_MAX: Final = 1024
+"""Longest address, which bounds the memory of links."""
+
+
+class AddressKind(enum.Enum):
+    """Kinds of addresses."""
+
+    STREAM = "stream"
+    QUEUE = "queue"
+    TOPIC = "topic"
+    ANY = "any"
+    """No address: each message has its own in ``to`` (the anonymous terminus)."""
+
+
+class Address(NamedTuple):
+    """An address in parts."""
+
+    kind: AddressKind
+    name: str
+    """Name of a stream or queue, a topic or a topic filter; empty for ``ANY``."""
+
+
+class BadAddress(ValueError):
+    """An address that names nothing; the text states the problem."""
+
+
+class Refused(Exception):
+    """Refusal of a link or a message, with the reason."""
+
+    def __init__(self, condition: str, text: str) -> None:
+        """Set the reason.
+
+        Args:
+            condition: AMQP's name of it, such as ``amqp:not-found``.
+        """
+        super().__init__(text)
+        self.condition = condition
+
+
+def parse(text: str | None, capabilities: Container[str] = ()) -> Address:
+    """Return the parts of an address: ``stream/NAME``, ``queue/NAME``, ``topic/TOPIC``, or a topic as it is.
+
+    Args:
+        capabilities: of the terminus; clients of JMS have ``queue`` there, and only the name in the address.
+
+    Raises:
+        BadAddress: it is too long, or names nothing.
+    """
+    if not text:
+        return Address(AddressKind.ANY, "")
+    if len(text.encode(errors="surrogatepass")) > ADDRESS_BYTES_MAX:
+        raise BadAddress(f"an address of {len(text)} characters; at most {ADDRESS_BYTES_MAX} bytes are possible")
+    for prefix, kind in ((STREAM, AddressKind.STREAM), (QUEUE, AddressKind.QUEUE), (TOPIC, AddressKind.TOPIC)):
+        if text.startswith(prefix):
+            if len(text) == len(prefix):
+                raise BadAddress(f"the address {text!r} has no name behind {prefix!r}")
+            return Address(kind, text[len(prefix) :])
+    return Address(AddressKind.QUEUE if "queue" in capabilities else AddressKind.TOPIC, text)
+
+
+# Bytes of a client that wait for their rest, or for their turn, and the owner charged with them.
+
+
+class Amqp1Inbox(Held):
+    """Store of such bytes of one client, charged to its owner."""
+
+    __slots__ = ("data", "parts_bytes")
+
+    def __init__(self, bound: Bound, owner: Owner) -> None:
+        """Start without bytes.
+
+        Args:
+            bound: bytes of all clients.
+            owner: the address, until ``belongs_to`` names a user.
+        """
+        super().__init__(bound, owner)
+        self.data = bytearray()
+        """Frames to handle; the last may be incomplete."""
+        self.parts_bytes = 0
+        """Bytes of incomplete messages."""
+
+    @property
+    def waits(self) -> bool:
+        """Return whether bytes wait."""
+        return bool(self.data)
+
+    def clear(self) -> None:
+        """Drop all bytes: the connection has ended."""
+        self.data = bytearray()
+        super().clear()
+
+    def settle(self) -> bool:
+        """Charge the bytes held now. Return whether the owner may have so many; if not, nothing is charged."""
+        return self.charge(len(self.data) + self.parts_bytes)

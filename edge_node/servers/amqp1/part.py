@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart
-from weft.edge_node.servers.listeners.door import Arrival, Door
-from weft.protocols.amqp1.opening import AMQP, SASL
+from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.clients.context import Foundation, ProtocolPart
+from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.protocols.amqp1 import AMQP, SASL
 
 
 class Amqp1(ProtocolPart):

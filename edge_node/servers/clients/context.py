@@ -3,33 +3,84 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.bounds import Bound, Refusals, Rounds, one_share
-from weft.config.log_lines.partings import Partings
+from weft.bounds import Bound, Refusals, Rounds, TurnBudget, one_share
+from weft.config.listeners import ListenerProtocol, has_listener
+from weft.config.log_lines import Partings
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import intake_patterns
+from weft.edge_node.check.streams import intake_patterns
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.routing import TOPIC_LEVELS_MAX, Router, Routing
-from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.ingest.unrouted import Unrouted
-from weft.edge_node.servers.clients.connected import Connected
+from weft.edge_node.ingest.ingest import Ingest, Turn
+from weft.edge_node.ingest.routing import TOPIC_LEVELS_MAX, Router, Routing, Unrouted
+from weft.edge_node.part import Part
 from weft.edge_node.servers.clients.output import Writes
-from weft.edge_node.servers.clients.turns import Turns
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.parts import make_delivery
-from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.sessions.records import SessionLimits
+from weft.edge_node.sessions.sessions import make_delivery
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
-from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.edge_node.timing.timer_wheel import TimerWheel
+from weft.edge_node.subscriptions.message import Outbox
+from weft.edge_node.subscriptions.subscriptions import FanOut, Subscriptions
+from weft.edge_node.timing import TimerWheel
 from weft.protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from weft.edge_node.queues.queues import Queues
+
+
+# Interface of a connection for the node.
+
+
+class Connected(Protocol):
+    """A connection of any protocol."""
+
+    def shut_down(self) -> None:
+        """Close because the node stops."""
+
+
+# Turns of clients: bounds on the loop's time for the data of one client, and of all clients.
+
+TURN_COST_MAX = 64
+TURN_S_MAX = 0.002
+"""Filters and pings of one client, and seconds for its packets, before others have their turn. A single read has room
+for 131,072 PINGREQs, half a second of the loop."""
+READS_S_MAX = 0.01
+"""Seconds for which one iteration of the loop handles reads; clients whose reads come later wait for their turn.
+Otherwise a thousand connections of one user would have a thousand turns, two seconds of the loop."""
+NOT_BEGUN = float("-inf")
+"""Value of that end before an iteration's first read."""
+
+
+class Turns:
+    """Time of clients before others have their turn. A client without time left waits in the ``rounds``.
+
+    Args:
+        loop: supplies the time, and calls back at the end of each iteration.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.reads_until = NOT_BEGUN
+        """Time until which reads of this iteration of the loop are handled at once."""
+        self.budget = TurnBudget(TURN_COST_MAX, TURN_S_MAX, loop.time)
+        """Budget of the client whose turn it is."""
+
+    def admits(self, now: float) -> bool:
+        """Return whether a read may be handled at once. It need not be called before ``reads_until``."""
+        if self.reads_until == NOT_BEGUN:
+            self.reads_until = now + READS_S_MAX
+            self._loop.call_soon(self._end_of_iteration)
+            return True
+        return now < self.reads_until
+
+    def _end_of_iteration(self) -> None:
+        self.reads_until = NOT_BEGUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,3 +254,51 @@ class ProtocolContext:
     def left(self, connection: Connected) -> None:
         """Forget a connection that has ended."""
         self._connections.discard(connection)
+
+
+# A protocol as a part of the node, and the list of protocols.
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """Parts of the node from which a protocol is created."""
+
+    config: EdgeConfig
+    software: str
+    """Name and version of the node, for its clients."""
+    context: ProtocolContext
+    queues: Queues | None
+    """None where no listener serves them, and none did before."""
+
+
+class ProtocolPart(Part):
+    """Base of the protocols. Its ``__init__`` restores the state of the last run before clients connect, so it may
+    block on the disk.
+
+    Each is imported where a listener uses it, and loads the modules that only clients need with the first client.
+    """
+
+    prefixes: tuple[bytes, ...] = ()
+    """First bytes of its clients, where another protocol has the same listeners; all of one length."""
+    greeting = b""
+    """Answer to clients of an unknown protocol at such listeners."""
+
+    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+        """Return the protocol object of a connection."""
+        raise NotImplementedError
+
+
+PROTOCOLS: dict[ListenerProtocol, tuple[str, ...]] = {
+    "http": ("weft.edge_node.servers.http.part",),
+    "amqp": ("weft.edge_node.servers.amqp1.part", "weft.edge_node.servers.amqp.part"),
+}
+"""Protocol of a listener -> modules, each with a ``make``. MQTT is not among them: its sessions, retained messages and
+wills exist with any listeners."""
+
+
+def protocols(foundation: Foundation) -> Iterator[tuple[ListenerProtocol, ProtocolPart]]:
+    """Yield the protocols of a node's listeners, each with its name in the configuration."""
+    for name, modules in PROTOCOLS.items():
+        if has_listener(name, foundation.config.listeners):
+            for module in modules:
+                yield name, importlib.import_module(module).make(foundation)

@@ -22,10 +22,76 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from weft.edge_node.ingest.back_pressure import Pause
+from weft.bounds import Bound, Owner, OwnerKind
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.servers.clients.held import Held
 from weft.edge_node.servers.clients.output import LONG_BYTES
+
+# Bytes of a client that cannot be handled yet, and the owner charged with them.
+
+FREE_BYTES = 4096
+"""Bytes of one client that are not counted: enough for the small messages of devices."""
+
+
+class Held:
+    """Count of the bytes that the node holds for one client.
+
+    Args:
+        bound: bytes of all clients.
+        owner: the address, until ``belongs_to`` names a user.
+    """
+
+    __slots__ = ("_bound", "ahead", "charged", "owner")
+
+    def __init__(self, bound: Bound, owner: Owner) -> None:
+        self._bound = bound
+        self.ahead = b""
+        """Bytes that wait for the client's turn, or for an asynchronous result."""
+        self.owner = owner
+        """Owner that they are charged to."""
+        self.charged = 0
+        """Bytes that count against the owner's share."""
+
+    @property
+    def waits(self) -> bool:
+        """Return whether bytes wait."""
+        return bool(self.ahead)
+
+    def take(self) -> bytes:
+        """Remove and return the waiting bytes; they are charged until the next ``charge``."""
+        ahead, self.ahead = self.ahead, b""
+        return ahead
+
+    def clear(self) -> None:
+        """Drop all bytes: the connection has ended."""
+        self.ahead = b""
+        self.charge(0)
+
+    def charge(self, held: int) -> bool:
+        """Charge the bytes held now. Return whether the owner may have so many; if not, nothing is charged."""
+        size = held if held > FREE_BYTES else 0
+        if size == self.charged:
+            return True
+        if self.charged:
+            self._bound.free(self.owner, self.charged)
+            self.charged = 0
+        if not size:
+            return True
+        if not self._bound.take(self.owner, size):
+            self._bound.refuse(self.owner, size)
+            return False
+        self.charged = size
+        return True
+
+    def belongs_to(self, owner: Owner) -> None:
+        """Charge another owner from now on; bytes without room are charged at the client's next ``charge``."""
+        held = self.charged
+        self.charge(0)
+        self.owner = owner
+        if held and self._bound.take(owner, held):
+            self.charged = held
+
 
 KEEPS = Pause.ASKING | Pause.TURN
 """Reasons for which data is kept unparsed."""
@@ -212,3 +278,36 @@ class Reading:
     def stuck(self) -> str:
         """Return the reason for log lines."""
         return f"did not read what it was sent for {self._context.settings.write_timeout_s:g} s"
+
+
+# Place of one connection among those of its user, of all protocols.
+
+FULL = "too many connections of one user (limits.connections_per_user); use fewer"
+
+
+class Place:
+    """Count of one connection from its client's login to its end, in the bound that also counts MQTT sessions."""
+
+    __slots__ = ("_bound", "_counters", "_owner")
+
+    def __init__(self, bound: Bound, counters: Counters) -> None:
+        """Start without a client."""
+        self._bound = bound
+        self._counters = counters
+        self._owner: Owner | None = None
+
+    def take(self, owner: Owner) -> bool:
+        """Return whether the client is admitted: always without a user, as addresses have bounds of their own."""
+        if owner.kind is OwnerKind.USER and self._bound.is_own_share_full(owner):
+            self._bound.refuse(owner)
+            self._counters.connections_refused += 1
+            return False
+        self._bound.hold(owner)
+        self._owner = owner
+        return True
+
+    def free(self) -> None:
+        """Forget the client; do nothing without one."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            self._bound.free(owner)

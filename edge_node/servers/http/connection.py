@@ -3,30 +3,176 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
-from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.clients.held import Held
+from weft.bounds import Owner
+from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.output import Output, WritingConnection
-from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Reading
-from weft.edge_node.servers.http.access import claim_of
-from weft.edge_node.servers.http.answers import CONTINUE
-from weft.edge_node.servers.http.browsers import Browsers
-from weft.edge_node.servers.http.ending import Ending
-from weft.edge_node.servers.http.exchange import Exchange, Taker
-from weft.edge_node.servers.http.problem import Problem
-from weft.edge_node.servers.http.replies import Replies
-from weft.edge_node.servers.http.request import PIECE_BYTES, LongestBody, Request, RequestParser, unquoted
-from weft.edge_node.servers.http.sender import Sender
-from weft.edge_node.servers.http.server import Server
+from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Held, Reading
+from weft.edge_node.servers.http import bodies, posts
+from weft.edge_node.servers.http.access import Browsers, Sender, claim_of
+from weft.edge_node.servers.http.bodies import media_type_of
+from weft.edge_node.servers.http.request import (
+    CONTINUE,
+    PIECE_BYTES,
+    Exchange,
+    LongestBody,
+    Problem,
+    Request,
+    RequestParser,
+    Server,
+    Taker,
+    unquoted,
+)
 from weft.edge_node.servers.http.settings import BODY_BYTES_PER_S, CHECK_S, PENDING_MAX, HttpSettings
-from weft.edge_node.servers.http.steps import Steps
-from weft.edge_node.servers.http.writes import bodies, cloud_events
-from weft.edge_node.servers.http.writes.fields import media_type_of
-from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.servers.listeners.settings import Arrival, Door
+
+# The end of a connection after its last answer.
+
+LINGER_S = 2.0
+"""Time for which input is discarded before a connection is closed: without it the system would reset the connection,
+and the client might not get the answer."""
+LINGER_BYTES_MAX = 4 << 20
+
+
+class Ending:
+    """Reader that discards a client's input for a while."""
+
+    __slots__ = ("_left", "_timer", "_transport", "_write_timeout_s")
+
+    def __init__(self, transport: asyncio.Transport, write_timeout_s: float) -> None:
+        """Begin to end a connection, without further writes.
+
+        Args:
+            write_timeout_s: time in which the client can read the sent data.
+        """
+        self._write_timeout_s = write_timeout_s
+        self._left = LINGER_BYTES_MAX
+        self._transport = transport
+        if transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client has closed it
+                transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._close)
+
+    def received(self, size: int) -> None:
+        """Discard received bytes."""
+        self._left -= size
+        if self._left < 0:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        self._transport.close()
+        self._timer = asyncio.get_running_loop().call_later(self._write_timeout_s, self._transport.abort)
+
+    def cancel(self) -> None:
+        """Stop waiting: the connection has ended."""
+        self._timer.cancel()
+
+
+# Answers of one connection, sent in the order of its requests.
+
+
+class Replies:
+    """Exchanges whose answers are not sent yet.
+
+    Args:
+        send: writes bytes to the client; its second argument ends the connection after them.
+    """
+
+    __slots__ = ("_is_flushing", "_send", "_server", "pending")
+
+    def __init__(self, server: Server, send: Callable[[bytes, bool], None]) -> None:
+        self._server = server
+        self._send = send
+        self._is_flushing = False
+        self.pending: deque[Exchange] = deque()
+
+    def answered(self) -> None:
+        """Send the answer; if more than one is due, send all of the turn in one write."""
+        if len(self.pending) <= 1:
+            self._flush()
+        elif not self._is_flushing:
+            self._is_flushing = True
+            self._server.context.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send the answers that do not wait for earlier ones."""
+        self._is_flushing = False
+        data, closes = [], False
+        while self.pending and self.pending[0].ready and not closes:
+            exchange = self.pending.popleft()
+            closes = not exchange.request.keeps_alive
+            self._server.count(exchange.status)
+            data.append(exchange.rendered(self._server.answers))
+        if data:
+            self._send(data[0] if len(data) == 1 else b"".join(data), closes)
+
+
+# Long requests, carried out a turn at a time.
+
+
+class Steps:
+    """The long request of one connection; later requests wait behind it.
+
+    Args:
+        failed: called with the exception of a step.
+        done: called at the end, if the request took more than one turn.
+    """
+
+    __slots__ = ("_done", "_exchange", "_failed", "_server", "_steps", "held")
+
+    def __init__(self, server: Server, failed: Callable[[Exchange, Exception], None], done: Callable[[], None]) -> None:
+        self._server = server
+        self._failed = failed
+        self._done = done
+        self._exchange: Exchange | None = None
+        self._steps: Iterator[None] = iter(())
+        self.held = 0
+        """Bytes of the request, until it is done."""
+
+    def take(self, exchange: Exchange, steps: Iterator[None], owner: Owner) -> bool:
+        """Begin, in the rest of the turn. Return whether all is done."""
+        self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
+        if self._go_on():
+            return True
+        self._server.context.rounds.wait(owner, self._in_turn)
+        return False
+
+    def end(self) -> None:
+        """Drop the remaining steps: the client is gone. Stored records stay."""
+        self._exchange, self._steps, self.held = None, iter(()), 0
+
+    def _go_on(self) -> bool:
+        assert self._exchange is not None
+        budget = self._server.context.turns.budget
+        try:
+            for _ in self._steps:
+                if not budget.spend():
+                    return False
+        except Exception as error:
+            self._failed(self._exchange, error)
+        self._exchange, self._steps, self.held = None, iter(()), 0
+        return True
+
+    def _in_turn(self) -> None:
+        if self._exchange is None:
+            return
+        context, owner = self._server.context, self._exchange.owner
+        context.turns.budget.begin(context.clock())
+        try:
+            is_done = self._go_on()
+        finally:
+            context.ingest.turn.gathered()
+        if is_done:
+            self._done()
+        else:
+            context.rounds.wait(owner, self._in_turn)
+
 
 log = logging.getLogger(__name__)
 
@@ -394,4 +540,4 @@ def _is_one_message(request: Request) -> bool:
     kind = media_type_of(headers.get(b"content-type", b"").decode("latin-1"))
     if kind == "application/json":
         return headers.get(b"weft-batch") == b"no"
-    return not (bodies.is_lines(kind) or kind.startswith(cloud_events.OF_ANY_FORMAT))
+    return not (bodies.is_lines(kind) or kind.startswith(posts.OF_ANY_FORMAT))

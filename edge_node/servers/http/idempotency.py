@@ -18,8 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from weft.bounds import Owner, Shares
-from weft.edge_node.servers.http.counters import HttpCounters
-from weft.edge_node.servers.http.settings import HttpSettings
+from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion
 from weft.storage.data_directory import FORMATS

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from weft.config.models import EdgeConfig
 from weft.edge_node.part import Undo
-from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart
-from weft.edge_node.servers.http.counters import HttpCounters
+from weft.edge_node.servers.clients.context import Foundation, ProtocolPart
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
-from weft.edge_node.servers.http.settings import HttpSettings
-from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
+from weft.edge_node.servers.listeners.settings import Arrival, Door
 from weft.edge_node.streams import HTTP_STREAM
 
 if TYPE_CHECKING:

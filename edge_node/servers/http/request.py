@@ -8,13 +8,73 @@ lone CRs and LFs, signs and lists in lengths, and bytes after a request that end
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import httptools
+import msgspec
 
-from weft.edge_node.servers.http.problem import Problem, quoted
+from weft.bounds import Owner
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.routing import RouteCache
+from weft.edge_node.servers.clients.context import ProtocolContext
+from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
+from weft.network.problem import PROBLEM_JSON
+from weft.network.problem import problem as problem_document
+from weft.storage.segment_log import LogFull
+from weft.storage.segment_log.settings import RecordTooLarge
+
+# Refusal of a request: its status, and a sentence with the remedy.
+
+QUOTED_MAX = 80
+"""Maximum number of characters of a client's input in an answer."""
+
+
+class Problem(Exception):
+    """A refused request.
+
+    Args:
+        status: of the answer.
+        sentence: the problem, then the remedy.
+        closes: whether the connection ends, because later data on it cannot be parsed.
+        fields: further fields of the answer's head.
+        code: InfluxDB's error code, for its clients.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        sentence: str,
+        *,
+        closes: bool = False,
+        fields: Sequence[tuple[str, str]] = (),
+        code: str | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.closes = closes
+        self.fields = fields
+        self.code = code or _CODES.get(status, "invalid")
+
+
+_CODES = {
+    401: "unauthorized", 403: "forbidden", 404: "not found", 405: "method not allowed", 409: "conflict",
+    413: "request too large", 429: "too many requests", 500: "internal error", 503: "unavailable",
+}  # fmt: skip
+
+
+def quoted(text: str) -> str:
+    """Return a client's input, shortened for an answer."""
+    return repr(text if len(text) <= QUOTED_MAX else f"{text[:QUOTED_MAX]}...")
+
+
+def try_later(status: int, sentence: str, seconds: int = 1) -> Problem:
+    """Return a refusal after which the same request may be sent again."""
+    return Problem(status, sentence, fields=(("Retry-After", str(seconds)),))
+
 
 HEAD_BYTES_MAX = 16 << 10
 """Longest head of a request: its first line and its fields."""
@@ -421,3 +481,267 @@ def _long_head() -> Problem:
 
 def _reason(error: Exception) -> str:
     return str(error)[:120] or type(error).__name__
+
+
+# Answers as bytes.
+
+JSON = "application/json"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
+_NO_BODY = (204, 304)
+Fields = Sequence[tuple[str, str]]
+
+
+class Answers:
+    """Encoder of answers. Answers of the same second share their date.
+
+    Args:
+        wall_clock: nanoseconds since 1970.
+    """
+
+    __slots__ = ("_date", "_second", "_wall_clock")
+
+    def __init__(self, wall_clock: Callable[[], int]) -> None:
+        self._wall_clock = wall_clock
+        self._second = -1
+        self._date = b""
+
+    def head(self, status: int, fields: Fields, *, keeps_alive: bool, is_http10: bool = False) -> bytes:
+        """Return the first line and the fields of an answer, without the empty line."""
+        second = self._wall_clock() // 1_000_000_000
+        if second != self._second:
+            self._second = second
+            self._date = f"Server: weft\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()
+        parts = [_FIRST_LINES[status], self._date]
+        if not keeps_alive:
+            parts.append(b"Connection: close\r\n")
+        elif is_http10:
+            parts.append(b"Connection: keep-alive\r\n")
+        parts += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in fields]
+        return b"".join(parts)
+
+    def whole(
+        self,
+        status: int,
+        body: bytes = b"",
+        content_type: str = JSON,
+        fields: Fields = (),
+        *,
+        keeps_alive: bool = True,
+        is_http10: bool = False,
+        is_head: bool = False,
+    ) -> bytes:
+        """Return an answer with its body.
+
+        Args:
+            is_head: whether the request was HEAD, whose answer has no body.
+        """
+        head = self.head(status, fields, keeps_alive=keeps_alive, is_http10=is_http10)
+        if status in _NO_BODY:
+            return head + b"\r\n"
+        length = f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        return head + length if is_head else head + length + body
+
+
+def influx_error(problem: Problem) -> bytes:
+    """Return the body of a refusal to a client of InfluxDB."""
+    return msgspec.json.encode({"code": problem.code, "message": str(problem), "error": str(problem)})
+
+
+# One request and its answer, which waits for the disk and for the answers before it.
+
+FULL_RETRY_S = 5
+"""Seconds after which a client of a full log may try again."""
+
+
+class Line(Protocol):
+    """The connection of an exchange (``HttpConnection``)."""
+
+    def answered(self) -> None:
+        """Send the answers that are due."""
+
+    def stream_to(self, taker: Taker) -> None:
+        """Pass the connection to a feed; the exchange was answered with its head."""
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether no answer is due before that of the latest request."""
+        ...
+
+
+class Way(Protocol):
+    """Interface of the connection for a feed."""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes."""
+
+    def send_all(self, parts: Sequence[bytes]) -> None:
+        """Write bytes in parts, which other clients may share."""
+
+    def close(self) -> None:
+        """Close it, after the waiting bytes if the client reads."""
+
+
+class Taker(Protocol):
+    """A feed: it sends to a connection until either ends."""
+
+    def begin(self, way: Way) -> None:
+        """Begin to send."""
+
+    def received(self, data: bytes) -> None:
+        """Handle the client's input meanwhile."""
+
+    def pause(self) -> None:
+        """Send nothing until ``resume``: the client does not read."""
+
+    def resume(self) -> None:
+        """Resume sending."""
+
+    def recheck(self) -> None:
+        """Check again what the client may read, and whether it is admitted: users or rules were read again."""
+
+    def stop(self) -> None:
+        """End: the connection has ended, or the node stops."""
+
+
+class Exchange:
+    """A request until its answer is sent; the ``Source`` of its records."""
+
+    protocol = "http"
+    """Name of the protocol in traces."""
+    __slots__ = ("_line", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready", "request",
+                 "routes", "status", "stored", "whole")  # fmt: skip
+
+    def __init__(self, line: Line, request: Request) -> None:
+        self._line = line
+        self.request = request
+        self.publisher: str | None = None
+        self.identity: Identity | None = None
+        """Identity of the client; None for requests that need none."""
+        self.owner: Owner
+        self.routes: RouteCache
+        self.is_influx = False
+        """True if errors have the form of InfluxDB's."""
+        self.answer_fields: Fields = ()
+        """Fields that each answer to this request has."""
+        self.ready = False
+        self.status = 0
+        self.whole: tuple[bytes, str, Fields] = (b"", JSON, ())
+        """Body, type and fields of the answer."""
+        self.stored: Callable[[], None] | None = None
+        """Answers once the records are durable."""
+
+    def answer(self, status: int, body: bytes = b"", content_type: str = JSON, fields: Fields = ()) -> None:
+        """Set the answer; it is sent after earlier ones. The first call counts.
+
+        JSON ends with a line break: people read it on a terminal.
+        """
+        if self.ready:
+            return
+        if body and content_type == JSON:
+            body += b"\n"
+        self.ready = True
+        self.status, self.whole = status, (body, content_type, fields)
+        self._line.answered()
+
+    def rendered(self, answers: Answers) -> bytes:
+        """Return the answer as bytes."""
+        request, (body, content_type, fields) = self.request, self.whole
+        return answers.whole(
+            self.status, body, content_type, (*self.answer_fields, *fields), keeps_alive=request.keeps_alive,
+            is_http10=request.is_http10, is_head=request.method == "HEAD",
+        )  # fmt: skip
+
+    def fail(self, problem: Problem) -> None:
+        """Answer that the request is refused."""
+        if problem.closes:
+            self.request.keeps_alive = False
+        if not self.is_influx:
+            self.answer(problem.status, problem_document(problem.status, str(problem)), PROBLEM_JSON, problem.fields)
+            return
+        text = str(problem).replace("\r", " ").replace("\n", " ")
+        fields = (*problem.fields, ("X-Influxdb-Error", text.encode("ascii", "replace").decode()))
+        self.answer(problem.status, influx_error(problem), fields=fields)
+
+    def stream_to(self, taker: Taker) -> None:
+        """Pass the connection to a feed, once the earlier answers are sent."""
+        self._line.stream_to(taker)
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether no answer is due before this one."""
+        return self._line.is_first
+
+    # --- ``Source``
+
+    def acknowledge(self, answers: bytes) -> None:  # noqa: ARG002 - the answer says where the records are
+        """Answer: the records are durable."""
+        if self.stored is not None:
+            self.stored()
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer that the records could not be stored."""
+        self.fail(problem_of(error))
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return the refusal of a request whose records the log refused."""
+    if isinstance(error, LogFull):
+        return try_later(503, f"not stored: {error}; send it again later", FULL_RETRY_S)
+    if isinstance(error, RecordTooLarge):
+        return Problem(413, f"not stored: {error}; send less in one message")
+    return try_later(503, "not stored: the node's log has failed; send it again when the node has started again",
+                     FULL_RETRY_S)  # fmt: skip
+
+
+# Interface of the HTTP side for its connections. ``HttpService`` implements it.
+
+
+class OpenConnection(Protocol):
+    """One connection (``HttpConnection``)."""
+
+    def recheck(self) -> None:
+        """Check the client again: users or rules were read again."""
+
+    def shut_down(self) -> None:
+        """Close: the node stops."""
+
+
+class Server(Protocol):
+    """The shared part of all connections. Belongs to the event loop's thread."""
+
+    context: ProtocolContext
+    settings: HttpSettings
+    counters: HttpCounters
+    answers: Answers
+    heads: KnownHeads
+
+    def arrived(self, connection: OpenConnection) -> None:
+        """Register a connection."""
+
+    def left(self, connection: OpenConnection) -> None:
+        """Forget a connection that has ended."""
+
+    def count(self, status: int) -> None:
+        """Count an answer."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether too much waits for the disk to accept more."""
+        ...
+
+    def busy(self) -> Problem:
+        """Return the refusal for requests meanwhile."""
+        ...
+
+    def is_open_to_all(self, request: Request) -> bool:
+        """Return whether a request needs no authentication."""
+        ...
+
+    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+        """Carry out a request. Return the steps of a long one, for the caller to run.
+
+        Raises:
+            Problem: it is refused; the steps raise it, too.
+        """
+        ...

@@ -6,28 +6,30 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from weft.bounds import Refusals
-from weft.config.intake.listeners import Listener, bind_of
+from weft.config.listeners import Listener, bind_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
-from weft.edge_node.check import intake, streams_of
-from weft.edge_node.check.flow import Flow
+from weft.edge_node.check.streams import Flow, intake, streams_of
 from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.servers.http.answers import Answers
-from weft.edge_node.servers.http.browsers import Browsers
+from weft.edge_node.servers.http.access import Browsers
 from weft.edge_node.servers.http.connection import HttpConnection
-from weft.edge_node.servers.http.counters import HttpCounters
-from weft.edge_node.servers.http.exchange import Exchange
+from weft.edge_node.servers.http.feeds import Readers
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
-from weft.edge_node.servers.http.out.readers import Readers
-from weft.edge_node.servers.http.problem import Problem, try_later
-from weft.edge_node.servers.http.request import KnownHeads, Request, unquoted
-from weft.edge_node.servers.http.server import OpenConnection
-from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
-from weft.edge_node.servers.http.writes.influx import Influx
-from weft.edge_node.servers.http.writes.misfits import MisfitRule, Misfits
-from weft.edge_node.servers.http.writes.posts import Plan, Posts
-from weft.edge_node.servers.http.writes.storing import PostTarget, Storing
-from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.servers.http.influx import Influx
+from weft.edge_node.servers.http.posts import Plan, Posts
+from weft.edge_node.servers.http.request import (
+    Answers,
+    Exchange,
+    KnownHeads,
+    OpenConnection,
+    Problem,
+    Request,
+    try_later,
+    unquoted,
+)
+from weft.edge_node.servers.http.settings import BrowserSettings, HttpCounters, HttpSettings
+from weft.edge_node.servers.http.storing import MisfitRule, PostMisfits, PostTarget, Storing
+from weft.edge_node.servers.listeners.settings import Arrival, Door
 from weft.protocols.lane import Lane
 from weft.storage.segment_log import SegmentLog
 
@@ -79,7 +81,7 @@ class HttpService:
         """Rules for browsers by listener."""
         self._log = log
         self._open: set[OpenConnection] = set()
-        self._misfits = Misfits(counters)
+        self._misfits = PostMisfits(counters)
         self.streams = self._streams_of(config)
         storing = Storing(log, context.ingest, keys, self._misfits, wall_clock)
         self._posts = Posts(storing, settings, counters, wall_clock)

@@ -4,26 +4,218 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
 
 from weft.bounds import Refusals, one_share
+from weft.config.errors import SettingError
+from weft.config.log_lines import Partings
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
-from weft.edge_node.access import acl, users
-from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.access.known_passwords import KnownPasswords
+from weft.edge_node.access import identity, users
+from weft.edge_node.access.authentication import Accounts, KnownPasswords
+from weft.edge_node.access.identity import Credentials, Identity
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.part import Part
-from weft.edge_node.servers.listeners.from_config import admission_limits, listener_settings
-from weft.edge_node.servers.listeners.listener import Listener, MakeConnection
+from weft.edge_node.servers.listeners.settings import (
+    Arrival,
+    Door,
+    ListenerSettings,
+    WebSocketSettings,
+    admission_limits,
+    listener_settings,
+)
 from weft.network import http_server
-from weft.network.admission import Admission
+from weft.network.accepting import Acceptor, CannotListen, SharedBufferProtocol
+from weft.network.admission import Admission, AdmissionLimits, NetworkConnection, is_loopback
 from weft.network.reload import Reloads, Watched
-from weft.network.settings import AdmissionLimits
+from weft.network.tls import CertificateName, TlsInForce, TlsUnusable, certificate_name, common_name, read_tls
+
+if TYPE_CHECKING:
+    from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+
+
+# MQTT over WebSocket (MQTT 5.0 section 6): the WebSocket side of one listener.
+
+Connect = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
+"""Function that creates the MQTT connection of an open WebSocket."""
+
+
+class WebSockets:
+    """The WebSocket connections of a listener, from their HTTP request on."""
+
+    def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
+        """Serve only ``settings.path``."""
+        self._parts = (settings, connect, admission, self._opened, self._ended)
+        self._shared: WebSocketShared | None = None
+        self._open: set[WebSocketTransport] = set()
+        self._all_left: asyncio.Future[None] | None = None
+
+    def make_protocol(self, _transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
+        """Begin HTTP with a new connection."""
+        # Imported here, so that a node does not load the library before it has such a client.
+        from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+
+        if self._shared is None:
+            self._shared = WebSocketShared(*self._parts)
+        return WebSocketTransport(self._shared, connection)
+
+    async def close(self) -> None:
+        """End all connections; clients have ``CLOSE_TIMEOUT_S`` to answer a closing frame."""
+        if self._open:
+            self._all_left = asyncio.get_running_loop().create_future()
+            for each in list(self._open):
+                each.go_away()
+            await self._all_left
+
+    def _opened(self, connection: WebSocketTransport) -> None:
+        self._open.add(connection)
+
+    def _ended(self, connection: WebSocketTransport) -> None:
+        self._open.discard(connection)
+        if not self._open and self._all_left is not None and not self._all_left.done():
+            self._all_left.set_result(None)
+
+
+# One listener, for clients of any protocol.
+
+MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
+"""Factory of a connection's protocol object."""
+
+
+class Listener:
+    """Listener on one address; the ``Door`` of its connections. Event loop's thread only."""
+
+    def __init__(
+        self, make_connection: MakeConnection, settings: ListenerSettings, admission: Admission, accounts: Accounts
+    ) -> None:
+        """Connect a listener to its protocol, and to the parts that all listeners share."""
+        self._make_connection = make_connection
+        self._settings = settings
+        self._admission = admission
+        self._accounts = accounts
+        self._revoked: frozenset[CertificateName] = frozenset()
+        self.expires: datetime | None = None
+        """End of the certificate in use; None without TLS."""
+        self._websockets: WebSockets | None = None
+        if settings.websocket is not None:
+            self._websockets = WebSockets(settings.websocket, self._connect, admission)
+        make_protocol = self._connect if self._websockets is None else self._websockets.make_protocol
+        self._acceptor = Acceptor(
+            make_protocol, admission, name=settings.name, bind=settings.bind, proxies=settings.proxies
+        )
+
+    async def start(self) -> None:
+        """Bind and listen: connections wait in the kernel until ``accept``.
+
+        Raises:
+            SettingError: the address cannot be bound, or the TLS files cannot be used.
+        """
+        path = ("listeners", self.name)
+        try:
+            self.use_tls(await asyncio.to_thread(self.read_tls))
+            await self._acceptor.start()
+        except TlsUnusable as error:
+            raise SettingError((*path, "tls"), str(error)) from None
+        except CannotListen as error:
+            raise SettingError((*path, "bind"), str(error)) from None
+
+    def accept(self) -> None:
+        """Accept connections from now on."""
+        self._acceptor.accept()
+
+    @property
+    def name(self) -> str:
+        """Return the name in the configuration."""
+        return self._settings.name
+
+    @property
+    def bound(self) -> Address | UnixSocket:
+        """Return the address that it listens on, with the actual port for port 0."""
+        return self._acceptor.bound
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port; 0 for a unix socket."""
+        return self.bound.port if isinstance(self.bound, Address) else 0
+
+    def stop(self) -> None:
+        """Stop accepting. Connections stay: their protocol closes them."""
+        self._acceptor.stop()
+
+    async def close(self) -> None:
+        """Stop accepting, and end the remaining parts of connections once their protocol has closed them."""
+        self.stop()
+        if self._websockets is not None:
+            await self._websockets.close()
+
+    # --- TLS
+
+    @property
+    def tls_files(self) -> list[str]:
+        """Return the paths of the TLS files; none without TLS."""
+        return [] if self._settings.tls is None else list(self._settings.tls.paths)
+
+    def read_tls(self) -> TlsInForce | None:
+        """Read the present TLS files; return None without TLS. Blocks.
+
+        Raises:
+            OSError: they cannot be used.
+        """
+        return None if self._settings.tls is None else read_tls(self._settings.tls)
+
+    def use_tls(self, tls: TlsInForce | None) -> None:
+        """Use newly read files for handshakes from now on, and end connections whose certificate was revoked."""
+        self._acceptor.tls = None if tls is None else tls.context
+        self.expires = None if tls is None else tls.expires
+        before, self._revoked = self._revoked, frozenset() if tls is None else tls.revoked
+        if self._revoked - before:
+            self._accounts.changed()
+
+    # --- for connections
+
+    async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
+        """Return the identity of an admitted client.
+
+        Args:
+            address: address of the client, for charges; empty for this machine.
+
+        Raises:
+            AccessDenied: it is refused.
+        """
+        name, is_revoked = None, None
+        if self._settings.tls is not None and self._settings.tls.client_ca is not None:
+            name = common_name(transport.get_extra_info("peercert"))
+            if self._settings.tls.crl_file is not None and name is not None:
+                certificate = certificate_name(transport.get_extra_info("ssl_object").getpeercert(binary_form=True))
+                is_revoked = functools.partial(self._is_revoked, certificate)
+        may_be_anonymous = self._may_be_anonymous(transport)
+        return await self._accounts.identify(
+            credentials, name, may_be_anonymous=may_be_anonymous, address=address, is_revoked=is_revoked
+        )
+
+    def _is_revoked(self, certificate: CertificateName) -> bool:
+        return certificate in self._revoked
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back after users or access rules were read again: remembered permissions are then void."""
+        self._accounts.watch(callback)
+
+    def _may_be_anonymous(self, transport: asyncio.BaseTransport) -> bool:
+        if self._settings.anonymous != "loopback":
+            return self._settings.anonymous == "allowed_beyond_loopback"
+        peername = transport.get_extra_info("peername")
+        return is_loopback(peername[0] if isinstance(peername, tuple) else "")
+
+    def _connect(self, transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
+        connection.transport = transport
+        return self._make_connection(self, connection)
+
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +241,7 @@ class Listeners:
         auth = config.auth
         self.accounts = Accounts(
             None if auth.users_file is None else users.read(auth.users_file),
-            None if auth.acl_file is None else acl.read(auth.acl_file),
+            None if auth.acl_file is None else identity.read(auth.acl_file),
             counters=listener_counters,
             waiting_max=config.limits.authentications,
             waiting_per_address_max=one_share(config.limits.authentications_per_address, config.limits.authentications),
@@ -139,7 +331,9 @@ class Listeners:
         if auth.acl_file is not None:
             rules = auth.acl_file
             self._reloads.add(
-                Watched("access rules", [rules], lambda: acl.read(rules), lambda found: accounts.replace(acl=found))
+                Watched(
+                    "access rules", [rules], lambda: identity.read(rules), lambda found: accounts.replace(acl=found)
+                )
             )
 
 
@@ -189,3 +383,76 @@ class Doors(Part):
     async def close(self) -> None:
         """Stop accepting."""
         self._listeners.stop()
+
+
+# One listener for protocols that differ in their first bytes.
+
+
+class ByPrefix(asyncio.Protocol):
+    """A connection until its protocol is known; then that protocol's connection takes the transport over.
+
+    The listener bounds the time for the first bytes.
+    """
+
+    __slots__ = ("_answer", "_arrival", "_choices", "_data", "_door", "_partings", "_transport", "_what")
+
+    def __init__(  # noqa: PLR0917
+        self,
+        door: Door,
+        arrival: Arrival,
+        choices: Mapping[bytes, MakeConnection],
+        answer: bytes,
+        what: str,
+        partings: Partings,
+    ) -> None:
+        """Wait for the bytes of a prefix.
+
+        Args:
+            choices: prefix, all of one length -> factory of its connections.
+            answer: sent to a client of another protocol before it is closed: a protocol that this listener has.
+            what: the protocols of the listener, for the log.
+            partings: log lines about clients that are closed.
+        """
+        self._door = door
+        self._arrival = arrival
+        self._choices = choices
+        self._answer = answer
+        self._what = what
+        self._partings = partings
+        self._data = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the first bytes."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Choose a protocol as soon as the prefix is complete, or cannot match."""
+        transport = self._transport
+        if transport is None:
+            return
+        self._data += data
+        prefix = self._data[: len(next(iter(self._choices)))]
+        if not any(known.startswith(prefix) for known in self._choices):
+            self._refuse(transport, prefix)
+        elif prefix in self._choices:
+            self._transport = None
+            protocol = self._choices[prefix](self._door, self._arrival)
+            is_tls = transport.get_extra_info("sslcontext") is not None
+            transport.set_protocol(SharedBufferProtocol(protocol) if is_tls else protocol)
+            protocol.connection_made(transport)
+            protocol.data_received(self._data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Forget a client that has gone before its first bytes."""
+        if self._transport is not None:
+            self._transport = None
+            self._arrival.closed()
+
+    def _refuse(self, transport: asyncio.Transport, prefix: bytes) -> None:
+        reason = f"its first bytes are {prefix!r}, and this is a port for {self._what}"
+        self._partings.closed(log, f"closed {self._arrival.name}", reason, stranger_at=self._arrival.origin)
+        self._transport = None
+        transport.write(self._answer)
+        transport.close()
+        self._arrival.closed()

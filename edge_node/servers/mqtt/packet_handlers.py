@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.clients.turns import TURN_COST_MAX
-from weft.edge_node.servers.mqtt.client import MqttClient
+from weft.edge_node.ingest.ingest import Pause
+from weft.edge_node.servers.clients.context import TURN_COST_MAX
 from weft.edge_node.servers.mqtt.publishes import Publishes
-from weft.edge_node.servers.mqtt.server import MqttServer
+from weft.edge_node.servers.mqtt.server import MqttClient, MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection
 from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
-from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packets import (
     Disconnect,
+    MqttError,
     Packet,
     PingReq,
     PubAck,
@@ -23,13 +22,13 @@ from weft.protocols.mqtt.packets import (
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     SubAck,
     Subscribe,
     Subscription,
     UnsubAck,
     Unsubscribe,
 )
-from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogError
 
 CHANGE_WAIT_S_MIN = 0.05

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import intake_patterns
-from weft.edge_node.check.log_policies import stream_policies, suppressed_streams
+from weft.edge_node.check.streams import intake_patterns, stream_policies, suppressed_streams
 from weft.edge_node.part import Part, Undo
-from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.servers.clients.protocol import ProtocolPart
-from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.servers.clients.context import ProtocolContext, ProtocolPart
+from weft.edge_node.servers.listeners.settings import Arrival, Door
 from weft.edge_node.servers.mqtt.connection import ClientConnection
 from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
-from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.broker_state import BrokerState
 
 
 class Mqtt(ProtocolPart):

@@ -6,24 +6,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.ingest.checks import is_refused, refusal
-from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import Route
-from weft.edge_node.ingest.routing import RouteCache
-from weft.edge_node.ingest.turn import COST_MAX
-from weft.edge_node.servers.mqtt.client import MqttClient
-from weft.edge_node.servers.mqtt.server import MqttServer
+from weft.edge_node.ingest.ingest import COST_MAX, Pause
+from weft.edge_node.ingest.record import Gathering, Route
+from weft.edge_node.ingest.routing import RouteCache, is_refused, refusal
+from weft.edge_node.servers.mqtt.server import MqttClient, MqttServer
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
+from weft.edge_node.subscriptions.message import USER_PROPERTIES_MAX, to_headers
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC
-from weft.protocols.mqtt.errors import ProtocolViolation
-from weft.protocols.mqtt.packet_types import Version
-from weft.protocols.mqtt.packets import PubAck, Publish, PubRec
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.packets import (
+    FAILED,
+    NO_PROPERTIES,
+    Properties,
+    ProtocolViolation,
+    PubAck,
+    Publish,
+    PubRec,
+    ReasonCode,
+    Version,
+)
 from weft.protocols.mqtt.publish_run import scan
-from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
 from weft.storage.segment_log import LogError
 
 ACK_BYTES = 4

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from weft.bounds import TurnBudget
 from weft.config.models import EdgeConfig
-from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.sessions.parts import Kept, make_parts
-from weft.edge_node.sessions.sessions import Sessions
-from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.ingest.routing import RouteCache
+from weft.edge_node.servers.clients.context import Connected, ProtocolContext
+from weft.edge_node.servers.clients.reading import Reading
+from weft.edge_node.servers.listeners.settings import Arrival
+from weft.edge_node.sessions.broker_state import BrokerState
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.sessions import Kept, Sessions, make_parts
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
 from weft.edge_node.subscriptions.message import Message, split_expiry
 from weft.protocols.mqtt.connection import ServerLimits
+from weft.protocols.mqtt.packets import MqttError, Packet, ReasonCode
 
 NOTED_MAX = 200
 """Number of sessions whose positions are journaled in one turn of the event loop."""
@@ -149,3 +154,50 @@ async def _every(interval_s: float, action: Callable[[], Coroutine[Any, Any, Non
     while True:
         await asyncio.sleep(interval_s)
         await action()
+
+
+# Interface of a client's connection for handshake, packet handlers and publishes.
+
+
+class MqttClient(Connected, Protocol):
+    """One client's connection (``ClientConnection``). Only it has the transport, and it ends the other parts with it.
+
+    Every call belongs to the event loop's thread. Calls that close the connection may be repeated when it is closed.
+    """
+
+    arrival: Arrival
+    """The connection in its listener's counts."""
+    reading: Reading
+    """Pauses and turns."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether data can still be sent to the client."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Write whole packets; do nothing once it is closed."""
+
+    def send_all(self, parts: Sequence[bytes]) -> None:
+        """Write whole packets in parts."""
+
+    def answer(self, packet: Packet) -> None:
+        """Write one packet in the client's version."""
+
+    def welcome(self, session: Session, routes: RouteCache) -> None:
+        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.go_on``."""
+
+    def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
+        """Refuse CONNECT and close."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Close: the client's messages could not be stored, so they must not be acknowledged."""
+
+    def displace(self, code: ReasonCode) -> None:
+        """Close: the session belongs to another connection now [MQTT-3.1.4-3], or has ended."""
+
+    def said_goodbye(self, code: int, *, with_will: bool) -> None:
+        """Close after DISCONNECT."""
+
+    def shut_down(self) -> None:
+        """Close because the node stops, without publishing the will."""

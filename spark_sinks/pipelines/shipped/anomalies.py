@@ -12,10 +12,10 @@ import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.shipped.past import EDGE, NEW, POSITION, duration, need, number, rows_with_past
-from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Lineage, Numbers, Times, in_log_order, pasts
+from spark_sinks.lineage import FROM_COLUMN, FROM_TYPE
+from spark_sinks.pipelines.shipped.features import MICROSECONDS, Lineage, Numbers, Times, in_log_order, pasts
+from spark_sinks.pipelines.shipped.sessions import EDGE, NEW, POSITION, duration, need, number, rows_with_past
+from spark_sinks.pipelines.steps import Context
 
 MAD_TO_DEVIATION = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.catalog import PipelineError
+from spark_sinks.pipelines.steps import Context
 from weft.config.units import parse_duration
 
 _LANE = ("_edge", "_key")

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from spark_sinks.pipelines.shipped.features import table_of
-from spark_sinks.pipelines.shipped.model import write_model
-from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Numbers, Times
+from spark_sinks.pipelines.shipped.features import MICROSECONDS, Numbers, Times, table_of, write_model
 from weft.config.units import parse_duration
 
 TREES = 200

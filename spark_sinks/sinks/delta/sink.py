@@ -4,42 +4,286 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from spark_sinks.errors import SinkError
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.replaced import Replaced
 from spark_sinks.runtime.waiting import interrupted_shortly
-from spark_sinks.sinks.delta.arguments import (
-    check_outside,
-    check_positions,
-    check_replaced,
-    check_same_partitions,
-    names_of,
-    source_of,
+from spark_sinks.sinks.delta.merge import (
+    RESULT_SCHEMA,
+    UPSERT_BYTES_MAX,
+    Merged,
+    Rewriter,
+    TaskResult,
+    WriteTask,
+    check_size,
+    from_ipc,
+    merge,
 )
-from spark_sinks.sinks.delta.columns import (
+from spark_sinks.sinks.delta.table import (
+    OFFSET,
+    SHARD,
+    STREAM,
+    DurableTable,
+    FileWriter,
+    Followed,
+    HeldFile,
     Layout,
+    NewFile,
+    Place,
+    PositionFilter,
+    Positions,
+    StreamShard,
+    TableReading,
     arrow_columns,
     check_partitioning,
+    last_of_each,
+    merged_ends,
     missing_columns,
     new_layout,
+    partition_text,
+    place_of,
     type_name,
 )
-from spark_sinks.sinks.delta.files import FileWriter, NewFile, partition_text
-from spark_sinks.sinks.delta.kept import KeptPositions
-from spark_sinks.sinks.delta.keys import last_of_each
-from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
-from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.positions import OFFSET, SHARD, PositionFilter, Positions, merged_ends
-from spark_sinks.sinks.delta.table import DurableTable, HeldFile, TableReading
-from spark_sinks.sinks.delta.task import RESULT_SCHEMA, UPSERT_BYTES_MAX, TaskResult, WriteTask, check_size, from_ipc
+from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
+from spark_sinks.source.stream_log import History, KeptPosition, WentBack, Witness, open_hub
 from weft.protocols.lane import NAME_RULE, valid_name
-from weft.storage.table.errors import TableConflict
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.actions import TableConflict, source_ids
+
+# Arguments of ``DeltaSink``, checked.
+
+STREAMS_MAX = 64
+TABLES = "tables"
+"""Folder of a hub's store for the tables of streams."""
+_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def names_of(option: str, given: str | Collection[str] | None) -> tuple[str, ...]:
+    """Return names of columns, from a list or a text.
+
+    Raises:
+        SinkError: one is empty, or given twice.
+    """
+    if given is None:
+        return ()
+    names = tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else tuple(given)
+    if len(set(names)) < len(names) or not all(names):
+        raise SinkError(f"{option}: expected names of columns, each once; got {given!r}")
+    return names
+
+
+def source_of(
+    store: str | os.PathLike[str] | None,
+    stream: str | Sequence[str] | None,
+    tenant: str,
+    store_options: Mapping[str, str] | None,
+) -> tuple[ReadOptions, tuple[str, ...]] | None:
+    """Return the source of the rows: the options of the hub's store, and the streams; None when neither is given.
+
+    Raises:
+        SinkError: one is missing or not valid.
+    """
+    if store is None and stream is None:
+        return None
+    streams = (stream,) if isinstance(stream, str) else tuple(stream or ())
+    if store is None or not streams:
+        raise SinkError("store and stream go together: give both, or none of them")
+    if len(streams) > STREAMS_MAX or len(set(streams)) < len(streams):
+        raise SinkError(f"stream: expected at most {STREAMS_MAX} streams, each once; got {', '.join(streams)}")
+    named = {f"{STORE_PREFIX}{option}": value for option, value in (store_options or {}).items()}
+    try:
+        found = [
+            parse_options({"store": os.fspath(store), "stream": each, "tenant": tenant, **named}) for each in streams
+        ]
+    except ReadError as error:
+        raise SinkError(str(error)) from None
+    return found[0], streams
+
+
+def check_same_partitions(table: str, held: Sequence[str], given: Sequence[str]) -> None:
+    """Check that a table is partitioned by the sink's columns.
+
+    Raises:
+        SinkError: it is not.
+    """
+    if tuple(held) != tuple(given):
+        raise SinkError(
+            f"table {table} is partitioned by {', '.join(held) or 'nothing'}, not by {', '.join(given) or 'nothing'}; "
+            "give partition_by as the table has it"
+        )
+
+
+def check_outside(place: Place, store: str) -> None:
+    """Check that a table is not one of the hub's own, which only the hub writes.
+
+    Args:
+        store: root of the hub's store.
+
+    Raises:
+        SinkError: it is.
+    """
+    root = store.rstrip("/")
+    root = root if "://" in root else os.path.abspath(root)
+    if f"{place.uri}/".startswith(f"{root.removeprefix('file://')}/{TABLES}/"):
+        raise SinkError(
+            f"table {place.uri} is in the store of the hub, which alone writes its tables; name another place"
+        )
+
+
+def check_positions(rows: pa.Schema, streams: Sequence[str]) -> None:
+    """Check that rows have the positions of their records.
+
+    Raises:
+        SinkError: they do not.
+    """
+    wanted = {SHARD: _NUMBERS, OFFSET: _NUMBERS} | ({STREAM: ("string",)} if len(streams) > 1 else {})
+    for name, kinds in wanted.items():
+        if name not in rows.names:
+            raise SinkError(
+                f"the rows have no column {name}, by which the table knows what it has: keep {', '.join(wanted)} of "
+                "the record that caused a row. Results of aggregates have none: give the sink keys and order_by "
+                "instead of store and stream"
+            )
+        if (kind := type_name(rows.field(name).type)) not in kinds:
+            raise SinkError(f"column {name} is a {kind}; leave it as the source has it")
+
+
+def check_replaced(rows: pa.Schema, keys: Sequence[str], replaced: Replaced) -> None:
+    """Check that rows can replace ranges of times as a whole.
+
+    Raises:
+        SinkError: the sink has other keys, or a column is missing or of another type.
+    """
+    if replaced.column not in keys:
+        raise SinkError(
+            f"keys: whole ranges of {replaced.column} are replaced, so it must be among the keys. Give the sink keys="
+            f"[{replaced.column!r}, ...] and order_by={replaced.newest_by!r}, without store, stream or partitions to "
+            "replace"
+        )
+    for name, kinds in ((replaced.column, ("timestamp",)), (replaced.newest_by, _NUMBERS)):
+        if name not in rows.names:
+            raise SinkError(f"the rows have no column {name}; they have {', '.join(rows.names)}")
+        if (kind := type_name(rows.field(name).type)) not in kinds:
+            raise SinkError(f"column {name} is a {kind}; expected {' or '.join(kinds)}")
+
+
+# Positions stored in a table: Delta transactions, read before a batch and committed with its rows.
+
+
+class KeptPositions:
+    """The positions of one writer in one table, compared with the hub's log whenever another writer has moved them.
+
+    Args:
+        uri: the table, for messages.
+        options: name the hub's store.
+
+    Raises:
+        SinkError: the store does not answer, or holds no hub.
+    """
+
+    def __init__(self, uri: str, options: ReadOptions, streams: tuple[str, ...], name: str) -> None:
+        store, cluster = _opened(options)
+        self._uri, self._options = uri, options
+        self._followed = Followed(cluster.cluster_id.hex(), cluster.tree.count, options.tenant, streams, name)
+        self._history = History.of(store, cluster, options.tenant)
+        self._known: tuple[str, int, Positions] | None = None
+
+    @property
+    def shards(self) -> int:
+        """Return the number of the hub's shards, as last read."""
+        return self._followed.shards
+
+    def look(self) -> None:
+        """Read the number of the hub's shards again: a split may have made more.
+
+        Raises:
+            SinkError: the store does not answer, or holds no hub.
+        """
+        self._followed = replace(self._followed, shards=_opened(self._options)[1].tree.count)
+
+    def read(self, reading: TableReading) -> Positions:
+        """Return the table's position in each shard.
+
+        Raises:
+            SinkError: the table follows another store, or this one before it was restored.
+        """
+        if self._known is not None and self._known[:2] == (reading.id, reading.version):
+            return self._known[2]
+        self._check_cluster(reading)
+        found = {place: reading.transaction(app) for app, place in self._followed.apps().items()}
+        positions = {place: end for place, end in found.items() if end is not None}
+        self._check_history(
+            {place: KeptPosition(end, self._witness(reading, place)) for place, end in positions.items()}
+        )
+        self.committed(reading.id, reading.version, positions)
+        return positions
+
+    def committed(self, table_id: str, version: int, positions: Positions) -> None:
+        """Record the positions of a version that this writer has made or read."""
+        self._known = (table_id, version, positions)
+
+    def forget(self) -> None:
+        """Read the positions from the table the next time."""
+        self._known = None
+
+    def transactions(self, ends: Positions) -> dict[str, int]:
+        """Return the transactions of a commit: application -> version.
+
+        Raises:
+            SinkError: the hub's store does not answer.
+        """
+        made = {self._followed.app(place): end for place, end in ends.items()}
+        made |= {self._followed.cluster_app(stream): self._followed.cluster_number for stream, _ in ends}
+        try:
+            witnesses = run(self._history.witnesses(ends))
+        except ReadError as error:
+            raise SinkError(str(error)) from None
+        for place, witness in witnesses.items():
+            made |= dict(zip(source_ids(self._followed.app(place)), witness[:2], strict=True))
+        return made
+
+    def _witness(self, reading: TableReading, place: StreamShard) -> Witness | None:
+        n, crc = map(reading.transaction, source_ids(self._followed.app(place)))
+        return None if n is None or crc is None else Witness(n, crc)
+
+    def _check_cluster(self, reading: TableReading) -> None:
+        for stream in self._followed.streams:
+            number = reading.transaction(self._followed.cluster_app(stream))
+            if number is not None and number != self._followed.cluster_number:
+                raise SinkError(
+                    f"table {self._uri} has rows of stream {stream} of another hub's store, under the name "
+                    f"{self._followed.name}: the offsets of the two mean different records. Write another table, or "
+                    "give the sink another name to have the rows of both"
+                )
+
+    def _check_history(self, positions: dict[StreamShard, KeptPosition]) -> None:
+        try:
+            run(self._history.check(positions))
+        except WentBack as error:
+            raise SinkError(
+                f"table {self._uri} has rows up to {error}: the hub's store was restored to an earlier state, and "
+                "gives these offsets to other records. Move the table and the query's checkpoint away; the query "
+                "makes both again from the log. Rows of lost records remain in the moved table"
+            ) from None
+        except ReadError as error:
+            raise SinkError(str(error)) from None
+
+
+def _opened(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
+    try:
+        return run(open_hub(options))
+    except ReadError as error:
+        raise SinkError(str(error)) from None
+
 
 ATTEMPTS_MAX = 20
 """Maximum number of attempts to commit a batch, each on top of a newer version because another writer was first."""

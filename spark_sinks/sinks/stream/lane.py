@@ -6,18 +6,86 @@ next one reports which records arrived.
 
 from __future__ import annotations
 
+import re
+import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import zstandard
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, MapType, StringType, TimestampType
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.positions import Position
-from weft.protocols.chunk import Mark
-from weft.protocols.lane import Lane
+from spark_sinks.source.stream_log import Witness
+from weft.protocols import batch as batch_format
+from weft.protocols.batch import KEY_BYTES_MAX, ClockReading, ClockState, HeaderPairs
+from weft.protocols.chunk_index import Mark
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.message_headers import LINEAGE, POSITION, POSITION_BEHIND, POSITION_CHUNK, stored_name
 from weft.protocols.ranges import Range, RangeSet
-from weft.replication.sender_lane import LinkLaneState
+from weft.replication.sender_lanes import LinkLaneState
 from weft.replication.source import LaneSnapshot
+
+# Positions: the identity of a query's row in a record of a producer lane.
+#
+# A position is the offset of the source record that caused the row, and the row's place among the rows of that
+# record. Each record carries its own in the header ``weft.position``, so the lane itself stores a query's progress.
+# The last record of a batch, and so of a lane, also identifies the source's log in ``weft.position-chunk``. Of a
+# query that was spread, it says in ``weft.position-behind`` up to where it has seen the shard's other lanes.
+
+_WITNESS = re.compile(r"(\d{1,19}):([0-9a-f]{8})")
+_END = r"[0-9a-f]{16}:\d{1,19}"
+_ENDS = re.compile(rf"{_END}(?:,{_END}){{0,15}}")
+_TEXT = re.compile(r"(\d{1,10}):(\d{1,19}):(\d{1,10})")
+
+
+class Position(NamedTuple):
+    """The place of a row in the output of one source shard. Positions of a lane ascend."""
+
+    offset: int
+    """``_offset`` of the source record that caused the row."""
+    ordinal: int
+    """Number of the row among the rows of this source record."""
+
+    def text(self, shard: int) -> str:
+        """Return the value of the header."""
+        return f"{shard}:{self.offset}:{self.ordinal}"
+
+
+def parse_position(text: object) -> tuple[int, Position] | None:
+    """Return source shard and position of a header's value; None when it has another form."""
+    found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return None
+    shard, offset, ordinal = map(int, found.groups())
+    return shard, Position(offset, ordinal)
+
+
+def witness_text(witness: Witness) -> str:
+    """Return the value of the header that names a chunk."""
+    return f"{witness.n}:{witness.footer_crc:08x}"
+
+
+def parse_witness(text: object) -> Witness | None:
+    """Return the chunk of a header's value; None without one, as in records of earlier releases."""
+    found = _WITNESS.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else Witness(int(found[1]), int(found[2], 16))
+
+
+def ends_text(ends: Mapping[int, int]) -> str:
+    """Return the value of the header with the ends of other lanes, by log id."""
+    return ",".join(f"{format_log_id(log_id)}:{end}" for log_id, end in ends.items())
+
+
+def parse_ends(text: object) -> dict[int, int]:
+    """Return log id -> end of a header's value; nothing without one, or of another form."""
+    if not isinstance(text, str) or _ENDS.fullmatch(text) is None:
+        return {}
+    return {int(log, 16): int(end) for log, _, end in (each.partition(":") for each in text.split(","))}
 
 
 class Superseded(SinkError):
@@ -290,3 +358,224 @@ class ProducerLane:
         while self._batches and self._batches[0].end <= end:
             self._batches.popleft()
         self.acked = max(self.acked, end)
+
+
+# Rows of a lane as batches.
+
+ORIGIN = 1
+"""Number of the query's origin in its lanes."""
+STREAM_NUMBER = 1
+BATCH_BYTES = 512 << 10
+"""Payload, key and header bytes from which a batch is full."""
+BATCH_ROWS = 4096
+_ROW_BYTES = 64
+_COMPRESSION_LEVEL = 3
+
+
+class Row(NamedTuple):
+    """One row to send."""
+
+    position: Position
+    time: int
+    """Nanoseconds since 1970."""
+    key: bytes
+    payload: bytes
+    headers: HeaderPairs
+    """Own headers of the row, by the names under which they are stored."""
+
+    @property
+    def bytes(self) -> int:
+        """Return roughly the row's size in a batch."""
+        headers = sum(len(name) + len(str(value)) for name, value in self.headers)
+        return len(self.key) + len(self.payload) + headers + _ROW_BYTES
+
+    def at_chunk(self, witness: Witness | None) -> Row:
+        """Return the row with the source chunk of its position."""
+        if witness is None:
+            return self
+        return self._with(POSITION_CHUNK, witness_text(witness))
+
+    def behind(self, ends: str) -> Row:
+        """Return the row with the ends of the source shard's other lanes, as ``ends_text`` writes them."""
+        return self._with(POSITION_BEHIND, ends) if ends else self
+
+    def _with(self, name: str, value: str) -> Row:
+        position, *others = self.headers
+        return self._replace(headers=(position, (name, value), *others))
+
+
+def headers_of(position: Position, shard: int, own: Sequence[tuple[str, str]], lineage: str | None) -> HeaderPairs:
+    """Return the headers of a record: its position, its lineage, and the row's own."""
+    pairs = [(POSITION, position.text(shard))]
+    if lineage is not None:
+        pairs.append((LINEAGE, lineage))
+    return (*pairs, *((stored_name(name), value) for name, value in own))
+
+
+class BatchEncoder:
+    """Encoder of one task. Rows of one source record stay in one batch if they fit, so that the hub stores all or none
+    of them."""
+
+    def __init__(self, boot: int, batch_bytes_max: int) -> None:
+        self._clock = ClockReading(boot, 0, ClockState.SYNCED)
+        self._compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL)
+        self._bytes_max = batch_bytes_max
+
+    def encode(self, rows: Sequence[Row], first: int) -> Batch:
+        """Return the batch of rows that begins at sequence number ``first``.
+
+        Raises:
+            SinkError: a row is longer than the hub or the format allows.
+        """
+        for row in rows:
+            if len(row.key) > KEY_BYTES_MAX:
+                raise SinkError(
+                    f"{_named(row)} has a key of {len(row.key)} bytes; at most {KEY_BYTES_MAX} are possible"
+                )
+        columns = batch_format.columns_from_lists(
+            struct.pack(f"<{len(rows)}q", *(row.time for row in rows)),
+            [row.key for row in rows],
+            [row.payload for row in rows],
+            {index: row.headers for index, row in enumerate(rows)},
+        )
+        try:
+            data = batch_format.encode(STREAM_NUMBER, first, columns, self._clock, self._compressor, origin=ORIGIN)
+        except ValueError as error:
+            raise SinkError(f"{_named(rows[0])} cannot be sent: {error}") from error
+        if len(data) > self._bytes_max:
+            raise SinkError(
+                f"{_named(rows[0])} begins a batch of {len(data)} bytes, and the hub takes {self._bytes_max}. Make the "
+                "rows shorter, or raise the hub's limits.batch"
+            )
+        return Batch(first, first + len(rows), data)
+
+
+def _named(row: Row) -> str:
+    return f"the row of source offset {row.position.offset}, number {row.position.ordinal},"
+
+
+# Rows of a micro-batch in the order of their lanes.
+
+NANOSECONDS = 1000
+"""Nanoseconds in a microsecond, the unit of Spark's times."""
+TIME_US_MAX = ((1 << 63) - 1) // NANOSECONDS
+
+
+def ordered(frame: DataFrame, tasks: int, spread: int = 1) -> DataFrame:
+    """Return the rows in sending order: the rows of a source shard in one partition, in the order of its lane. A
+    partition has the rows of one edge.
+
+    Rows of one source record are ordered by ``_ordinal``, or without that column by their content: a repeated
+    micro-batch gives each row the same place.
+
+    Args:
+        tasks: number of partitions; of a query that is spread, rounded up to the next multiple of ``spread``.
+        spread: number of the query's edges, as in ``ProducerSettings``.
+
+    Raises:
+        SinkError: a column is missing, or of another type.
+    """
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    for name, why in (
+        ("_shard", "the source shard of the record that caused the row"),
+        ("_offset", "the offset of the record that caused the row"),
+        ("key", "the record's key: a topic or routing key"),
+        ("payload", "the record's bytes; pack columns with to_json(struct(...)) before"),
+    ):
+        if name not in types:
+            raise SinkError(f"the rows have no column {name}, {why}; they have {', '.join(types) or 'no column'}")
+    for name in ("key", "payload"):
+        if not isinstance(types[name], StringType | BinaryType):
+            raise SinkError(f"column {name} is {types[name].simpleString()}; cast it to string or binary")
+    picked = frame.select(
+        F.col("_shard").cast("int").alias("_shard"),
+        F.col("_offset").cast("long").alias("_offset"),
+        _ordinal(types).alias("_ordinal"),
+        F.unix_micros(_time(types)).alias("_time"),
+        F.col("key").cast("binary").alias("_key"),
+        F.col("payload").cast("binary").alias("_payload"),
+        _headers(types).alias("_headers"),
+        _lineage(types).alias("_lineage"),
+    )
+    by: list[str | Column] = ["_offset", "_ordinal", "_key", "_payload", "_time", "_lineage"]
+    if "headers" in types:
+        by.append(F.array_sort(F.map_entries("_headers")))
+    if spread == 1:
+        parted = picked.repartition(tasks, "_shard")
+    else:
+        # A link is of one edge. Each task has one, since the hub bounds the links of a token.
+        count = -(-tasks // spread) * spread
+        parted = picked.repartitionById(count, F.coalesce(F.pmod("_shard", F.lit(count)), F.lit(0)))
+    return parted.sortWithinPartitions("_shard", *by)
+
+
+def _ordinal(types: dict[str, Any]) -> Column:
+    return F.col("_ordinal").cast("int") if "_ordinal" in types else F.lit(None).cast("int")
+
+
+def _time(types: dict[str, Any]) -> Column:
+    """Return the record's time: the column ``time``, else the time of the source record."""
+    for name in ("time", "_time"):
+        if name in types:
+            if not isinstance(types[name], TimestampType):
+                raise SinkError(f"column {name} is {types[name].simpleString()}; cast it to timestamp")
+            return F.col(name)
+    raise SinkError("the rows have no column time, the moment that the record is about; keep _time of the cause")
+
+
+def _headers(types: dict[str, Any]) -> Column:
+    kind = types.get("headers")
+    if kind is None:
+        return F.lit(None).cast("map<string,string>")
+    if not isinstance(kind, MapType):
+        raise SinkError(f"column headers is {kind.simpleString()}; expected map<string,string>")
+    return F.col("headers").cast("map<string,string>")
+
+
+def _lineage(types: dict[str, Any]) -> Column:
+    return F.to_json(F.col("_from")) if "_from" in types else F.lit(None).cast("string")
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
+    """Yield source shard and row, in order, from the batches of ``ordered``.
+
+    Raises:
+        SinkError: a row has no position, key, payload or time, or two rows have one position.
+    """
+    shard_before, offset_before, ordinal = -1, -1, -1
+    for batch in batches:
+        for shard, offset, given, time, key, payload, headers, lineage in zip(
+            *(column.to_pylist() for column in batch.columns), strict=True
+        ):
+            if shard is None or offset is None or shard < 0 or offset < 0:
+                raise SinkError(
+                    f"a row has the shard {shard} and the offset {offset}; _shard and _offset must be those of the "
+                    "record that caused it"
+                )
+            is_next = (shard, offset) == (shard_before, offset_before)
+            if given is not None and (given < 0 or (is_next and given <= ordinal)):
+                raise SinkError(
+                    f"a row of offset {offset} of shard {shard} has the _ordinal {given}, negative or again; number "
+                    "the rows of one source record from 0"
+                )
+            ordinal = given if given is not None else ordinal + 1 if is_next else 0
+            shard_before, offset_before = shard, offset
+            _check(shard, offset, key=key, payload=payload, time=time)
+            if abs(time) > TIME_US_MAX:
+                raise SinkError(
+                    f"the row of offset {offset} of shard {shard} has the time {time} us; a stream takes times between "
+                    "the years 1678 and 2262"
+                )
+            position = Position(offset, ordinal)
+            # Arrow returns a map as pairs; a null value has no text.
+            own = sorted((name, value) for name, value in headers or () if value is not None)
+            pairs = headers_of(position, shard, own, lineage)
+            yield shard, Row(position, time * NANOSECONDS, key, payload, pairs)
+
+
+def _check(shard: int, offset: int, **values: object) -> None:
+    for name, value in values.items():
+        if value is None:
+            raise SinkError(
+                f"the row of offset {offset} of shard {shard} has no {name} (null); filter such rows, or fill them"
+            )

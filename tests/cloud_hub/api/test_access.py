@@ -11,11 +11,11 @@ from aiohttp.test_utils import make_mocked_request
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
 from weft.bounds import Owner, OwnerKind
+from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.cloud_hub.api.access import Access
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.cloud_hub.declared.credentials import Credentials
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 @pytest.mark.parametrize(

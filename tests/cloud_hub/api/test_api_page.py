@@ -13,11 +13,10 @@ from tests.cloud_hub.openapi.answers import BY_PATH, check_answer
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.openapi.operations import UNDESCRIBED
-from weft.protocols.chunk import GapRange
-from weft.protocols.link.report import FunctionReport, NodeReport
-from weft.replication.report_ride import LatestReport
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.link import FunctionReport, NodeReport
+from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.runner import LinkIdentity
-from weft.replication.settings import SenderSettings
 from weft.storage.object_store import open_store
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/api.md").read_text("utf-8")

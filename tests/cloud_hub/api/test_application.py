@@ -21,19 +21,19 @@ from weft.cloud_hub.api.access import _is_loopback
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.common import Problem
+from weft.cloud_hub.openapi.answers import Problem
 from weft.cloud_hub.openapi.document import document
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
-from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.origin import Origin, OriginKind
+from weft.protocols.chunk_index import GapRange, Mark
+from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.placement import shard_of
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkState
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 EDGE = LinkIdentity("default", "press-1", 0xABC, "test")
 T = 1_700_000_000_000_000_000

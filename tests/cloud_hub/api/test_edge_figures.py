@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from weft.cloud_hub.api.edge_figures import REFRESH_S, EdgeFigures
 from weft.cloud_hub.api.edge_reports import EdgeReport
-from weft.cloud_hub.api.edges import Linked, LinksElsewhere
-from weft.protocols.chunk import Mark
+from weft.cloud_hub.api.metrics import EDGES_REFRESH_S, EdgeFigures
+from weft.cloud_hub.api.summaries import Linked, LinksElsewhere
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane, NodeName
-from weft.protocols.link.report import NodeReport
+from weft.protocols.link import NodeReport
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState, Retirement
 from weft.protocols.shard.shard_state import ShardState
@@ -72,7 +72,7 @@ async def test_edges_are_counted_once_by_how_long_they_are_silent() -> None:
     }  # fmt: skip
     first.state.set_lane(Lane("default", "a", 1, "a"), LaneState(ranges=RangeSet([(0, 5)]), last_seen=NOW))
     assert "_in_alarmno_mark" not in await counted(figures), "counted at most once in some seconds"
-    clock[0] += REFRESH_S
+    clock[0] += EDGES_REFRESH_S
     assert (await counted(figures))["_in_alarmno_mark"] == 1
 
 

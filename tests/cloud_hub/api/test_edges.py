@@ -12,18 +12,17 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import until
-from weft.cloud_hub.api.edges import EdgeRow, EdgeViews, edges_after
-from weft.cloud_hub.api.streams.summary import LaneFacts
-from weft.cloud_hub.api.summaries.shard_summary import Walk
+from weft.cloud_hub.api.summaries import EdgeRow, EdgeViews, Walk, edges_after
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.protocols.chunk import Mark
+from weft.cloud_hub.api.views import LaneFacts
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.completeness import SILENT_NS
 from weft.protocols.shard.lane_state import LaneState, Retirement
 from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NOW = 1_800_000_000_000_000_000
 PRESS, SAW = LinkIdentity("default", "press-1", 0xABC, "weft 9.1"), LinkIdentity("default", "saw-2", 0xDEF, "weft 8")

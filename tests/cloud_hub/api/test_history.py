@@ -13,19 +13,17 @@ import pytest
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogWriter, Run
 from weft.cloud_hub.api import history
-from weft.cloud_hub.api.history import Histories
-from weft.cloud_hub.api.search import Search
-from weft.cloud_hub.api.streams import table_reading
-from weft.cloud_hub.api.streams.table_reading import PastPlace, TableFiles, TableReading
+from weft.cloud_hub.api.history import Histories, PastPlace, TableFiles, TableReading
+from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
-from weft.protocols.origin import Origin, OriginKind
+from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
 
 STREAM = LANE.tenant, LANE.stream
 RECORDS = "/v1/streams/telemetry/records"
@@ -196,7 +194,7 @@ async def test_a_page_is_bounded_by_bytes_and_files_and_goes_on(
     assert await page(0, bytes_max=4500) == ([0, 1, 2, 3], 4, False)
     assert await page(0, bytes_max=1) == ([0], 1, False)
     assert await page(5, budget=1) == ([5, 6, 7, 8, 9], 10, False)
-    monkeypatch.setattr(table_reading, "FILES_READ_MAX", 3)
+    monkeypatch.setattr(history, "FILES_READ_MAX", 3)
     assert await page(15) == ([*range(15, 40)], 40, False)
     assert await page(380) == ([*range(380, 400)], 400, True)
 
@@ -239,8 +237,8 @@ async def test_without_a_table_the_answer_says_where_records_are(store: ObjectSt
 async def test_files_that_are_sorted_by_machine_give_the_records_in_the_logs_order(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.storage.table_maker.parquet_file.SLICE_ROWS_MAX", 160)
-    monkeypatch.setattr("weft.storage.table_maker.clustering.GROUP_ROWS_MAX", 10)
+    monkeypatch.setattr("weft.storage.table_writer.parquet_file.SLICE_ROWS_MAX", 160)
+    monkeypatch.setattr("weft.storage.table_writer.parquet_file.GROUP_ROWS_MAX", 10)
     log = await LogWriter.open(store, 1)
     tables = TableService(store, log.cluster)
     runs = []

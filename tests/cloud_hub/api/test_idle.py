@@ -9,7 +9,7 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.network.test_http_server import closed, half_open
 from tests.support.waiting import until
 from weft.network.http_server import IDLE_S_MAX
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() -> None:

@@ -8,15 +8,12 @@ from random import Random
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
-from weft.cloud_hub.api.history import READERS_MAX, _Readers
-from weft.cloud_hub.api.lowest_rows import LowestRows
+from weft.cloud_hub.api.history import READERS_MAX, LowestRows, _Readers
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.search import Search
-from weft.cloud_hub.api.views import View
-from weft.protocols.chunk import Chunk
-from weft.protocols.shard.shard_state import StreamKey
+from weft.cloud_hub.api.views import Search, View
+from weft.protocols.chunk_index import Chunk, StreamKey
 from weft.storage.chunk_log import ShardLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 STREAM = LANE.tenant, LANE.stream
 OTHERS, CHUNKS = 300, 8

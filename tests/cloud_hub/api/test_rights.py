@@ -13,13 +13,24 @@ from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.api.identity.rights import GRANTS_MAX, InvalidGrant, Right, Rights, parse_grant, role_grants
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, TokensUnusable, check_identity, create_token
+from weft.cloud_hub.api.tokens import (
+    GRANTS_MAX,
+    InvalidGrant,
+    Right,
+    Rights,
+    Scope,
+    TokenIdentity,
+    TokensUnusable,
+    check_identity,
+    create_token,
+    parse_grant,
+    role_grants,
+)
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkState
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 REQUESTS: Mapping[str, tuple[Right | None, str, str]] = {
     "openapi": (None, "GET", "/v1/openapi.json"),

@@ -17,15 +17,15 @@ from tests.cloud_hub.openapi.answers import check_answer
 from weft.cloud_hub.api import rows as api_rows
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsWanted, rows_answer
-from weft.cloud_hub.api.search import Search
 from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
+from weft.storage import chunk_log as manifests
 from weft.storage import hub_keys
-from weft.storage import manifest as manifests
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 SHARD = shard_of("default", "press-1", 2)
 

@@ -12,14 +12,13 @@ from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.test_split_hub import LANES, Edge, split
 from tests.support.silence import silent_logs
 from tests.support.waiting import until
-from weft.cloud_hub.api.edges import EdgeRow, edges_after
-from weft.cloud_hub.api.summaries import summaries
-from weft.cloud_hub.api.summaries.summaries import ShardSummaries
-from weft.cloud_hub.cluster import membership
+from weft.cloud_hub import cluster
+from weft.cloud_hub.api import summaries
+from weft.cloud_hub.api.summaries import EdgeRow, ShardSummaries, edges_after
 from weft.cloud_hub.hub import Hub
 from weft.protocols.lane import NodeName
 from weft.storage import hub_keys
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LISTS = {"/v1/edges": "edges", "/v1/streams": "streams", "/v1/usage": "streams", "/v1/troubles": "conflicts"}
 
@@ -30,7 +29,7 @@ def every_shard_is_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(summaries, "MAKE_S", 0.0)
     monkeypatch.setattr(summaries, "LANES_PER_S", 1e9)
     monkeypatch.setattr(summaries, "READ_AGE_S", 0.0)
-    monkeypatch.setattr(membership, "READ_INTERVAL_S", 0.05)
+    monkeypatch.setattr(cluster, "READ_INTERVAL_S", 0.05)
     monkeypatch.setattr(ShardSummaries, "start", lambda _: None)  # the test says when a look takes place
     with silent_logs():
         yield

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cloud_hub.cluster.division import divide
+from weft.cloud_hub.cluster import divide
 
 NAMES = st.dictionaries(st.text("abcdef", min_size=1, max_size=6), st.floats(0.25, 64), min_size=1, max_size=12)
 

@@ -11,16 +11,16 @@ import pytest
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
-from weft.cloud_hub.api import fleet
+from weft.cloud_hub import cluster
+from weft.cloud_hub.admin_facts.changes import drain, undo_drain
+from weft.cloud_hub.api import application
 from weft.cloud_hub.clock import LOOKS
-from weft.cloud_hub.cluster import owners
-from weft.cloud_hub.declared.changes import drain, undo_drain
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
-from weft.storage.cluster_log.log import Author, ClusterLog
+from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Written
 
 BEAT_S = 0.2
@@ -33,7 +33,7 @@ SLOWLY_S = 30.0
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no host count as gone that a busy machine keeps from writing for three short beats: all of them leave in
     order here."""
-    monkeypatch.setattr(owners, "MISSED_MAX", int(SLOWLY_S / BEAT_S))
+    monkeypatch.setattr(cluster, "MISSED_MAX", int(SLOWLY_S / BEAT_S))
 
 
 def own(hub: Hub) -> set[int]:
@@ -45,7 +45,7 @@ def linked(hub: Hub) -> list[str]:
 
 
 async def test_any_process_tells_load_and_clock_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "READ_AGE_S", 0.0)
+    monkeypatch.setattr(application, "READ_AGE_S", 0.0)
     store = MemoryStore()
     async with running_hub(store) as hub, running_hub(store) as other:
         for _ in range(LOOKS):  # the store's server says that the clock is ahead
@@ -98,7 +98,7 @@ async def test_an_edge_goes_to_a_host_that_joins_and_back_when_it_leaves(tmp_pat
 
 
 async def test_every_process_tells_how_busy_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.fleet.READ_AGE_S", 0.0)
+    monkeypatch.setattr("weft.cloud_hub.api.application.READ_AGE_S", 0.0)
     store, log = MemoryStore(), EdgeLog()
     log.append(*records(0, [b"1"] * 100))
     async with (

@@ -12,18 +12,16 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.support.later_fold import LATER
+from weft.cloud_hub import cluster
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster import membership
-from weft.cloud_hub.cluster.membership import Membership, NotFinalized, finalize
-from weft.protocols.chunk_index.footer import LEVEL_MAX
-from weft.storage import hub_keys
-from weft.storage.chunk_log import ClusterUnusable, open_cluster
-from weft.storage.cluster import raise_level, read_level
-from weft.storage.manifest import Manifest, changed, decode, encode
+from weft.cloud_hub.cluster import Membership, NotFinalized, finalize
+from weft.protocols.chunk_index import LEVEL_MAX
+from weft.storage import hub_keys, presence
+from weft.storage.chunk_log import Manifest, changed, decode, encode
+from weft.storage.cluster import ClusterUnusable, open_cluster, raise_level, read_level
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence import nodes
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import NodeEntry
 
 
 def member(store: ObjectStore, name: str, level: int, release_level: int) -> Membership:
@@ -50,7 +48,7 @@ def test_the_level_rises_when_the_last_node_of_the_earlier_release_is_gone() -> 
         await old.close()
         assert await finalize(store, 2, now_ns()) == (1, 2)
         assert new.writes == 1, "until it reads it"
-        await virtual_sleep(membership.READ_INTERVAL_S + 1)
+        await virtual_sleep(cluster.READ_INTERVAL_S + 1)
         assert new.writes == 2
         assert await finalize(store, 2, now_ns()) == (2, 2)
         with pytest.raises(NotFinalized, match="use the release"):
@@ -58,7 +56,7 @@ def test_the_level_rises_when_the_last_node_of_the_earlier_release_is_gone() -> 
         with pytest.raises(ClusterUnusable, match="the store is at level 2, this release knows level 1"):
             await open_cluster(store, 4, release_level=1)
         await new.close()
-        assert await nodes.running(store, now_ns()) == []
+        assert await presence.running(store, now_ns()) == []
 
     virtual_time.run(main())
 
@@ -78,11 +76,11 @@ def test_a_killed_node_counts_as_gone_after_five_minutes_and_a_running_one_never
         alive = member(store, "alive", 1, 2)
         await alive.start("")
         await virtual_sleep(299)
-        assert [node.id for node in await nodes.running(store, now_ns())] == ["alive", "killed"]
+        assert [node.id for node in await presence.running(store, now_ns())] == ["alive", "killed"]
         await virtual_sleep(2)
-        assert [node.id for node in await nodes.running(store, now_ns())] == ["alive"]
+        assert [node.id for node in await presence.running(store, now_ns())] == ["alive"]
         await virtual_sleep(1000)
-        assert [node.id for node in await nodes.running(store, now_ns())] == ["alive"]
+        assert [node.id for node in await presence.running(store, now_ns())] == ["alive"]
         await alive.close()
 
     virtual_time.run(main())
@@ -95,7 +93,7 @@ def test_a_node_that_slept_through_an_upgrade_takes_no_more_links() -> None:
         node = member(store, "n", 1, 1)
         await node.start("")
         await raise_level(store, 2)
-        await virtual_sleep(membership.READ_INTERVAL_S + 1)
+        await virtual_sleep(cluster.READ_INTERVAL_S + 1)
         assert (node.is_outdated, node.writes) == (True, 1)
         await node.close()
 
@@ -154,9 +152,9 @@ async def test_a_node_shows_its_level_and_announces_itself_while_it_runs(tmp_pat
     async with running_hub(store) as hub:
         _, status = await get(hub, "/v1/status")
         assert (status["level"], status["release_level"]) == (LEVEL_MAX, LEVEL_MAX)
-        (entry,) = await nodes.running(store, time.time_ns())
+        (entry,) = await presence.running(store, time.time_ns())
         assert (entry.url, entry.level) == (hub.url, LEVEL_MAX)
-    assert await nodes.running(store, entry.seen) == []
+    assert await presence.running(store, entry.seen) == []
     await raise_level(store, LATER.level)
     with pytest.raises(ClusterUnusable, match="use the release that the other nodes run"):
         async with running_hub(store):

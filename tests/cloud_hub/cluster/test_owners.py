@@ -14,17 +14,34 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.cluster.division import divide
-from weft.cloud_hub.cluster.membership import ANNOUNCE_INTERVAL_S, DRAIN_BEATS, Membership, Work
-from weft.cloud_hub.cluster.owners import KNOWN_BEATS, LEAVING, READY, START_BEATS, Owners, Site
-from weft.config.fields import ADVERTISED_BYTES_MAX, UNITS
+from weft.cloud_hub.cluster import (
+    ANNOUNCE_INTERVAL_S,
+    DRAIN_BEATS,
+    KNOWN_BEATS,
+    LEAVING,
+    READY,
+    START_BEATS,
+    Membership,
+    Owners,
+    Site,
+    Work,
+    divide,
+)
+from weft.config.schema import ADVERTISED_BYTES_MAX, UNITS
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.entries import Seen
-from weft.storage.presence.nodes import ENTRY_BYTES_MAX, NodeEntry, decode_entry
-from weft.storage.presence.presence import ALONE_BEATS, BEAT_S, FORGET_S, MISSED_MAX
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import (
+    ALONE_BEATS,
+    BEAT_S,
+    ENTRY_BYTES_MAX,
+    FORGET_S,
+    MISSED_MAX,
+    NodeEntry,
+    Seen,
+    decode_entry,
+)
 
 SHARDS = 16
 ANSWER_S = 0.05
@@ -331,7 +348,7 @@ async def test_while_many_shards_are_divided_edges_stay_and_the_newest_division_
     owners = Owners(
         lambda: SHARDS_MAX, Site("a", 8090), "a", changed=unchanged, monotonic=lambda: 0.0, wall_clock=lambda: 0
     )
-    monkeypatch.setattr("weft.cloud_hub.cluster.owners.divide", divide_late)
+    monkeypatch.setattr("weft.cloud_hub.cluster.divide", divide_late)
     gates[0].set()
     await owners.look(seen("bcdefgh"))
     try:

@@ -14,18 +14,17 @@ from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from weft.cloud_hub.hub import Hub
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk_index import GapRange, Mark
 from weft.protocols.lane import Lane, NodeName
-from weft.protocols.link.report import NodeReport
+from weft.protocols.link import NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.lane_state import LaneState
-from weft.replication.report_ride import LatestReport
+from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.runner import LinkIdentity
-from weft.replication.settings import SenderSettings
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NS = 1_000_000_000
 PRESS = LinkIdentity("default", "press-1", 0xABC, "weft 0.1.0")

@@ -11,9 +11,9 @@ import aiohttp
 
 from tests.cloud_hub.live import get, running_hub
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.cloud_hub.console.assets import WAY
+from weft.cloud_hub.console.changes import CONSOLE
 from weft.network.pages.assets import POLICY
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 STATIC = files("weft.cloud_hub.console").joinpath("static")
 SHARED = files("weft.network.pages").joinpath("static")
@@ -25,15 +25,15 @@ async def test_the_files_need_no_token_and_everything_else_does(tmp_path: Path) 
     create_token(tokens, "reader", Scope.READER, "acme")
     async with running_hub(MemoryStore(), tokens_file=tokens) as hub, aiohttp.ClientSession(hub.url) as session:
         for name in ("", *(f"/{each.name}" for each in FILES)):
-            answer = await session.get(f"{WAY}{name}")
+            answer = await session.get(f"{CONSOLE}{name}")
             assert answer.status == 200, name
             assert answer.headers["Content-Security-Policy"] == POLICY
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert "Set-Cookie" not in answer.headers
-            again = await session.get(f"{WAY}{name}", headers={"If-None-Match": answer.headers["ETag"]})
+            again = await session.get(f"{CONSOLE}{name}", headers={"If-None-Match": answer.headers["ETag"]})
             assert (again.status, await again.read()) == (304, b"")
         for name in ("none.js", "assets.py", "..%2Fassets.py", "%2e%2e%2fassets.py", "static"):
-            assert (await session.get(f"{WAY}/{name}")).status == 404
+            assert (await session.get(f"{CONSOLE}/{name}")).status == 404
         for path in ("/v1/whoami", "/v1/edges", "/v1/changes"):
             assert (await get(hub, path))[0] == 401
 
@@ -41,12 +41,12 @@ async def test_the_files_need_no_token_and_everything_else_does(tmp_path: Path) 
 async def test_the_hubs_address_leads_to_the_console() -> None:
     async with running_hub(MemoryStore()) as hub, aiohttp.ClientSession(hub.url) as session:
         answer = await session.get("/")
-        assert (answer.status, answer.url.path, answer.content_type) == (200, WAY, "text/html")
+        assert (answer.status, answer.url.path, answer.content_type) == (200, CONSOLE, "text/html")
 
 
 async def test_a_page_under_a_foreign_name_is_refused() -> None:
     async with running_hub(MemoryStore(), hosts=frozenset()) as hub, aiohttp.ClientSession(hub.url) as session:
-        for path in ("/", WAY, f"{WAY}/console.js", "/v1/changes"):
+        for path in ("/", CONSOLE, f"{CONSOLE}/console.js", "/v1/changes"):
             assert (await session.get(path, headers={"Host": "evil.example"})).status == 421
 
 
@@ -54,7 +54,7 @@ async def test_a_page_is_small() -> None:
     async with running_hub(MemoryStore()) as hub, aiohttp.ClientSession(hub.url) as session:
         loaded = 0
         for name in ("", *(f"/{each.name}" for each in FILES if not each.name.endswith((".html", ".txt")))):
-            loaded += len(zlib.compress(await (await session.get(f"{WAY}{name}")).read()))
+            loaded += len(zlib.compress(await (await session.get(f"{CONSOLE}{name}")).read()))
     assert loaded < 200_000
 
 

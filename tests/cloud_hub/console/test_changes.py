@@ -19,7 +19,7 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.issuer import KeySetServer, claims, key_of, key_set, settings, signed
 from tests.support.waiting import PATIENCE_S
-from weft.cloud_hub.api.streams.rates import ShardPositions
+from weft.cloud_hub.api.metrics import ShardPositions
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.console.changes import (
@@ -31,11 +31,11 @@ from weft.cloud_hub.console.changes import (
     ChangesSeen,
 )
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.openapi.acts import ChangeEvent
+from weft.cloud_hub.openapi.answers import ChangeEvent
 from weft.protocols.lane import NodeName
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NONE = {"streams": [], "streams_more": 0, "edges": [], "edges_more": 0}
 

@@ -21,17 +21,17 @@ from tests.support.processes import Node
 from tests.support.speed import slowness
 from tests.support.steps import TRIES
 from tests.support.waiting import until
-from weft.cloud_hub.api import records_answer
-from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api import records
 from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.hub import Hub
-from weft.protocols.link.report import FunctionReport, NodeReport
+from weft.protocols.link import FunctionReport, NodeReport
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = [pytest.mark.slow, needs_browser]
 HOSTILE = ("<img src=x onerror=alert(1)>", "\u202egnp.exe\u202c", "x" * 60_000)
@@ -194,7 +194,7 @@ async def test_records_are_decoded_drawn_with_their_gap_and_followed(
     page: BrowserPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A request that ends before it finds the newest records, as in a long log, says where to go on.
-    monkeypatch.setattr(records_answer, "Search", partial(Search, 1))
+    monkeypatch.setattr(records, "Search", partial(Search, 1))
     async with hub_with_fleet() as (hub, log):
         await log.until_released(READINGS)
         for width in WIDTHS:

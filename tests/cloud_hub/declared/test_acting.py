@@ -11,21 +11,19 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.storage.cluster_log.declaring import MARA, log_of
 from tests.support.processes import weft
-from weft.cloud_hub.declared.acts import acting as acts
-from weft.cloud_hub.declared.acts.acting import ACT, UNKNOWN, acting
-from weft.cloud_hub.declared.acts.lines import lines
-from weft.commands import common
-from weft.commands.on_store import opening
+from weft.cloud_hub.admin_facts import acts
+from weft.cloud_hub.admin_facts.acts import ACT, UNKNOWN, acting, lines
+from weft.commands import common, hub_store
 from weft.protocols.shard.placement import shard_of
+from weft.storage import cluster_log
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import read_cluster
-from weft.storage.cluster_log import log as cluster_log
-from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log import ClusterLog
 from weft.storage.object_store import ObjectStore, StoreError, open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.object_store.placed import PlacedStore, bare
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.object_store.opening import PlacedStore, bare
+from weft.storage.object_store.probe import ReadOnly, read_only
 from weft.storage.object_store.protocol import Buffer, Listing, Object
-from weft.storage.object_store.reading import ReadOnly, read_only
 
 
 class Killed(BaseException):
@@ -107,7 +105,7 @@ def test_no_act_is_without_its_line_wherever_the_process_is_killed(
             dying.append(Dying(bare(real(uri)), write, before=before))
             return PlacedStore(dying[0])
 
-        monkeypatch.setattr(opening, "open_hub_store", opened)
+        monkeypatch.setattr(hub_store, "open_hub_store", opened)
         try:
             weft("hub", "retire", config, "press-1", "--reason", "gone", "--yes")
         except Killed:

@@ -12,17 +12,13 @@ from tests.cloud_hub.declared.test_hub import SOON, declare, token
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import NODE, has, log_of, stored, to
 from tests.support.waiting import until
-from weft.cloud_hub.api.identity.rights import role_grants
-from weft.cloud_hub.api.tokens import Scope
-from weft.cloud_hub.declared.nodes import DRAINS, SPLITS
-from weft.cloud_hub.declared.tenants.requests import TENANTS
-from weft.cloud_hub.declared.tokens import TOKENS
+from weft.cloud_hub.admin_facts.requests import DRAINS, SPLITS, TENANTS, TOKENS
+from weft.cloud_hub.api.tokens import Scope, role_grants
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.regions.link import PAUSED
-from weft.cloud_hub.regions.requests import REGIONS
+from weft.cloud_hub.regions.regions import PAUSED, REGIONS
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 ADMIN = "root"
 """Secret of a token with the role of an administrator."""

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity, create_token, hash_token
-from weft.cloud_hub.declared import changes, documents, expected_edges
-from weft.cloud_hub.declared.changes import CannotDeclare, Decision
-from weft.cloud_hub.declared.credentials import Credentials
-from weft.cloud_hub.declared.documents import (
+from weft.cloud_hub.admin_facts import changes, declarations, documents
+from weft.cloud_hub.admin_facts import changes as tenant_changes
+from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision
+from weft.cloud_hub.admin_facts.credentials import Credentials
+from weft.cloud_hub.admin_facts.declarations import ExpectedEdges
+from weft.cloud_hub.admin_facts.documents import (
     TENANT,
     TOKEN,
     Quotas,
@@ -25,10 +26,8 @@ from weft.cloud_hub.declared.documents import (
     decode,
     encode,
 )
-from weft.cloud_hub.declared.expected_edges import ExpectedEdges
-from weft.cloud_hub.declared.tenants import changes as tenant_changes
-from weft.storage.cluster_log.entry import Declaration
-from weft.storage.cluster_log.state import ClusterState
+from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity, create_token, hash_token
+from weft.storage.cluster_log import ClusterState, Declaration
 
 DAY = 86_400 * 10**9
 
@@ -348,7 +347,7 @@ def test_streams_are_read_again_after_an_entry_about_one(monkeypatch: pytest.Mon
         read.append(document)
         return original(document, wanted)
 
-    monkeypatch.setattr(expected_edges, "decode", counted)
+    monkeypatch.setattr(declarations, "decode", counted)
     cluster.add("press", "secret")
     expected.refresh(cluster.state)
     assert read == []

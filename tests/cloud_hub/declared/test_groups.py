@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cloud_hub.declared.test_credentials import Cluster
-from weft.cloud_hub.declared import groups
-from weft.cloud_hub.declared.changes import CannotDeclare
-from weft.cloud_hub.declared.documents import GROUP, Quotas
-from weft.cloud_hub.declared.groups import GROUPS_PER_TENANT_MAX, PATTERNS_PER_TENANT_MAX, Groups
-from weft.cloud_hub.declared.tenants import changes as tenant_changes
+from weft.cloud_hub.admin_facts import changes as tenant_changes
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.admin_facts.documents import GROUP, Quotas
+from weft.cloud_hub.admin_facts.edge_configs import GROUPS_PER_TENANT_MAX, PATTERNS_PER_TENANT_MAX, Groups
 
 
 def cluster(**sets: tuple[str, ...]) -> Cluster:
     made = Cluster()
     for name, edges in sets.items():
-        made.declare(groups.set_group(("default", name), edges))
+        made.declare(edge_configs.set_group(("default", name), edges))
     return made
 
 
 def test_an_edge_is_in_the_groups_that_name_it_or_match_it() -> None:
     made = cluster(presses=("press-*",), hall=("press-1", "oven"), all=("*",))
     made.declare(tenant_changes.set_tenant("acme", Quotas(), is_new=True))
-    made.declare(groups.set_group(("acme", "others"), ("press-*",)))
+    made.declare(edge_configs.set_group(("acme", "others"), ("press-*",)))
     known = Groups.of(made.state)
     assert known.of_edge("default", "press-1") == ("all", "hall", "presses")
     assert known.of_edge("default", "oven") == ("all", "hall")
@@ -37,8 +37,8 @@ def test_an_edge_is_in_the_groups_that_name_it_or_match_it() -> None:
 
 def test_a_group_with_a_higher_order_comes_later_and_keeps_its_place_when_its_edges_change() -> None:
     made = cluster(b=("*",), c=("*",))
-    made.declare(groups.set_group(("default", "a"), ("*",), 5))
-    made.declare(groups.set_group(("default", "a"), ("x", "*")))
+    made.declare(edge_configs.set_group(("default", "a"), ("*",), 5))
+    made.declare(edge_configs.set_group(("default", "a"), ("x", "*")))
     known = Groups.of(made.state)
     assert known.of_edge("default", "x") == ("b", "c", "a")
 
@@ -48,7 +48,7 @@ def test_groups_follow_the_log_and_are_read_again_only_after_an_entry_about_one(
     assert known.refresh(made.state)
     made.add("token", "secret")
     assert not known.refresh(made.state)
-    made.declare(groups.remove_group(("default", "a")))
+    made.declare(edge_configs.remove_group(("default", "a")))
     assert known.refresh(made.state)
     assert known.of_edge("default", "x") == ()
 
@@ -62,8 +62,8 @@ def test_a_document_that_this_release_cannot_read_is_named_and_passed_over() -> 
     assert sorted(known.unusable) == ["default/b", "default/c", "default/d"]
     assert known.of_edge("default", "x") == ("a", "later")
     with pytest.raises(CannotDeclare, match="this release cannot read group 'default/b'"):
-        made.declare(groups.set_group(("default", "b"), ("x",)))
-    made.declare(groups.set_group(("default", "later"), ("y",)))
+        made.declare(edge_configs.set_group(("default", "b"), ("x",)))
+    made.declare(edge_configs.set_group(("default", "later"), ("y",)))
     kept = json.loads(made.state.facts(GROUP)["default/later"].document)
     assert kept == {"edges": ["y"], "of_a_later_release": 1}, "fields of later releases stay"
 
@@ -80,24 +80,24 @@ def test_what_is_not_a_group_is_refused_with_the_remedy() -> None:
         (("default", "b"), tuple(f"p-{n}-*" for n in range(PATTERNS_PER_TENANT_MAX + 1)), "use fewer"),
     ):
         with pytest.raises(CannotDeclare, match=why):
-            made.declare(groups.set_group(key, edges))
+            made.declare(edge_configs.set_group(key, edges))
     with pytest.raises(CannotDeclare, match="there are: default/a"):
-        made.declare(groups.remove_group(("default", "b")))
+        made.declare(edge_configs.remove_group(("default", "b")))
     made.write(GROUP, "default/a", None)
     for n in range(GROUPS_PER_TENANT_MAX):
         made.write(GROUP, f"default/g{n}", b'{"edges":["x"]}')
     with pytest.raises(CannotDeclare, match="its limit"):
-        made.declare(groups.set_group(("default", "one-more"), ("x",)))
-    made.declare(groups.set_group(("default", "g7"), ("y",)))
+        made.declare(edge_configs.set_group(("default", "one-more"), ("x",)))
+    made.declare(edge_configs.set_group(("default", "g7"), ("y",)))
 
 
 def test_a_tenant_with_groups_is_not_withdrawn() -> None:
     made = Cluster()
     made.declare(tenant_changes.set_tenant("acme", Quotas(), is_new=True))
-    made.declare(groups.set_group(("acme", "presses"), ("press-*",)))
+    made.declare(edge_configs.set_group(("acme", "presses"), ("press-*",)))
     with pytest.raises(CannotDeclare, match="are declared: acme/presses"):
         made.declare(tenant_changes.remove_tenant("acme"))
-    made.declare(groups.remove_group(("acme", "presses")))
+    made.declare(edge_configs.remove_group(("acme", "presses")))
     made.declare(tenant_changes.remove_tenant("acme"))
 
 

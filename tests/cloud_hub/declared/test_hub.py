@@ -9,17 +9,17 @@ from typing import Any
 from tests.cloud_hub.api.test_application import EDGE, STREAM, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.changes import Decision
+from weft.cloud_hub.admin_facts.documents import Secret
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
-from weft.cloud_hub.declared import changes
-from weft.cloud_hub.declared.changes import Decision
-from weft.cloud_hub.declared.documents import Secret
 from weft.cloud_hub.hub import Hub
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkState
 from weft.storage import hub_keys
-from weft.storage.cluster_log.log import Author, ClusterLog
+from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 OTHER_LOG = LinkIdentity("default", "press-1", 0xDEF, "test")
 SOON = {"cluster_log_interval_s": 0.02}

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cloud_hub.declared.test_credentials import Cluster
-from weft.cloud_hub.declared import config_changes, groups
-from weft.cloud_hub.declared.changes import CannotDeclare
-from weft.cloud_hub.declared.desired_configs import DesiredConfigs
-from weft.cloud_hub.declared.documents import CONFIG, GROUP, ConfigDocument, GroupDocument, encode
-from weft.cloud_hub.declared.groups import Groups
-from weft.cloud_hub.declared.layers import GROUPS_MAX, can_meet, crowded
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.admin_facts.documents import CONFIG, GROUP, ConfigDocument, GroupDocument, encode
+from weft.cloud_hub.admin_facts.edge_configs import GROUPS_MAX, DesiredConfigs, Groups, can_meet, crowded
 from weft.protocols.shard.completeness import matches
 
 TEXT = "disk: {budget: 2GiB}"
@@ -21,8 +19,8 @@ PATTERNS = st.lists(NAMES, min_size=2, max_size=4).map("*".join)
 
 
 def configured(made: Cluster, group: str, *edges: str) -> None:
-    made.declare(groups.set_group(("default", group), edges))
-    made.declare(config_changes.set_config(("default", "group", group), TEXT))
+    made.declare(edge_configs.set_group(("default", group), edges))
+    made.declare(edge_configs.set_config(("default", "group", group), TEXT))
 
 
 @pytest.mark.parametrize("edges", [("press-1",), ("press-*",), ("*-1", "press-2")], ids=["names", "patterns", "both"])
@@ -30,22 +28,22 @@ def test_settings_of_one_group_too_many_are_refused_with_the_reason(edges: tuple
     made = Cluster()
     for at in range(GROUPS_MAX):
         configured(made, f"g{at}", *edges)
-    made.declare(config_changes.set_config(("default", "edge", "press-1"), TEXT))
+    made.declare(edge_configs.set_config(("default", "edge", "press-1"), TEXT))
     configs = DesiredConfigs(Groups.of(made.state))
     configs.refresh(made.state)
     desired = configs.of_edge("default", "press-1")
     assert desired is not None
     assert len(desired.layers) == GROUPS_MAX + 1
-    made.declare(groups.set_group(("default", "more"), ("press-1",)))
+    made.declare(edge_configs.set_group(("default", "more"), ("press-1",)))
     with pytest.raises(CannotDeclare, match="in 17 groups with settings; at most 16 are possible: withdraw settings"):
-        made.declare(config_changes.set_config(("default", "group", "more"), TEXT))
-    made.declare(groups.set_group(("default", "more"), ("oven",)))
-    made.declare(config_changes.set_config(("default", "group", "more"), TEXT))
+        made.declare(edge_configs.set_config(("default", "group", "more"), TEXT))
+    made.declare(edge_configs.set_group(("default", "more"), ("oven",)))
+    made.declare(edge_configs.set_config(("default", "group", "more"), TEXT))
     with pytest.raises(CannotDeclare, match="in 17 groups with settings"):
-        made.declare(groups.set_group(("default", "more"), ("oven", "press-1")))
-    made.declare(config_changes.set_config(("default", "group", "g0"), f"{TEXT} # again"))
-    made.declare(config_changes.remove_config(("default", "group", "g0")))
-    made.declare(groups.set_group(("default", "more"), ("oven", "press-1")))
+        made.declare(edge_configs.set_group(("default", "more"), ("oven", "press-1")))
+    made.declare(edge_configs.set_config(("default", "group", "g0"), f"{TEXT} # again"))
+    made.declare(edge_configs.remove_config(("default", "group", "g0")))
+    made.declare(edge_configs.set_group(("default", "more"), ("oven", "press-1")))
 
 
 def test_many_groups_that_have_no_edge_in_common_are_fine() -> None:

@@ -14,13 +14,13 @@ from tests.cloud_hub.declared.test_credentials import DAY, Cluster
 from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
+from weft.cloud_hub.admin_facts import changes, requests
+from weft.cloud_hub.admin_facts.changes import CannotDeclare, NotPaired
+from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, TokenDocument, decode
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
-from weft.cloud_hub.declared import changes, pairing
-from weft.cloud_hub.declared.changes import CannotDeclare, NotPaired
-from weft.cloud_hub.declared.documents import TOKEN, Pairing, TokenDocument, decode
 from weft.cloud_hub.hub import Hub
-from weft.protocols.link.pairing import CODE_CHARACTERS, PAIR_PATH, PairAnswer, code_of, spoken
-from weft.storage.object_store.memory import MemoryStore
+from weft.protocols.link import CODE_CHARACTERS, PAIR_PATH, PairAnswer, code_of, spoken
+from weft.storage.object_store.directory import MemoryStore
 
 CODE = "K7QF-9XDM-2RPT"
 HASH = hash_token(spoken(CODE))
@@ -150,7 +150,7 @@ async def test_wrong_codes_are_told_nothing_and_are_few() -> None:
         ]
         assert answers[0] == answers[1]
         assert answers[0][0] == 403
-        for _ in range(pairing.WRONG_BURST - 1):
+        for _ in range(requests.WRONG_BURST - 1):
             assert (await ask(hub, code="1111-1111-1111", sha256=hash_token("x")))[0] == 403
         status, _, headers = await ask(hub, code=CODE, sha256=hash_token("x"))
         assert (status, int(headers["Retry-After"]) > 0) == (429, True)

@@ -15,21 +15,24 @@ from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import until
 from weft.bounds import Refusals
-from weft.cloud_hub.declared.changes import CannotDeclare
-from weft.cloud_hub.declared.documents import Quotas
-from weft.cloud_hub.declared.tenants import link_quota
-from weft.cloud_hub.declared.tenants.changes import set_tenant
-from weft.cloud_hub.declared.tenants.counts import TenantCounts
-from weft.cloud_hub.declared.tenants.link_quota import LinkQuota
-from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
-from weft.cloud_hub.declared.tenants.rates import SECOND, WAIT_MAX, TenantRate
-from weft.cloud_hub.declared.tenants.use import Tenants
+from weft.cloud_hub.admin_facts import tenants as link_quota
+from weft.cloud_hub.admin_facts.changes import CannotDeclare, set_tenant
+from weft.cloud_hub.admin_facts.documents import Quotas
+from weft.cloud_hub.admin_facts.tenants import (
+    SECOND,
+    WAIT_MAX,
+    DeclaredQuotas,
+    LinkQuota,
+    TenantCounts,
+    TenantRate,
+    Tenants,
+)
 from weft.protocols.lane import Lane
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
 from weft.replication.runner import connection as runner
-from weft.replication.status import LinkState
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import NodeEntry
 
 OTHER = LinkIdentity("default", "press-2", 0xDEF, "test")
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.storage.cluster_log.declaring import declares, log_of
-from weft.cloud_hub.declared.acts import second_person as acts
-from weft.cloud_hub.declared.acts.second_person import (
+from weft.cloud_hub.admin_facts import acts
+from weft.cloud_hub.admin_facts.acts import (
     REQUEST,
     Approval,
     AskedAct,
@@ -18,10 +18,10 @@ from weft.cloud_hub.declared.acts.second_person import (
     change_setting,
     requests_of,
 )
-from weft.cloud_hub.declared.changes import CannotDeclare
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.storage import hub_keys
-from weft.storage.cluster_log.log import Author
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.cluster_log import Author
+from weft.storage.object_store.directory import MemoryStore
 
 S = 10**9
 MARA = Author(1_000 * S, "mara", "case 12", "mara@ops-1", "hub erase")

@@ -14,15 +14,15 @@ from tests.cloud_hub.declared.test_hub import SOON, declare, token
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.credentials import Credentials
+from weft.cloud_hub.admin_facts.documents import Secret
 from weft.cloud_hub.api.tokens import NO_TOKEN, Scope, TokenIdentity, hash_token
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.declared import changes
-from weft.cloud_hub.declared.credentials import Credentials
-from weft.cloud_hub.declared.documents import Secret
 from weft.cloud_hub.links import open_links
-from weft.replication.status import LinkState
+from weft.replication.events import LinkState
 from weft.storage.object_store import Written
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 YEAR = 365 * DAY
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weft.cloud_hub.declared.token_use import LOOK_S, WRITE_S, TokenUse, last_uses
+from weft.cloud_hub.admin_facts.credentials import LOOK_S, WRITE_S, TokenUse, last_uses
 from weft.storage import hub_keys
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 class Process:

@@ -13,20 +13,20 @@ import pytest
 from tests.cloud_hub.declared.test_hub import declare, token
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import until
+from weft.cloud_hub import rollouts
+from weft.cloud_hub.admin_facts import changes as tenant_changes
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.documents import CONFIG, Quotas, RolloutDocument
 from weft.cloud_hub.api.tokens import Scope
-from weft.cloud_hub.declared import config_changes, groups
-from weft.cloud_hub.declared.documents import CONFIG, Quotas, RolloutDocument
-from weft.cloud_hub.declared.tenants import changes as tenant_changes
-from weft.cloud_hub.desired import rollouts, states
-from weft.cloud_hub.desired.states import TAKES_NONE, read_states
 from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.rollouts import TAKES_NONE, read_states
 from weft.protocols.lane import NodeName
-from weft.protocols.link.configuration import ConfigDesired, ConfigOutcome, ConfigState
+from weft.protocols.link import ConfigDesired, ConfigOutcome, ConfigState
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkState
 from weft.storage import hub_keys
-from weft.storage.cluster_log.log import Change
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.cluster_log import Change
+from weft.storage.object_store.directory import MemoryStore
 
 SOON = {"cluster_log_interval_s": 0.02}
 LOG_IDS = itertools.count(1)
@@ -35,7 +35,7 @@ TEXT = "streams: {alarms: {from: 'alarms/#'}}"
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(rollouts, "STATES_INTERVAL_S", 0.01)
     monkeypatch.setattr(rollouts, "INTERVAL_S", 0.01)
 
 
@@ -83,12 +83,12 @@ async def edge(hub: Hub, name: str, door: Door | None, secret: str | None = None
 @contextlib.asynccontextmanager
 async def hub_with_group(store: MemoryStore) -> AsyncIterator[Hub]:
     async with running_hub(store, **SOON) as hub:
-        await declare(hub, store, groups.set_group(("default", "presses"), ("press-*",)))
+        await declare(hub, store, edge_configs.set_group(("default", "presses"), ("press-*",)))
         yield hub
 
 
 def set_group(text: str, rollout: RolloutDocument | None = None) -> Any:
-    return config_changes.set_config(("default", "group", "presses"), text, rollout)
+    return edge_configs.set_config(("default", "group", "presses"), text, rollout)
 
 
 async def test_edges_are_told_when_they_link_and_when_it_changes_and_their_words_are_kept() -> None:
@@ -102,15 +102,15 @@ async def test_edges_are_told_when_they_link_and_when_it_changes_and_their_words
             await declare(hub, store, set_group(TEXT))
             await until(lambda: len(door.wanted) == 1)
             assert [(layer.name, layer.text) for layer in door.wanted[0].layers] == [("group presses", TEXT)]
-            await declare(hub, store, config_changes.set_config(("default", "edge", "press-1"), "disk: {budget: 2GiB}"))
+            await declare(hub, store, edge_configs.set_config(("default", "edge", "press-1"), "disk: {budget: 2GiB}"))
             await until(lambda: len(door.wanted) == 2)
             assert [layer.name for layer in door.wanted[1].layers] == ["group presses", "edge press-1"]
         late = Door(has=door.wanted[1])
         async with edge(hub, "press-1", late):
-            await declare(hub, store, config_changes.remove_config(("default", "group", "presses")))
+            await declare(hub, store, edge_configs.remove_config(("default", "group", "presses")))
             await until(lambda: len(late.wanted) == 1)
             assert [layer.name for layer in late.wanted[0].layers] == ["edge press-1"]
-            await declare(hub, store, config_changes.remove_config(("default", "edge", "press-1")))
+            await declare(hub, store, edge_configs.remove_config(("default", "edge", "press-1")))
             await until(lambda: len(late.wanted) == 2)
             assert late.wanted[1].layers == []
         assert not oven.wanted
@@ -135,7 +135,7 @@ async def test_a_token_of_another_tenant_or_edge_changes_and_learns_nothing() ->
     async with running_hub(store, tokens_required=True, **SOON) as hub:
         await declare(hub, store, tenant_changes.set_tenant("acme", Quotas(), is_new=True))
         await declare(hub, store, token("other", "secret", Scope.EDGE, edge="press-1", tenant="acme"))
-        await declare(hub, store, config_changes.set_config(("default", "edge", "press-1"), TEXT))
+        await declare(hub, store, edge_configs.set_config(("default", "edge", "press-1"), TEXT))
         door = Door()
         async with edge(hub, "press-1", door, "secret", "acme"):
             await asyncio.sleep(0.05)
@@ -191,7 +191,7 @@ async def test_two_processes_that_hear_edges_of_one_shard_lose_no_word() -> None
 
 async def test_words_of_ten_thousand_edges_are_one_write_for_each_shard_and_no_entry_of_the_log() -> None:
     store, now = MemoryStore(), 1_000
-    heard = states.ConfigStates(store, lambda node: int(node.edge[6:]) % 16, lambda: now)
+    heard = rollouts.ConfigStates(store, lambda node: int(node.edge[6:]) % 16, lambda: now)
     said = ConfigState(7, "d" * 16, ConfigOutcome.CONFIRMED, "", 7, "d" * 16)
     for n in range(10_000):
         heard.note(NodeName("default", f"press-{n}"), said)
@@ -234,7 +234,7 @@ async def test_a_rollout_goes_on_by_itself_and_stops_when_edges_take_it_back() -
             assert "took it back: press-" in rollout().why
             reached = [name for name, door in doors.items() if len(door.wanted) == 3]
             assert 0 < len(reached) < 12
-            await declare(hub, store, config_changes.abort(("default", "group", "presses"), "it is wrong"))
+            await declare(hub, store, edge_configs.abort(("default", "group", "presses"), "it is wrong"))
             await until(lambda: all(len(doors[name].wanted) == 4 for name in reached))
             assert {doors[name].wanted[3].layers[0].text for name in reached} == {better}
             assert sum(len(door.wanted) == 2 for door in doors.values()) == 16 - len(reached)

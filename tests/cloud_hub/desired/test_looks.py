@@ -8,19 +8,17 @@ from collections import Counter
 import pytest
 
 from tests.cloud_hub.declared.test_groups import cluster
-from weft.cloud_hub.declared import config_changes, groups
-from weft.cloud_hub.declared.changes import Decision
-from weft.cloud_hub.declared.desired_configs import DesiredConfigs
-from weft.cloud_hub.declared.documents import RolloutDocument
-from weft.cloud_hub.declared.groups import Groups
-from weft.cloud_hub.desired import states as states_module
-from weft.cloud_hub.desired.rollouts import Rollouts
-from weft.cloud_hub.desired.states import LOOKED_AT_ONCE, WHOLE_LOOKS, ConfigStates, StatesReader, read_states
+from weft.cloud_hub import rollouts as states_module
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.changes import Decision
+from weft.cloud_hub.admin_facts.documents import RolloutDocument
+from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+from weft.cloud_hub.rollouts import LOOKED_AT_ONCE, WHOLE_LOOKS, ConfigStates, Rollouts, StatesReader, read_states
 from weft.protocols.lane import NodeName
-from weft.protocols.link.configuration import ConfigOutcome, ConfigState
+from weft.protocols.link import ConfigOutcome, ConfigState
 from weft.storage.hub_keys import config_states_key
 from weft.storage.object_store import Object
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Listing
 
 SHARDS = 16
@@ -55,8 +53,8 @@ class Fleet:
         self.store = CountingStore()
         self.made = cluster(presses=edges)
         text = RolloutDocument(0.5, failures_max=1)
-        self.made.declare(config_changes.set_config(("default", "group", "presses"), "disk: {budget: 2GiB}"))
-        self.made.declare(config_changes.set_config(("default", "group", "presses"), "disk: {budget: 3GiB}", text))
+        self.made.declare(edge_configs.set_config(("default", "group", "presses"), "disk: {budget: 2GiB}"))
+        self.made.declare(edge_configs.set_config(("default", "group", "presses"), "disk: {budget: 3GiB}", text))
         self.groups = Groups.of(self.made.state)
         self.configs = DesiredConfigs(self.groups)
         self.configs.refresh(self.made.state)
@@ -117,7 +115,7 @@ async def test_an_edge_that_becomes_a_member_is_seen_and_all_objects_are_read_no
     await fleet.say(*(f"oven-{at}" for at in range(160)))
     assert (await fleet.look())["get"] == SHARDS
     assert await fleet.look() == {"list": 1}
-    fleet.made.declare(groups.set_group(("default", "presses"), ("press-*", "oven-3")))
+    fleet.made.declare(edge_configs.set_group(("default", "presses"), ("press-*", "oven-3")))
     fleet.groups.refresh(fleet.made.state)
     assert (await fleet.look())["get"] == SHARDS
     looks = [(await fleet.look()).get("get", 0) for _ in range(WHOLE_LOOKS)]

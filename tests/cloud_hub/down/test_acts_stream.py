@@ -12,30 +12,29 @@ import pytest
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.waiting import until
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
-from weft.cloud_hub.declared import changes
-from weft.cloud_hub.declared.acts.acting import acting
-from weft.cloud_hub.declared.acts.second_person import (
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.acts import (
     Approval,
     AskedAct,
     NeedsApproval,
     SecondPersonDocument,
+    acting,
     allow,
     approve,
     change_setting,
     requests_of,
 )
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.message_lanes import AUDIT_STREAM, AUDIT_TENANT
-from weft.proofs.backup.making import make_backup
-from weft.proofs.backup.restoring import restore
+from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
+from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster, restored
-from weft.storage.cluster_log.log import Author, ClusterLog
+from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 SOON = {"cluster_log_interval_s": 0.02}
 WAY = f"/v1/streams/{AUDIT_STREAM}/records?tenant={AUDIT_TENANT}&limit=1000"

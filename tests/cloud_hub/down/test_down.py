@@ -15,20 +15,20 @@ import pytest
 from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.cluster import membership
+from weft.cloud_hub import cluster as membership
+from weft.cloud_hub import splits
+from weft.cloud_hub.down.edge_queue import lane_of
 from weft.cloud_hub.down.hub_down import HubDown
-from weft.cloud_hub.down.records import lane_of
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.message_lanes import spared_from, waiting_lanes
-from weft.cloud_hub.splits import declaring
+from weft.cloud_hub.shard.lane_session import spared_from, waiting_lanes
 from weft.protocols.batch import Buffer
-from weft.protocols.link.down import DownMessage, DownOpen, MessageOutcome, OutcomeKind, Outcomes
+from weft.protocols.link import DownMessage, DownOpen, MessageOutcome, OutcomeKind, Outcomes
 from weft.protocols.shard.placement import digest_of
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.runner.messages import Answer
-from weft.replication.status import LinkStatus
+from weft.replication.runner.settings import Answer
 from weft.storage.cluster import open_cluster
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 EDGE = LinkIdentity("default", "press-1", 7, "test")
 EPOCHS = MemoryEpochs()
@@ -192,7 +192,7 @@ async def test_messages_that_wait_when_a_shard_splits(at: int, monkeypatch: pyte
         await post(hub, "before", edge=names[at])
         cluster = await open_cluster(store, None)
         bits = random.Random(1).getrandbits
-        await declaring.split(store, cluster, 0, wall_clock=time.time_ns, random_bits=bits)
+        await splits.split(store, cluster, 0, wall_clock=time.time_ns, random_bits=bits)
         await until(lambda: len(hub.sequencers) == 2 and hub.sequencers[1].loaded)
         while (await post(hub, "after", key="k", edge=names[at]))[0] != 200:
             pass

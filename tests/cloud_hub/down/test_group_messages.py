@@ -19,13 +19,12 @@ from tests.support.processes import weft
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
 from tests.support.waiting import Patience
-from weft.cloud_hub.declared import groups
-from weft.cloud_hub.declared.groups import Groups
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.edge_configs import Groups
 from weft.cloud_hub.down import requests
-from weft.cloud_hub.down.addressed import UnknownGroup, members
+from weft.cloud_hub.down.requests import UnknownGroup, members
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
-from weft.cloud_hub.shard.message_lanes import DOWN_STREAM
+from weft.cloud_hub.shard.lane_session import DOWN_STREAM, LaneClaim, LaneSession
 from weft.output import Failed
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.ranges import RangeSet
@@ -33,7 +32,7 @@ from weft.protocols.shard.lane_state import LaneState, Retirement
 from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 KEY = ("default", "presses")
 
@@ -82,7 +81,7 @@ async def test_a_message_to_a_group_is_published_page_by_page(monkeypatch: pytes
     store, takers = MemoryStore(), [Taker() for _ in range(4)]
     names = [*(f"press-{at}" for at in (1, 2, 3)), "oven"]
     async with running_hub(store, **SOON) as hub:
-        await declare(hub, store, groups.set_group(KEY, ("press-*", "welder")))
+        await declare(hub, store, edge_configs.set_group(KEY, ("press-*", "welder")))
         for at, (name, taker) in enumerate(zip(names, takers, strict=True), 1):
             async with linked(hub, taker, LinkIdentity("default", name, at, "test")):
                 pass
@@ -117,7 +116,7 @@ async def test_the_command_publishes_to_a_group_and_says_what_was_not_stored(
 
     async with running_hub(store, **SOON) as hub:
         config.write_text(f"listen: {hub.url.removeprefix('http://')}\nstore: store\n")
-        await declare(hub, store, groups.set_group(KEY, ("press-*",)))
+        await declare(hub, store, edge_configs.set_group(KEY, ("press-*",)))
         for at in (1, 2, 3):
             async with linked(hub, None, LinkIdentity("default", f"press-{at}", at, "test")):
                 pass
@@ -127,7 +126,7 @@ async def test_the_command_publishes_to_a_group_and_says_what_was_not_stored(
         ]
         assert lines[3].startswith("group presses: 3 edges in ")
         assert (await messages(hub))["waiting"][0]["topic"] == "down/x"
-        await declare(hub, store, groups.set_group(KEY, ("press-*", "welder")))
+        await declare(hub, store, edge_configs.set_group(KEY, ("press-*", "welder")))
         failed = await run("--group", "presses", "down/x", "hello", "--json")
         assert isinstance(failed.exception, Failed)
         assert "1 message not stored: welder: no edge welder" in str(failed.exception)
@@ -164,7 +163,7 @@ async def test_a_tenant_that_publishes_too_fast_is_told_when_to_go_on(
             hub_rates.result()
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr("weft.commands.messages.time.sleep", sleep)
+        monkeypatch.setattr("weft.commands.hub_records.time.sleep", sleep)
         done = await asyncio.to_thread(weft, "hub", "publish", config, "press-1,press-2", "down/x", "hello")
         assert done.output.count("message 1 is stored") == 2
         assert slept in ([9], [10])
@@ -186,7 +185,7 @@ async def test_a_message_to_ten_thousand_edges_is_durable_within_a_minute(
     store = open_store(str(tmp_path / "store"))
     async with running_hub(store, shards=16, **SOON) as hub:
         await enrol(hub, [NodeName("default", f"press-{at:05d}") for at in range(edges)])
-        await declare(hub, store, groups.set_group(KEY, ("press-*",)))
+        await declare(hub, store, edge_configs.set_group(KEY, ("press-*",)))
         stored, after, patience = 0, "", Patience(60.0)
         while after is not None:
             status, answer = await post(hub, group="presses", payload="x" * 200, after=after)

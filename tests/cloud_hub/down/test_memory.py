@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.cloud_hub.down import edge_queue
-from weft.cloud_hub.down.edge_queue import Draft, EdgeQueue, Shared
-from weft.cloud_hub.down.memory import TenantMemory
-from weft.cloud_hub.down.records import Settled, Waiting, lane_of
+from weft.cloud_hub.down.edge_queue import Draft, EdgeQueue, Settled, Shared, TenantMemory, Waiting, lane_of
 
 PUTS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30)), max_size=200)
 

@@ -11,18 +11,18 @@ import pytest
 from tests.cloud_hub.down.test_down import EDGE, EPOCHS, Taker, linked, messages, post
 from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.waiting import until
-from weft.cloud_hub.down import hub_down, link_down
+from weft.cloud_hub.down import hub_down
+from weft.cloud_hub.down.edge_queue import lane_of
 from weft.cloud_hub.down.hub_down import HubDown
-from weft.cloud_hub.down.records import lane_of
 from weft.cloud_hub.hub import Hub
 from weft.protocols.batch import Buffer
-from weft.protocols.link.down import MessageOutcome, OutcomeKind
+from weft.protocols.link import MessageOutcome, OutcomeKind
 from weft.protocols.shard.placement import shard_of
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkSettings, run_link
 from weft.replication.source import OfferedLane
-from weft.replication.status import LinkStatus
 from weft.storage.object_store import Object, StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Listing
 
 
@@ -83,7 +83,7 @@ class ShardGone(MemoryStore):
 
 async def test_a_link_stays_while_the_shard_with_its_messages_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be a relay's: lanes of other edges are in other shards."""
-    monkeypatch.setattr(link_down, "RETRY_S", 0.02)
+    monkeypatch.setattr(hub_down, "LINK_RETRY_S", 0.02)
     store, taker = ShardGone(), Taker()
     async with running_hub(store) as hub:
         async with linked(hub, None):

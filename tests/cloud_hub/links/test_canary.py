@@ -16,14 +16,12 @@ from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import SequencerSettings
+from weft.replication.events import CanaryState, LinkState, LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.budget import BudgetRule
-from weft.replication.policy.rules import PolicyRules
-from weft.replication.policy.schedule import StreamWindows
+from weft.replication.policy import BudgetRule, PolicyRules, StreamWindows
 from weft.replication.runner.control import LinkControl
-from weft.replication.settings import SenderSettings
-from weft.replication.status import CanaryState, LinkState, LinkStatus
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = pytest.mark.slow
 

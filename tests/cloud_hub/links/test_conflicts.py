@@ -13,18 +13,18 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.conflicts import conflicts, note_conflicts
-from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, encode_footer, encode_header
+from weft.cloud_hub.shard.lane_ends import conflicts, note_conflicts
+from weft.protocols.chunk import encode_header
+from weft.protocols.chunk_index import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, encode_footer
 from weft.protocols.lane import Lane
-from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
-from weft.protocols.link.stream import FrameEncoder
+from weft.protocols.link import PROTOCOL_VERSION, FrameEncoder, Hello, LaneOpen
 from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import ConflictBody
 from weft.protocols.shard.placement import shard_of
+from weft.replication.events import LinkState
 from weft.replication.runner import LINK_PATH, LinkIdentity
-from weft.replication.status import LinkState
 from weft.storage.chunk_log import ShardLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LANE = Lane("default", "press-1", 7, "telemetry")
 NODE = LinkIdentity("default", "press-1", 7, "weft")

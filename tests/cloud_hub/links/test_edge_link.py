@@ -10,8 +10,7 @@ from typing import cast
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, machine, make_batch, make_sequencer
 from weft.bounds import Refusals
-from weft.cloud_hub.links.edge_link import EdgeLink
-from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.links.edge_link import EdgeLink, HubLinkLog
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.lane import Lane
@@ -19,7 +18,7 @@ from weft.protocols.link import PROTOCOL_VERSION, Clock, Frame, Hello, LaneOpen,
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkSession
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 class Answers:

@@ -11,11 +11,10 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.live_node import running
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.protocols.link.report import ERROR_CHARACTERS_MAX, FUNCTIONS_MAX, FunctionReport, NodeReport
-from weft.replication.report_ride import LatestReport
+from weft.protocols.link import ERROR_CHARACTERS_MAX, FUNCTIONS_MAX, FunctionReport, NodeReport
+from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.runner import LinkIdentity
-from weft.replication.settings import SenderSettings
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 PRESS = LinkIdentity("default", "press-1", 0xABC, "weft 9.1")
 NODE = """

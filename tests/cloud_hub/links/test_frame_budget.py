@@ -9,7 +9,7 @@ import pytest
 
 from tests.cloud_hub import virtual_time
 from weft.bounds import Owner, OwnerKind, Refusals
-from weft.cloud_hub.links.frame_budget import COST_AT_ONCE, COST_PER_S, TENANT, FrameBudget
+from weft.cloud_hub.links.edge_link import COST_AT_ONCE, COST_PER_S, TENANT, FrameBudget
 from weft.replication.runner import LinkRefused, LinkSession
 
 

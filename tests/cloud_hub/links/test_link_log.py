@@ -14,11 +14,11 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub
 from tests.support.clocks import Clock
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
+from weft.cloud_hub.links.edge_link import EDGES_MAX, HubLinkLog
 from weft.protocols.link import Clock as ClockNotice
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.status import LinkStatus
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.text.status import clock_trouble
 
 CONFLICT = "refused: a connection with epoch 4 has taken over, this one has 3"

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from weft.cloud_hub.api.edge_reports import EdgeReport
-from weft.cloud_hub.api.edges import Linked
+from weft.cloud_hub.api.summaries import Linked
 from weft.cloud_hub.api.views import View
-from weft.cloud_hub.links.linked_edges import (
+from weft.cloud_hub.links.open_links import (
     CLEAN_LOOKS,
     OBJECT_BYTES_MAX,
     READ_AGE_S,
@@ -19,11 +19,11 @@ from weft.cloud_hub.links.linked_edges import (
     LinkedEdges,
 )
 from weft.protocols.lane import NodeName
-from weft.protocols.link.report import FunctionReport, NodeReport
+from weft.protocols.link import FunctionReport, NodeReport
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.nodes import NodeEntry
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import NodeEntry
 
 
 class CountingStore(MemoryStore):

@@ -13,11 +13,9 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
-from weft.protocols.link.stream import FrameEncoder
+from weft.protocols.link import PROTOCOL_VERSION, FrameEncoder, Hello, LaneOpen
 from weft.replication.runner import LINK_PATH
-from weft.storage.object_store.directory import DirectoryStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import DirectoryStore, MemoryStore
 
 
 async def held_back(hub: Hub) -> list[dict[str, str]]:

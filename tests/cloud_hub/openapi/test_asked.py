@@ -6,9 +6,8 @@ import pytest
 
 from tests.cloud_hub.api.test_application import EDGE, STREAM, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from weft.cloud_hub.openapi.operation import Operation
-from weft.cloud_hub.openapi.operations import OPERATIONS
-from weft.storage.object_store.memory import MemoryStore
+from weft.cloud_hub.openapi.operations import OPERATIONS, Operation
+from weft.storage.object_store.directory import MemoryStore
 
 REFUSED = {
     f"{STREAM}/records?shard=0&from_shard=[]&from_shard=false&from_shard=7.5e15&since=%C3%90&chunk=284712646": "since=",

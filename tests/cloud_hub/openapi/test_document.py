@@ -11,8 +11,7 @@ from openapi_spec_validator import validate
 from weft.cloud_hub.api.rows import ARROW as ROWS_ARROW
 from weft.cloud_hub.api.rows import END_OFFSET, FORMATS, JSON_LIMIT_MAX, LIMIT_MAX, NEXT_CHUNK, NEXT_OFFSET
 from weft.cloud_hub.openapi.document import document
-from weft.cloud_hub.openapi.operation import ERRORS, Operation
-from weft.cloud_hub.openapi.operations import ARROW, JSON_ROWS_MAX, OPERATIONS, ROW_FORMATS, ROWS_MAX
+from weft.cloud_hub.openapi.operations import ARROW, ERRORS, JSON_ROWS_MAX, OPERATIONS, ROW_FORMATS, ROWS_MAX, Operation
 from weft.protocols.lane import valid_name
 
 

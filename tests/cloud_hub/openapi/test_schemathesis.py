@@ -17,11 +17,11 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.openapi.answers import ALLOWED, FOREIGN
 from tests.support.slices import SLICE
 from tests.support.waiting import until
-from weft.cloud_hub.api.streams.tail import WAY as TAIL
+from weft.cloud_hub.api.tail import WAY as TAIL
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.console.changes import WAY as CHANGES
 from weft.cloud_hub.hub import Hub
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
 

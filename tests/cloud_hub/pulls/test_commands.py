@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.commands.edges.hub_pulls import SILENT_S_MAX, said, until_over, window
+from weft.commands.hub_records import SILENT_S_MAX, said, until_over, window
 from weft.output import Failed, Refused
 
 NOON = 1_795_608_000 * 10**9

@@ -16,17 +16,17 @@ from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, over, pull_of
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.pulls.link_pulls import SAID_MAX
+from weft.cloud_hub.pulls import SAID_MAX
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import GapRange, LaneFlag
+from weft.protocols.chunk_index import GapRange, LaneFlag
 from weft.protocols.lane import Lane
-from weft.protocols.link.pull import PullRequest, PullStage, PullState
+from weft.protocols.link import PullRequest, PullStage, PullState
 from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.runner.pulls import Tell
+from weft.replication.runner.settings import Tell
 from weft.replication.source import LaneSnapshot, LogSource, OfferedLane
-from weft.replication.status import LinkStatus
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = pytest.mark.slow
 LOG = 7

@@ -11,14 +11,14 @@ import pytest
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, call, held, linked_plant, over, pull_of
 from tests.support.waiting import until
+from weft.cloud_hub import pulls
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.cloud_hub.pulls import changes
 from weft.config.links import Pull
-from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
+from weft.edge_node.links.high_watermarks import HubHighWatermarks
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = pytest.mark.slow
 
@@ -203,10 +203,10 @@ async def test_bounds_of_pulls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         await plant.records("vibration", 10, batches=200)
         answers = [(await ask(hub, 0, 100))[0] for _ in range(9)]
         assert answers == [202] * 8 + [429]
-        monkeypatch.setattr(changes, "RUNNING_PER_TENANT_MAX", 8)
+        monkeypatch.setattr(pulls, "RUNNING_PER_TENANT_MAX", 8)
         status, told = await ask(hub, 0, 100)
         assert (status, "wait for one" in told["detail"]) == (429, True)
-        monkeypatch.setattr(changes, "PULLS_PER_HOUR_MAX", 8)
+        monkeypatch.setattr(pulls, "PULLS_PER_HOUR_MAX", 8)
         _, listed = await call(hub, "GET", "/v1/pulls")
         await call(hub, "DELETE", f"/v1/pulls/{listed['pulls'][0]['id']}")
         assert "in an hour" in (await ask(hub, 0, 100))[1]["detail"]

@@ -14,8 +14,8 @@ from tests.cloud_hub.pulls.plants import Plant, ask, held, linked_plant, over, p
 from tests.support.waiting import Patience, until
 from weft.config.links import Pull
 from weft.protocols.ranges import RangeSet
-from weft.replication.status import LinkState
-from weft.storage.object_store.memory import MemoryStore
+from weft.replication.events import LinkState
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = pytest.mark.slow
 

@@ -9,18 +9,16 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from tests.support.waiting import until
-from weft.cloud_hub.declared.documents import PULL, PullDocument, decode
-from weft.cloud_hub.declared.pulls import KnownPulls
-from weft.cloud_hub.pulls import changes
-from weft.cloud_hub.pulls import service as service_module
-from weft.cloud_hub.pulls.link_pulls import SAID_MAX, LinkPulls
-from weft.cloud_hub.pulls.requests import PullRequests
-from weft.cloud_hub.pulls.service import HubPulls
+from weft.cloud_hub import pulls as changes
+from weft.cloud_hub import pulls as service_module
+from weft.cloud_hub.admin_facts.declarations import KnownPulls
+from weft.cloud_hub.admin_facts.documents import PULL_KIND, PullDocument, decode
+from weft.cloud_hub.pulls import SAID_MAX, HubPulls, LinkPulls, PullRequests
 from weft.protocols.lane import NodeName
-from weft.protocols.link.pull import PullRequest, PullStage, PullState
+from weft.protocols.link import PullRequest, PullStage, PullState
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.cluster_log.log import Author, ClusterLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.cluster_log import Author, ClusterLog
+from weft.storage.object_store.directory import MemoryStore
 
 NAME = "default/5f0c"
 REQUEST = PullRequest("5f0c", "vibration", 0, 10, 1 << 20)
@@ -43,7 +41,7 @@ async def test_an_edge_with_one_log_after_the_other_does_not_fill_the_cluster_lo
     log = await asked(MemoryStore())
     for log_id in range(1, 50):
         state = await log.append(changes.plan(NAME, said(1 + log_id % 2, [(0, 10)]), 2), AUTHOR)
-    found = decode(state.facts(PULL)[NAME].document, PullDocument)
+    found = decode(state.facts(PULL_KIND)[NAME].document, PullDocument)
     assert (found.state, found.reason) == ("failed", changes.OTHER_LOGS)
     assert state.n <= 4
 
@@ -51,7 +49,7 @@ async def test_an_edge_with_one_log_after_the_other_does_not_fill_the_cluster_lo
 async def test_ranges_that_an_edge_made_up_are_joined() -> None:
     log = await asked(MemoryStore())
     state = await log.append(changes.plan(NAME, said(1, [(9, 3), (0, 8), (2, 10), (0, 10)]), 2), AUTHOR)
-    assert decode(state.facts(PULL)[NAME].document, PullDocument).ranges == ((0, 10),)
+    assert decode(state.facts(PULL_KIND)[NAME].document, PullDocument).ranges == ((0, 10),)
 
 
 def test_an_edge_that_waits_may_say_so_without_end() -> None:
@@ -261,7 +259,7 @@ async def test_a_tenant_that_asks_for_pulls_for_days_is_not_refused(monkeypatch:
         if n != 1:  # which goes on
             await pulls.declare(name, changes.end(name, "cancelled", now), AUTHOR)
     state = await ClusterLog(store, CLUSTER).load()
-    assert [name[-1] for name in sorted(state.facts(PULL))] == ["1", "4", "5", "6", "7"]
+    assert [name[-1] for name in sorted(state.facts(PULL_KIND))] == ["1", "4", "5", "6", "7"]
 
 
 async def test_a_request_beyond_a_share_makes_nothing_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ from tests.cloud_hub.fabric import make_batch
 from tests.cloud_hub.live import EdgeLog
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import RegionSettings
-from weft.network.token_file import read_token
+from weft.network.reload import read_token
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState
+from weft.replication.flow_control import SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkIdentity, LinkSettings
-from weft.replication.settings import SenderSettings
 
 LANE = Lane("default", "press-1", 7, "telemetry")
 NODE = LinkIdentity("default", "press-1", 7, "weft")

@@ -20,19 +20,17 @@ from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.regions import history
 from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
-from weft.cloud_hub.tables.choice import Choice
-from weft.cloud_hub.tables.erasing import Author, Eraser
+from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
 from weft.proofs.audit.audit import audit
-from weft.proofs.audit.regions import compare_regions
-from weft.protocols.chunk import GapRange
-from weft.protocols.lane import Lane
-from weft.protocols.origin import Origin, OriginKind
+from weft.proofs.audit.report import compare_regions
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.lane import Lane, Origin, OriginKind
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
+from weft.storage.chunk_log import RegionPosition, RegionPositions
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.region_positions import RegionPosition, RegionPositions
 
 EDGES = [next(f"new-{n}" for n in range(99) if shard_of("default", f"new-{n}", 2) == shard) for shard in range(2)]
 NEW = [Lane("default", edge, log_id, "telemetry") for log_id, edge in enumerate(EDGES, 9)]

@@ -14,14 +14,14 @@ from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored
 from tests.cloud_hub.regions.test_two_regions import OTHER, OTHER_NODE, order
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.declared import changes
+from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
-from weft.proofs.audit.regions import compare_regions
-from weft.protocols.chunk import GapRange
+from weft.proofs.audit.report import compare_regions
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.segment import GapReason
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.region_positions import RegionPositions
+from weft.storage.chunk_log import RegionPositions
+from weft.storage.object_store.directory import MemoryStore
 
 
 @dataclass

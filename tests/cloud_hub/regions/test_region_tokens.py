@@ -13,13 +13,16 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.api.tokens import Scope, TokensUnusable, create_token, read_tokens
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.shard.message_lanes import AUDIT_STREAM, AUDIT_TENANT, DOWN_STREAM
-from weft.protocols.chunk import LaneFlag
+from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT, DOWN_STREAM
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
     CONFIG,
     PROTOCOL_VERSION,
+    PULL,
     Frame,
+    FrameDecoder,
+    FrameEncoder,
     Hello,
     LaneClosed,
     LaneOpen,
@@ -28,10 +31,8 @@ from weft.protocols.link import (
     RefuseCode,
     Welcome,
 )
-from weft.protocols.link.pull import PULL
-from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.replication.runner import LINK_PATH
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 RELAY = int(LaneFlag.RELAY)
 _ANSWERS = Welcome, Refuse, LaneClosed, LaneOpened

@@ -9,10 +9,9 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from weft.cloud_hub.regions import source as sources
-from weft.cloud_hub.regions.refused import AGAIN_MAX_S
-from weft.cloud_hub.regions.source import RegionSource, Selection
+from weft.cloud_hub.regions.source import AGAIN_MAX_S, RegionSource, Selection
 from weft.protocols.batch import decode_header
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
@@ -20,7 +19,7 @@ from weft.protocols.segment import GapReason
 from weft.replication.events import LaneEnded, LaneTaken
 from weft.replication.source import OfferedLane
 from weft.storage.chunk_log import ShardLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LANES = [
     Lane(tenant, f"press-{edge}", edge, stream)

@@ -15,28 +15,26 @@ from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run
 from tests.edge_node.links.test_links_restored import Life
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
-from weft.cloud_hub.declared import changes
-from weft.cloud_hub.declared.changes import CannotDeclare, Decision
-from weft.cloud_hub.declared.documents import Quotas
-from weft.cloud_hub.declared.tenants.changes import set_tenant
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision, set_tenant
+from weft.cloud_hub.admin_facts.documents import Quotas
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.regions import refused, source
-from weft.cloud_hub.regions.link import PAUSED
+from weft.cloud_hub.regions import source
+from weft.cloud_hub.regions.regions import PAUSED
 from weft.commands.common import load_hub
 from weft.commands.hub_settings import settings_of
 from weft.config.links import Link
 from weft.demo.fabric import free_port
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.placement import shard_of
+from weft.replication.events import LinkState
 from weft.replication.liveness import SECOND
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkState
-from weft.storage.chunk_log import ShardLog
-from weft.storage.cluster_log.log import Author, ClusterLog
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.region_positions import RegionPositions
+from weft.storage.chunk_log import RegionPositions, ShardLog
+from weft.storage.cluster_log import Author, ClusterLog
+from weft.storage.object_store.directory import MemoryStore
 
 OTHER = Lane("default", "press-2", 8, "telemetry")
 OTHER_NODE = LinkIdentity("default", "press-2", 8, "weft")
@@ -216,8 +214,8 @@ async def test_a_lane_that_a_region_refuses_waits_by_itself_and_comes_once_there
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source, "CHUNKS_MAX", 2)
-    monkeypatch.setattr(refused, "AGAIN_S", 0.05)
-    monkeypatch.setattr(refused, "AGAIN_MAX_S", 0.05)
+    monkeypatch.setattr(source, "AGAIN_S", 0.05)
+    monkeypatch.setattr(source, "AGAIN_MAX_S", 0.05)
     there, cluster_log = MemoryStore(), {"cluster_log_interval_s": 0.02}
 
     async def set_quota(lanes: int, *, is_new: bool) -> None:

@@ -9,19 +9,18 @@ from collections.abc import Awaitable, Callable
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
+from weft.cloud_hub.admin_facts.acts import OwnActs
 from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.declared.acts.acting import OwnActs
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard import lane_ends, lane_keeper
-from weft.cloud_hub.shard.lane_ends import Ending
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper
+from weft.cloud_hub.shard import lane_ends
+from weft.cloud_hub.shard.lane_ends import Ending, LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.chunk import Control, ControlKind
+from weft.protocols.chunk_index import Control, ControlKind
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")
@@ -70,7 +69,7 @@ class Hub:
         """Two rounds of a keeper: what is silent in both of them ends."""
         keeper = keeper or self.keeper()
         await keeper.look()
-        self.ahead_s += lane_keeper.INTERVAL_S
+        self.ahead_s += lane_ends.INTERVAL_S
         await keeper.look()
 
     async def session(self, lane: Lane = LANE, epoch: int = 1, flags: int = 0) -> Session:

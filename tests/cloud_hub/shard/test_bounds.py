@@ -12,11 +12,10 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session, make_batch
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.chunk import LaneFlag
-from weft.protocols.lane import Lane, NodeName
-from weft.protocols.origin import Origin
-from weft.protocols.shard.edge_texts import origin_bytes
-from weft.storage.object_store.memory import MemoryStore
+from weft.protocols.chunk_index import LaneFlag
+from weft.protocols.lane import Lane, NodeName, Origin
+from weft.protocols.shard.shard_state import origin_bytes
+from weft.storage.object_store.directory import MemoryStore
 
 LANES = [Lane("default", "edge-1", 7, f"s{number}") for number in range(4)]
 NODE = NodeName("default", "edge-1")

@@ -12,7 +12,7 @@ from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, FaultyStore
 from tests.cloud_hub.shard.test_sequencer import LANE, opened, play
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.link import RefuseCode
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState

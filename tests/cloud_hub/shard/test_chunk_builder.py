@@ -12,13 +12,13 @@ import pytest
 from tests.cloud_hub.fabric import make_batch
 from weft.cloud_hub.shard.chunk_builder import TEXTS_PER_EDGE, ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
-from weft.protocols.lane import Lane
-from weft.protocols.origin import Origin
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.shard_state import ShardState, lane_of
+from weft.protocols.shard.lane_state import lane_of
+from weft.protocols.shard.shard_state import ShardState
 
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
 REASONS = (GapReason.BUDGET, GapReason.EXPIRED, GapReason.OPERATOR, GapReason.ABSENT)

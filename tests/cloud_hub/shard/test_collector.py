@@ -13,13 +13,12 @@ from weft.cloud_hub.shard import collector as collectors
 from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
 from weft.proofs.audit.audit import audit
 from weft.protocols.errors import CodecError
-from weft.storage.chunk_log import CollectedPast, Manifest, ShardLog
+from weft.storage.chunk_log import CollectedPast, Manifest, RegionPosition, RegionPositions, ShardLog
 from weft.storage.hub_keys import chunk_key, chunk_prefix
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.region_positions import RegionPosition, RegionPositions
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.state import DeltaState
-from weft.storage.table_maker.service import TableService
+from weft.storage.table.actions import DeltaState
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table_writer.service import TableService
 
 MINUTE = 60 * SECOND
 RETAIN_S = 600.0

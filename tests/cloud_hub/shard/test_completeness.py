@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session
 from weft.cloud_hub.api.views import completeness_view, stream_lanes
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk_index import GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import completeness
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
 ACTIONS = [

@@ -12,8 +12,8 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkIdentity
-from weft.replication.status import LinkState
 from weft.storage.object_store import ObjectStore, open_store
 
 EDGES = [f"press-{n}" for n in range(8)]

@@ -15,7 +15,7 @@ from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.protocols.test_shard_state import complete_up_to
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import EndedLanes, Ending
-from weft.protocols.chunk import GapRange, LaneFlag, Mark
+from weft.protocols.chunk_index import GapRange, LaneFlag, Mark
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
@@ -23,7 +23,7 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.hub_keys import ended_key
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")

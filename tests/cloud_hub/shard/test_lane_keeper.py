@@ -9,14 +9,14 @@ import pytest
 from tests.cloud_hub.fabric import CLUSTER
 from tests.cloud_hub.shard.ending import Hub, play
 from tests.cloud_hub.virtual_time import now_ns
-from weft.cloud_hub.declared.acts.lines import UNUSABLE, lines
-from weft.cloud_hub.shard import lane_ends, lane_keeper
+from weft.cloud_hub.admin_facts.acts import UNUSABLE, lines
+from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.lane_state import RetiredBy
 from weft.storage.chunk_log import ShardLog
-from weft.storage.cluster_log.log import ClusterLog
+from weft.storage.cluster_log import ClusterLog
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")
@@ -131,16 +131,16 @@ def test_a_keeper_looks_twice_an_hour_apart_before_a_lane_ends() -> None:
         await keeper.look()
         hub.ahead_s -= 91 * DAY_S
         for _ in range(3):
-            hub.ahead_s += lane_keeper.INTERVAL_S
+            hub.ahead_s += lane_ends.INTERVAL_S
             await keeper.look()
         assert (await hub.state()).lanes[LANE].retired is None
         hub.ahead_s += 91 * DAY_S
         await keeper.look()
-        hub.ahead_s += lane_keeper.INTERVAL_S / 2
+        hub.ahead_s += lane_ends.INTERVAL_S / 2
         await keeper.look()
         await hub.keeper().look()  # one that was just started has seen nothing yet
         assert (await hub.state()).lanes[LANE].retired is None
-        hub.ahead_s += lane_keeper.INTERVAL_S / 2
+        hub.ahead_s += lane_ends.INTERVAL_S / 2
         await keeper.look()
         assert (await hub.state()).lanes[LANE].retired is not None
         hub.sequencer.leave(session.lane_session)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.fabric import make_batch
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, bounds, weight
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cloud_hub.shard.message_lanes import DOWN_STREAM, SPARED_NS_MAX, spared_from, waiting_lanes
-from weft.protocols.chunk import Mark
+from weft.cloud_hub.shard.lane_session import DOWN_STREAM, SPARED_NS_MAX, spared_from, waiting_lanes
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import LaneState

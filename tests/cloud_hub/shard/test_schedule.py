@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.schedule import CommitPace, CommitSchedule
+from weft.cloud_hub.shard.sequencer import CommitPace, CommitSchedule
 
 SETTINGS = SequencerSettings(commit_interval_s=0.25, chunk_bytes_max=1000, mark_interval_s=10, follow_interval_s=2)
 

@@ -12,20 +12,20 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
-from weft.cloud_hub.shard import chunk_builder, snapshots
+from weft.cloud_hub.shard import chunk_builder
+from weft.cloud_hub.shard import sequencer as snapshots
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark, StreamSection
-from weft.protocols.lane import Lane
+from weft.protocols.chunk_index import ClockUpdate, GapRange, LaneFlag, Mark, StreamSection
+from weft.protocols.lane import ORIGINS_MAX, Lane, Origin
 from weft.protocols.link import RefuseCode
-from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")

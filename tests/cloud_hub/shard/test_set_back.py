@@ -17,16 +17,14 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.protocols.chunk import Chunk, ChunkHeader, Mark, StreamBlock, blocked, encode_footer
-from weft.protocols.chunk_index.footer import BLOCKS_LEVEL
+from weft.protocols.chunk_index import BLOCKS_LEVEL, Chunk, ChunkHeader, Mark, StreamBlock, blocked, encode_footer
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.fold import STEP_LANES, folding
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog
-from weft.storage.chunks.in_steps import apply_in_steps
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.chunk_log import ShardLog, apply_in_steps
+from weft.storage.object_store.directory import MemoryStore
 
 MINUTE = 60 * SECOND
 YEARS = 14 * 365 * 86_400 * SECOND

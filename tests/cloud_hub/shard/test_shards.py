@@ -12,7 +12,7 @@ from tests.cloud_hub.fabric import machine, make_sequencer
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.shard.placement import ShardTree
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,17 @@ import pytest
 
 from tests.protocols.test_shard_state import LANE, next_chunk, update
 from tests.support.later_fold import LATER
-from weft.cloud_hub.shard import snapshots
-from weft.cloud_hub.shard.snapshots import SNAPSHOTS_TO_LOCATE, Snapshotter, thin_snapshots, write_snapshot
+from weft.cloud_hub.shard import sequencer
+from weft.cloud_hub.shard.sequencer import SNAPSHOTS_TO_LOCATE, Snapshotter, thin_snapshots, write_snapshot
+from weft.protocols.chunk_index import RELEASE, FoldRules
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
-from weft.storage.chunk_log import SNAPSHOTS_TO_START, Cluster, ShardLog
-from weft.storage.manifest import changed
+from weft.storage.chunk_log import SNAPSHOTS_TO_START, ShardLog, changed
+from weft.storage.cluster import Cluster
 from weft.storage.object_store import Listed
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 CLUSTER = Cluster(b"c" * 16, 1)
 
@@ -108,7 +109,7 @@ def snapshotter(log: ShardLog) -> Snapshotter:
 
 
 async def test_a_large_state_is_encoded_in_a_thread_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "LANES_INLINE", 3)
+    monkeypatch.setattr(sequencer, "LANES_INLINE", 3)
     store = MemoryStore()
     log, state = log_of(store), state_at(-1, lanes=10)
     apply(state, next_chunk(state, update(ranges=[(0, 5)])))

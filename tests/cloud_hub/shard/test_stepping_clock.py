@@ -21,12 +21,12 @@ from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import moment
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
-from weft.protocols.chunk import ClockUpdate, Mark
+from weft.protocols.chunk_index import ClockUpdate, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import completeness
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.table.rows import RowsOf, rows_of
 
 STREAM = ("default", "telemetry")

@@ -13,20 +13,17 @@ import pytest
 from tests.cloud_hub.fabric import make_batch
 from tests.support.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.bounds import Room, Told
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder, Draft
-from weft.cloud_hub.shard.clock_notices import ClockNotices
-from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
-from weft.protocols.chunk import ClockUpdate, GapRange
-from weft.protocols.fields import TOPICS_MAX
-from weft.protocols.lane import Lane, NodeName
+from weft.cloud_hub.shard.lane_session import ClockNotices, LaneClaim, LaneSession, ReceivedBatch
+from weft.cloud_hub.shard.shard_sessions import Room, Told
+from weft.protocols.chunk_index import ClockUpdate, GapRange
+from weft.protocols.lane import ORIGINS_MAX, Lane, NodeName, Origin
 from weft.protocols.link import LaneOpen, encode_frame
-from weft.protocols.origin import ORIGINS_MAX, Origin
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import TOPICS_MAX, RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.fold import fold
 from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
-from weft.replication.settings import CONTROL_BYTE_COST, CONTROL_COST, TURN_COST
+from weft.replication.flow_control import CONTROL_BYTE_COST, CONTROL_COST, TURN_COST
 
 STEP_S_MAX = 0.02
 """Processor time of one step on the machine of the budgets; the quickest of several tries counts."""

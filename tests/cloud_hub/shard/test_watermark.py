@@ -12,15 +12,15 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session
 from tests.cloud_hub.faulty_store import CALM
 from tests.cloud_hub.virtual_time import NS, VirtualLoop, now_ns
-from weft.cloud_hub.shard.watermark import WatermarkGuard
-from weft.protocols.chunk import LaneFlag
+from weft.cloud_hub.shard.sequencer import WatermarkGuard
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 DELETION_DELAY_S = 900.0
 """G of docs/architecture.md: between publishing the watermark and deleting."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.storage.table.schemas import StreamSchema
 
 SCHEMA = StreamSchema(

@@ -8,11 +8,11 @@ from typing import Any
 from deltalake import DeltaTable
 
 from tests.cloud_hub.tables.logs import LogWriter, Run
-from weft.cloud_hub.tables.keys import Key
+from weft.cloud_hub.tables.buckets import Key
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.storage.hub_keys import latest_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_writer.shards import load_shards
 
 Found = dict[str, tuple[str, int, bytes]]
 

@@ -12,13 +12,25 @@ from deltalake import DeltaTable
 
 from weft.protocols import batch, chunk
 from weft.protocols.batch import ClockReading, ClockState, Flag
-from weft.protocols.chunk import ChunkFooter, ChunkHeader, ClockUpdate, GapRange, LaneUpdate, StreamSection
-from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, LEVEL_MAX, ChunkIndex, StreamBlock, blocked
-from weft.protocols.lane import Lane
-from weft.protocols.origin import Origin
+from weft.protocols.chunk_index import (
+    BLOCKS_LEVEL,
+    LEVEL_MAX,
+    ChunkFooter,
+    ChunkHeader,
+    ChunkIndex,
+    ClockUpdate,
+    GapRange,
+    LaneUpdate,
+    StreamBlock,
+    StreamSection,
+    blocked,
+)
+from weft.protocols.lane import Lane, Origin
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster, open_cluster
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore
 
 SECOND = 1_000_000_000

@@ -15,17 +15,17 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_statistics import Row, batch_of
 from tests.cloud_hub.tables.test_tierer import new_tierer
-from weft.cloud_hub.declared.documents import TABLE, TableDocument, encode
-from weft.cloud_hub.declared.tables import DeclaredTables, set_table
-from weft.storage.cluster_log.log import Author, Change, ClusterLog
+from weft.cloud_hub.admin_facts.changes import DeclaredTables, set_table
+from weft.cloud_hub.admin_facts.documents import TABLE, TableDocument, encode
+from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta.slices import group_slices
-from weft.storage.table.followed import FollowedDeclarations
+from weft.storage.table.parquet import group_slices
 from weft.storage.table.rows import row_schema
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.parquet_file import ParquetFile
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings, TableTerms
+from weft.storage.table.schemas import FollowedDeclarations
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.parquet_file import ParquetFile
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings, TableTerms
 
 SLICE, GROUP = 4000, 250
 SCHEMA = row_schema(["line", "machine"])
@@ -34,8 +34,8 @@ LINES, MACHINES = 20, 200
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.storage.table_maker.parquet_file.SLICE_ROWS_MAX", SLICE)
-    monkeypatch.setattr("weft.storage.table_maker.clustering.GROUP_ROWS_MAX", GROUP)
+    monkeypatch.setattr("weft.storage.table_writer.parquet_file.SLICE_ROWS_MAX", SLICE)
+    monkeypatch.setattr("weft.storage.table_writer.parquet_file.GROUP_ROWS_MAX", GROUP)
 
 
 def plant(count: int, first: int = 0, schema: pa.Schema = SCHEMA) -> Iterator[pa.RecordBatch]:

@@ -17,20 +17,18 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, con
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
-from weft.config.pipelines.quality_text import parse_rules
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_rules, parse_schema
 from weft.storage.hub_keys import keeper_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
-from weft.storage.presence.keepers import BEAT_S, MISSED_MAX, Claim
-from weft.storage.table.quality.checks import number_of
-from weft.storage.table.quality.declared import StreamQuality
-from weft.storage.table.schemas import StreamSchema
-from weft.storage.table_maker.delta import DeltaHandle
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.presence import KEEPER_BEAT_S, MISSED_MAX, Claim
+from weft.storage.table.delta import DeltaHandle
+from weft.storage.table.quality import number_of
+from weft.storage.table.schemas import StreamQuality, StreamSchema
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 STORE_CALLS = ("create", "create_from", "swap", "get", "get_range", "list", "sync", "delete")
 DELTA_CALLS = ("open", "create", "checkpoint", "clean_log", "vacuum")
@@ -284,7 +282,7 @@ async def die_handing_over(root: Path, fatal: int | None, after: bool) -> list[s
             break
         if maker is hub:
             await store.delete(keeper_key("spark"))
-            now += MISSED_MAX * BEAT_S + 1
+            now += MISSED_MAX * KEEPER_BEAT_S + 1
             await hub._keepers.look()
         await maker.run_once()
         assert contents(store) == expected(runs)
@@ -415,9 +413,9 @@ class TestPowerCut:
 
 TIERER = """
 import asyncio, sys
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 from weft.storage.chunk_log import open_cluster
 from weft.storage.object_store import open_store
 

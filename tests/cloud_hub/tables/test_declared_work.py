@@ -17,14 +17,14 @@ from tests.cloud_hub.tables.logs import LANE, START, TOPICS, LogWriter, Run, row
 from tests.cloud_hub.tables.test_retention import filled
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
-from weft.cloud_hub.declared.documents import LatestDocument, TableDocument
+from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.tables.latest import LatestTierer
 from weft.cloud_hub.tables.service import DeclaredTableWork
 from weft.output import Refused
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker.shards import load_shards
+from weft.storage.table_writer.shards import load_shards
 
 
 async def test_a_bug_that_shows_with_one_stream_does_not_stop_the_next_ones(

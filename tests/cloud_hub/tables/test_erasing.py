@@ -20,23 +20,20 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogW
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.processes import weft
-from weft.cloud_hub.tables.choice import Choice
-from weft.cloud_hub.tables.erasing import Author, ErasedRows, Eraser
-from weft.cloud_hub.tables.erasures import erasures, tidy
-from weft.config.pipelines.schema_text import parse_schema
+from weft.cloud_hub.tables.erasure import Author, Choice, ErasedRows, Eraser, erasures, tidy
+from weft.config.load import parse_schema
 from weft.output import Failed, Refused
 from weft.proofs.audit.audit import audit
 from weft.protocols import batch
 from weft.protocols.chunk import decode, section_entries
 from weft.protocols.payloads import PayloadKind
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key, table_key
-from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.errors import TableError
+from weft.storage.table.actions import TableError
 from weft.storage.table.schemas import StreamSchema
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 STREAM = ("default", "telemetry")
 PERSON, OTHERS = b"plant/a/mara/telemetry", b"plant/a/m1/telemetry"

@@ -19,12 +19,10 @@ from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.storage import hub_keys
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.presence.entries import ENTRIES_MAX
-from weft.storage.presence.keepers import Keepers
-from weft.storage.presence.nodes import ENTRY_BYTES_MAX
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.presence import ENTRIES_MAX, ENTRY_BYTES_MAX, Keepers
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
 
 STREAMS = [f"stream-{number}" for number in range(6)]
 MANY = [f"stream-{number}" for number in range(20)]

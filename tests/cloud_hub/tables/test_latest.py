@@ -16,14 +16,13 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, TOPICS, LogW
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore, watch_delta
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.cloud_hub.tables import latest as module
-from weft.cloud_hub.tables.merging import Merged, merged
-from weft.storage.chunk_log import ShardLog
+from weft.cloud_hub.tables.buckets import Merged, merged
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key, latest_key
-from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.errors import TableError
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table.actions import TableError
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.settings import TableSettings
 
 Appended = dict[int, list[Run]]
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table_maker.maintenance import Maintenance, small_runs
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.writers import OwnWriter
+from weft.storage.table.actions import DataFile
+from weft.storage.table_writer.maintenance import Maintenance, small_runs
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.writers import OwnWriter
 
 
 async def many_commits(store: ObjectStore, count: int, **bounds: Any) -> tuple[Any, Maintenance, dict[int, list[Run]]]:
@@ -54,8 +54,8 @@ async def test_files_of_several_megabytes_are_read_and_written_in_parts(
     directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, small in (("WHOLE_BYTES_MAX", 1000), ("READ_BYTES", 4096), ("PART_BYTES", 50_000)):
-        monkeypatch.setattr(f"weft.storage.table_maker.joining.{name}", small)
-    monkeypatch.setattr("weft.storage.table_maker.parquet_file.SLICE_BYTES_MAX", 100_000)
+        monkeypatch.setattr(f"weft.storage.table_writer.writers.{name}", small)
+    monkeypatch.setattr("weft.storage.table_writer.parquet_file.SLICE_BYTES_MAX", 100_000)
     log = await LogWriter.open(directory)
     chance, runs = random.Random(1), {0: [Run(LANE, 0, 3, payloads=[b"1", b"2", b"3"])], 1: []}
     for first in range(3, 23, 10):
@@ -90,9 +90,9 @@ import pyarrow as pa
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.cloud_hub.tables.test_statistics import SCHEMA, Row, batch_of
 from tests.cloud_hub.tables.test_tierer import new_tierer
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.parquet_file import ParquetFile
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.parquet_file import ParquetFile
+from weft.storage.table_writer.settings import TableSettings
 from weft.storage.object_store import open_store
 
 def memory():

@@ -8,14 +8,11 @@ from collections import defaultdict
 import pyarrow as pa
 import pytest
 
-from weft.cloud_hub.declared.table_keys import wrong_part
-from weft.cloud_hub.tables import newest as module
-from weft.cloud_hub.tables.buckets import Bucket, BucketFiles
-from weft.cloud_hub.tables.keys import Key
-from weft.cloud_hub.tables.newest import HIDDEN_US, hashes, newest
-from weft.storage.table.columns import TIMESTAMP
-from weft.storage.table.delta.entries import Action, AddedFile
-from weft.storage.table.errors import TableError
+from weft.cloud_hub.admin_facts.documents import wrong_part
+from weft.cloud_hub.tables import buckets as module
+from weft.cloud_hub.tables.buckets import HIDDEN_US, Bucket, BucketFiles, Key, hashes, newest
+from weft.storage.table.actions import Action, AddedFile, TableError
+from weft.storage.table.rows import TIMESTAMP
 
 SCHEMA = pa.schema([
     ("_key", pa.string()), ("_edge", pa.string()), ("_log", pa.string()), ("_seq", pa.int64()),

@@ -17,23 +17,18 @@ from tests.cloud_hub.tables.latest_tables import drain_latest, latest, new_lates
 from tests.cloud_hub.tables.logs import LANE, START, TOPICS, LogWriter, Run, rows
 from tests.support.processes import weft
 from tests.support.waiting import until
-from weft.cloud_hub.declared.documents import LatestDocument, TableDocument
-from weft.cloud_hub.tables.choice import Choice
-from weft.cloud_hub.tables.erasing import Author, Eraser
-from weft.cloud_hub.tables.erasures import erasures
+from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
+from weft.cloud_hub.tables.erasure import Author, Choice, Eraser, erasures
 from weft.cloud_hub.tables.service import DeclaredTableWork
 from weft.proofs.audit.audit import audit
-from weft.proofs.backup.making import make_backup
-from weft.proofs.backup.restoring import restore
+from weft.proofs.backup.backup import make_backup, restore
 from weft.proofs.backup.view import open_backup
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key, table_key
-from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.instead import INSTEAD_PROPERTY
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableTerms
+from weft.storage.table.delta_log import INSTEAD_PROPERTY, TableLog
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableTerms
 
 STREAM = ("default", "telemetry")
 

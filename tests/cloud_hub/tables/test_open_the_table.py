@@ -21,7 +21,7 @@ from weft.config.models import EdgeConfig
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.payloads import PayloadKind
-from weft.storage.table_maker.service import TableService
+from weft.storage.table_writer.service import TableService
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/open-the-table.md").read_text("utf-8")

@@ -22,15 +22,15 @@ from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.links import Links
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.proofs.audit.audit import audit
-from weft.protocols.origin import Origin, OriginKind
+from weft.protocols.lane import Origin, OriginKind
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.table.delta import DeltaHandle
 from weft.storage.table.rows import row_schema
-from weft.storage.table_maker.delta import DeltaHandle
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.settings import TableSettings
 
 FUNCTION = OriginKind.FUNCTION
 FIRST, SECOND = (Origin(1, FUNCTION, "calm", version, bytes([7] * 8)) for version in ("1", "2"))
@@ -149,7 +149,7 @@ async def test_files_without_and_with_numbers_of_columns_are_read_together(
     """What releases without the numbers wrote, and later files: every reader goes by the names."""
     writer = await LogWriter.open(store)
     with monkeypatch.context() as earlier:
-        earlier.setattr("weft.storage.table_maker.parquet_file.with_field_ids", lambda schema: schema)
+        earlier.setattr("weft.storage.table_writer.parquet_file.with_field_ids", lambda schema: schema)
         await writer.append(0, Run(LANE, 0, 3))
         await drain(await new_tierer(store, writer))
     await writer.append(0, Run(LANE, 3, 2, origin=SECOND))
@@ -179,7 +179,7 @@ async def test_files_of_before_and_after_are_joined(store: ObjectStore, monkeypa
     made_before(store)
     settings = TableSettings(compact_files_max=2)
     with monkeypatch.context() as earlier:
-        earlier.setattr("weft.storage.table_maker.tierer.lacking", lambda _: [])
+        earlier.setattr("weft.storage.table_writer.tiering.lacking", lambda _: [])
         await writer.append(0, Run(LANE, 0, 3))
         await drain(await new_tierer(store, writer))
     assert "_origin" not in rows(store).column_names

@@ -15,10 +15,10 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, row
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.names import PAYLOAD_PROPERTY
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table.actions import PAYLOAD_PROPERTY
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
 
 PAYLOADS = [b'{"t": 21.5}', b"\xff\x00", b"plain", b"", b'{"t": "\xc3\xa9"}', b'{"t": 1']
 JSON, TEXT, BYTES = PayloadKind.JSON, PayloadKind.TEXT, PayloadKind.BYTES

@@ -15,19 +15,15 @@ from hypothesis import strategies as st
 from tests.cloud_hub.tables.logs import OTHER, LogWriter, Run, rows
 from tests.cloud_hub.tables.test_tierer import drain
 from tests.cloud_hub.tables.test_typed import readings
-from weft.config.payload_schema.quality import RULES_MAX
-from weft.config.pipelines.quality_text import parse_rules
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_rules, parse_schema
+from weft.config.payload_schema.model import RULES_MAX
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.errors import TableError
-from weft.storage.table.quality import table_quality
-from weft.storage.table.quality.checks import number_of
-from weft.storage.table.quality.declared import StreamQuality
-from weft.storage.table.quality.keys import key_hashes
-from weft.storage.table.quality.repeats import KeyRun, repeated
-from weft.storage.table.schemas import StreamSchema
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table import quality as table_quality
+from weft.storage.table.actions import TableError
+from weft.storage.table.quality import KeyRun, key_hashes, number_of, repeated
+from weft.storage.table.schemas import StreamQuality, StreamSchema
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 SCHEMA = StreamSchema(3, parse_schema("temperature float, n int, s string, d decimal(6,2)"))
 RULES = """

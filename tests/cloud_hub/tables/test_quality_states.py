@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from weft.cloud_hub.tables.quality_states import Recent, StreamQualityStatus, StreamWatch
-from weft.config.pipelines.quality_text import parse_rules
-from weft.storage.table.quality.checks import RowChecks, Tally, number_of
-from weft.storage.table.quality.counts import Counted, QualityCounts
-from weft.storage.table.quality.declared import StreamQuality
+from weft.cloud_hub.tables.quality import Recent, StreamQualityStatus, StreamWatch
+from weft.config.load import parse_rules
+from weft.storage.table.quality import Counted, QualityCounts, RowChecks, Tally, number_of
+from weft.storage.table.schemas import StreamQuality
 
 SECOND_US, MINUTE_NS = 1_000_000, 60_000_000_000
 NOW_NS = 1_700_000_000_000_000_000

@@ -12,21 +12,19 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, r
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore, watch_delta
 from tests.cloud_hub.tables.test_quality import Maker, quality
 from tests.cloud_hub.tables.test_typed import readings
-from weft.cloud_hub.declared.documents import TableDocument
+from weft.cloud_hub.admin_facts.documents import TableDocument
 from weft.cloud_hub.tables import quarantine as module
-from weft.cloud_hub.tables.choice import Choice
-from weft.cloud_hub.tables.erasing import Author, Eraser
-from weft.cloud_hub.tables.erasures import tidy
+from weft.cloud_hub.tables.erasure import Author, Choice, Eraser, tidy
 from weft.cloud_hub.tables.quarantine import Quarantine
 from weft.cloud_hub.tables.retention import Retention
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.storage.hub_keys import quarantine_key
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.delta.versions import open_table
-from weft.storage.table.errors import TableConflict
+from weft.storage.table.actions import TableConflict
+from weft.storage.table.delta import open_table
 from weft.storage.table.schemas import StreamSchema
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.settings import TableSettings
 
 RULES = "quarantine: true\nrules: {odd: {range: {field: n, max: 9}}, there: {not_null: s}}"
 GOOD: dict[str, Any] = {"n": 1, "s": "x"}

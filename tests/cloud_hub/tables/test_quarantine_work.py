@@ -15,18 +15,16 @@ from tests.cloud_hub.tables.logs import START, LogWriter
 from tests.cloud_hub.tables.test_quality import Maker, quality
 from tests.cloud_hub.tables.test_quarantine import BAD, RULES, quarantined
 from tests.cloud_hub.tables.test_typed import readings
-from weft.cloud_hub.declared.documents import TableDocument
-from weft.cloud_hub.declared.tables import DeclaredTables
-from weft.cloud_hub.tables.choice import Choice
-from weft.cloud_hub.tables.erasing import Author, Eraser
-from weft.cloud_hub.tables.quarantine import Quarantine
-from weft.cloud_hub.tables.quarantine_work import QuarantineWork, quarantines
-from weft.protocols.shard.shard_state import StreamKey
+from weft.cloud_hub.admin_facts.changes import DeclaredTables
+from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
+from weft.cloud_hub.tables.quarantine import Quarantine, QuarantineWork, quarantines
+from weft.protocols.chunk_index import StreamKey
 from weft.storage.hub_keys import quarantine_key
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.quality.declared import DeclaredQuality
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import DEFAULTS
+from weft.storage.table.schemas import DeclaredQuality
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import DEFAULTS
 
 KEY: StreamKey = ("default", "telemetry")
 DAY_S = 86_400.0

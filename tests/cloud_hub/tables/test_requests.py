@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
-from weft.cloud_hub.splits.declaring import split
+from weft.cloud_hub.splits import split
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import read_cluster
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker import shards
-from weft.storage.table_maker.service import TableService
+from weft.storage.table_writer import shards
+from weft.storage.table_writer.service import TableService
 
 CHUNKS = 40
 

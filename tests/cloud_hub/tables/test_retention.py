@@ -10,13 +10,12 @@ from tests.cloud_hub.tables.latest_tables import drain_latest, latest, new_lates
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_crashes import Boundaries, Crash, WatchedStore
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.declared.documents import TableDocument
-from weft.cloud_hub.tables import places
+from weft.cloud_hub.admin_facts.documents import TableDocument
+from weft.cloud_hub.tables import retention as places
 from weft.cloud_hub.tables.retention import Retention
 from weft.proofs.audit.audit import audit
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key, deletion_prefix
-from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore, open_store
 
 STREAM = ("default", "telemetry")

@@ -8,9 +8,9 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, e
 from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key, table_key
 from weft.storage.object_store import ObjectStore, StoreError, open_store
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.tiering import Tierer
 
 
 @pytest.fixture

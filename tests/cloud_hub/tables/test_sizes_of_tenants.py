@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, expected
-from weft.cloud_hub.declared.documents import Quotas
-from weft.cloud_hub.declared.tenants.quotas import DeclaredQuotas
-from weft.cloud_hub.declared.tenants.sizes import TenantSizes
+from weft.cloud_hub.admin_facts.documents import Quotas
+from weft.cloud_hub.admin_facts.tenants import DeclaredQuotas, TenantSizes
 from weft.storage.object_store import ObjectStore
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableTerms
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableTerms
 
 
 async def test_tables_at_the_quota_stand_and_go_on_once_it_is_raised(directory: ObjectStore) -> None:

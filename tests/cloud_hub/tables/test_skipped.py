@@ -13,7 +13,7 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, contents
 from tests.cloud_hub.tables.test_erasing import collect
 from tests.support.processes import weft
-from weft.cloud_hub.shard import lane_ends, skips
+from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.report import AuditReport
@@ -21,7 +21,7 @@ from weft.protocols import batch
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.table_maker.service import TableService
+from weft.storage.table_writer.service import TableService
 
 KEY = ("default", "telemetry")
 POISON = Run(LANE, 5, 3, key=b"k" * (batch.KEY_BYTES_MAX + 1))
@@ -46,7 +46,7 @@ async def skip(
     shard_log = ShardLog(store, log.cluster, shard)
 
     async def plan(state: ShardState) -> Ending:
-        return await skips.skip(state, shard_log, KEY, first, end, reason)
+        return await lane_ends.skip(state, shard_log, KEY, first, end, reason)
 
     return await lane_ends.write_ending(
         shard_log, plan, wall_clock=lambda: START, random_bits=random.Random(7).getrandbits
@@ -172,7 +172,7 @@ async def test_a_damaged_section_is_skipped_as_a_whole(directory: ObjectStore) -
     service = TableService(directory, log.cluster)
     await service.run_once()
     assert [(each.first, each.end) for each in service.status()[0].stopped] == [(5, 12)]
-    with pytest.raises(skips.CannotSkip, match="skip all of them, offsets 5 to 12"):
+    with pytest.raises(lane_ends.CannotSkip, match="skip all of them, offsets 5 to 12"):
         await skip(directory, log, 5, 8)
     assert (await audit(directory, *KEY)).damage
     await skip(directory, log, 5, 12)
@@ -194,17 +194,17 @@ async def test_offsets_that_cannot_be_skipped_are_refused(
     await log.append(0, BEFORE)
     await log.append(0, Run(LANE, 5, 7))
     await skip(directory, log, 2, 3)
-    with pytest.raises(skips.CannotSkip, match=why):
+    with pytest.raises(lane_ends.CannotSkip, match=why):
         await skip(directory, log, first, end)
 
 
 async def test_many_runs_are_named_or_refused(directory: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skips, "SKIPPED_RUNS_MAX", 3)
+    monkeypatch.setattr(lane_ends, "SKIPPED_RUNS_MAX", 3)
     log = await LogWriter.open(directory)
     lanes = itertools.cycle((LANE, OTHER))
     for at in range(4):
         await log.append(0, Run(next(lanes), at, 1))
-    with pytest.raises(skips.CannotSkip, match="these offsets are 4 runs of records; skip at most 3"):
+    with pytest.raises(lane_ends.CannotSkip, match="these offsets are 4 runs of records; skip at most 3"):
         await skip(directory, log, 0, 4)
     assert len((await skip(directory, log, 0, 3)).controls) == 1
 

@@ -25,16 +25,14 @@ from hypothesis import strategies as st
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.columns import LATER_COLUMNS, TIMESTAMP
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.statistics import FileStatistics
-from weft.storage.table.rows import row_schema
-from weft.storage.table_maker.delta import DeltaHandle
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.parquet_file import ParquetFile
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
+from weft.storage.table.actions import DataFile
+from weft.storage.table.delta import DeltaHandle
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.parquet import FileStatistics
+from weft.storage.table.rows import LATER_COLUMNS, TIMESTAMP, row_schema
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.parquet_file import ParquetFile
+from weft.storage.table_writer.settings import EARLIER_COLUMNS, STATISTICS_PROPERTY, TableSettings, statistics_columns
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LEVELS = ["line", "machine"]

@@ -13,13 +13,11 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.state import DeltaState
-from weft.storage.table.names import app_id
-from weft.storage.table_maker.errors import TableDiverged, TableError
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table.actions import DeltaState, TableError, app_id
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table_writer.settings import TableDiverged, TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 
 @pytest.fixture

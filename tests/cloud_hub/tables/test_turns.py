@@ -10,13 +10,12 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.protocols.shard.shard_state import StreamKey
+from weft.protocols.chunk_index import StreamKey
 from weft.storage.object_store import ObjectStore
-from weft.storage.table import columns, rows
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.tierer import Tierer
-from weft.storage.table_maker.turns import Turns
+from weft.storage.table import rows
+from weft.storage.table_writer.service import TableService, Turns
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.tiering import Tierer
 
 HOSTILE = [("crowd", f"s{number}") for number in range(1000)]
 OTHERS = [("other", "alarms"), ("other", "telemetry")]
@@ -98,7 +97,7 @@ async def test_rows_of_a_long_key_are_counted_before_they_are_made(
     directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch says its key once. As rows, it is a thousand times as long."""
-    for module in (rows, columns):
+    for module in (rows, rows):
         monkeypatch.setattr(module, "BYTES_MAX", 1 << 20)
     log = await LogWriter.open(directory)
     run = Run(LANE, 0, 1000, key=b"k" * 60_000)
@@ -111,7 +110,7 @@ async def test_rows_of_a_long_key_are_counted_before_they_are_made(
 
 
 async def test_a_step_ends_when_its_time_is_over(directory: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows, columns):
+    for module in (rows, rows):
         monkeypatch.setattr(module, "ROWS_MAX", 10)
     log = await LogWriter.open(directory)
     await log.append(0, Run(LANE, 0, 100))

@@ -17,8 +17,8 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, con
 from tests.cloud_hub.tables.test_crashes import FIRST, SECOND, STORE_CALLS
 from tests.support.slices import SLICE
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings, TableTerms
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings, TableTerms
 
 HISTORIES = SLICE.amount(ci=8, night=60)
 ROUNDS, MAKERS = 5, 3

@@ -15,15 +15,14 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.protocols.payloads import PayloadKind
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.schemas import StreamSchema
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.statistics import STATISTICS_PROPERTY
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.settings import STATISTICS_PROPERTY, TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 FIRST = StreamSchema(3, parse_schema("temperature float, unit string, n int not null"))
 SECOND = StreamSchema(9, parse_schema("temperature string, n int"))

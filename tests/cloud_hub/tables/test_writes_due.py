@@ -6,9 +6,8 @@ from pathlib import Path
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected, table
 from weft.storage.object_store import open_store
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.writes_due import WritesDue
+from weft.storage.table_writer.service import TableService, WritesDue
+from weft.storage.table_writer.settings import TableSettings
 
 BUSY = LANE._replace(stream="busy")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.config.log_lines.repeats import Repeats, left_out
+from weft.config.log_lines import Repeats, left_out
 
 
 def said_at(repeats: Repeats, key: str, seconds: range) -> dict[int, int]:

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from weft.config.log_lines.throttle import Throttle
+from weft.config.log_lines import Throttle
 
 
 def test_a_flood_of_lines_is_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None:

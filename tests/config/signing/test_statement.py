@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config.signing.code import check_code, digest_of
-from weft.config.signing.keys import PublicKey, key_id, make_key, read_public_keys, sign, verifies
-from weft.config.signing.statement import (
+from weft.config.signing import (
+    PublicKey,
     SignatureUnreadable,
     Statement,
+    check_code,
+    digest_of,
+    key_id,
+    make_key,
     message_of,
+    read_public_keys,
     read_signed,
+    sign,
+    verifies,
     with_signature,
 )
 

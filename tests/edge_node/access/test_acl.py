@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.edge_node.access.acl import ALL, AclUnusable, Permission, covers, parse
-from weft.edge_node.queues.topics import topic_of
+from weft.edge_node.access.identity import ALL, AclUnusable, Permission, covers, parse
+from weft.edge_node.queues.definitions import topic_of
 from weft.protocols.topics import compile_pattern, valid_filter
 
 RULES = """\

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.edge_node.access import acl, users
+from weft.edge_node.access import identity as acl
+from weft.edge_node.access import users
 from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
+from weft.edge_node.access.identity import AccessDenied, Credentials, Denial
 from weft.edge_node.counters import ListenerCounters
 
 NAMES = {"press-7": users.HASHER.hash(b"secret-of-press-7")}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.edge_node.access import users
-from weft.edge_node.access.known_passwords import FILE_NAME, SAVE_INTERVAL_S, KnownPasswords
+from weft.edge_node.access.authentication import FILE_NAME, SAVE_INTERVAL_S, KnownPasswords
 
 HASHED = users.HASHER.hash(b"secret-of-press-7")
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Bound, Refusals, user_or_address
-from weft.edge_node.access import password_checks
-from weft.edge_node.access.password_checks import BACK_OFF_S, FREE_TRIES, THREADS, PasswordChecks, TooMany
+from weft.edge_node.access import authentication
+from weft.edge_node.access.authentication import BACK_OFF_S, FREE_TRIES, THREADS, PasswordChecks, TooMany
 
 HOSTILE, OTHER = user_or_address(None, "10.0.0.66"), user_or_address(None, "10.0.0.1")
 
@@ -92,7 +92,7 @@ async def test_wrong_passwords_make_the_same_user_of_the_same_address_wait(
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(password_checks.asyncio, "sleep", pause)  # type: ignore[attr-defined]
+    monkeypatch.setattr(authentication.asyncio, "sleep", pause)  # type: ignore[attr-defined]
     hall.opened.set()
     for _ in range(FREE_TRIES):
         assert not await hall.ask(HOSTILE, "alice")

@@ -9,15 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.config.errors import ConfigError
-from weft.config.functions.payload import Payload
-from weft.config.functions.settings import FunctionSettings
+from weft.config.functions.settings import FunctionSettings, Payload
 from weft.config.functions.step import FunctionStep
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.check import Flow, carried_streams, check, inputs, intake_patterns, streams_of
-from weft.edge_node.check.flow import as_filter, overlap, published
-from weft.edge_node.check.log_policies import stream_policies
+from weft.edge_node.check.rules import check
+from weft.edge_node.check.streams import (
+    Flow,
+    as_filter,
+    carried_streams,
+    inputs,
+    intake_patterns,
+    overlap,
+    published,
+    stream_policies,
+    streams_of,
+)
 from weft.protocols.topics import compile_pattern, matches
 from weft.storage.segment_log import StreamPolicy
 

@@ -7,9 +7,10 @@ import pytest
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import carried_streams, check, notes, proton
-from weft.edge_node.check.log_policies import log_settings, stream_policies, unrouted_policy
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.check import rules
+from weft.edge_node.check.rules import check, notes
+from weft.edge_node.check.streams import carried_streams, log_settings, stream_policies, unrouted_policy
+from weft.edge_node.sessions.records import StateSettings
 from weft.storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
@@ -197,9 +198,9 @@ def test_nothing_is_pointed_out_when_links_carry_everything() -> None:
 
 def test_a_listener_for_amqp_says_where_the_engine_of_1_0_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with_amqp = edge(GOOD + "links: {cloud: {to: 'https://hub'}}\nlisteners: {amqp: {}}\n")
-    monkeypatch.setattr(proton, "is_installed", lambda: False)
+    monkeypatch.setattr(rules, "is_installed", lambda: False)
     (note,) = notes(with_amqp)
     assert "listeners.amqp: clients of AMQP 1.0 are refused" in note
     assert "weft-fabric[amqp1]" in note
-    monkeypatch.setattr(proton, "is_installed", lambda: True)
+    monkeypatch.setattr(rules, "is_installed", lambda: True)
     assert notes(with_amqp) == []

@@ -27,15 +27,15 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.control.client import ControlFailed, DropRequest, ask_drop, socket_path
 from weft.edge_node.control.server import REQUEST_BYTES_MAX, Control
-from weft.edge_node.inspect.drop import RunningLog, UnknownStream
+from weft.edge_node.inspect.maintenance import RunningLog, UnknownStream
 from weft.edge_node.links.links import Links
 from weft.edge_node.node import poster
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
 
 LOG_ID = 0xABCD

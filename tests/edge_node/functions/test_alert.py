@@ -10,9 +10,9 @@ from hypothesis import strategies
 
 from tests.edge_node.functions.restart import Chain, context, cuts, row, run, same_after_restarts
 from tests.support.examples import given
-from weft.config.functions.alert import Alert
+from weft.config.functions.step import Alert
 from weft.edge_node.functions.contract import Function, Row
-from weft.edge_node.functions.kinds.alert import AlertFunction
+from weft.edge_node.functions.routing import AlertFunction
 
 SECOND = 10**9
 LEVELS = {b"plant/a/m1": {"line": "a", "machine": "m1"}, b"plant/a/m2": {"line": "a", "machine": "m2"}}

@@ -23,7 +23,7 @@ from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.functions.part import FunctionsPart
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering, NodeSource
-from weft.edge_node.orders.reconfigure import ConfigUnusable
+from weft.edge_node.reconfigure import ConfigUnusable
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, raw_stream
 from weft.protocols.mqtt.packets import Will
 from weft.storage.segment_log import LogFull, StreamPolicy
@@ -206,7 +206,7 @@ async def received(client: aiomqtt.Client, count: int) -> list[bytes]:
 
 
 async def test_a_function_that_fails_loses_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.edge_node.functions.kinds.where import Where
+    from weft.edge_node.functions.routing import Where
 
     def broken(*_: Any) -> None:
         raise RuntimeError("a fault")

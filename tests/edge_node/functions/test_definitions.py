@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import Flow, check
+from weft.edge_node.check.rules import check
+from weft.edge_node.check.streams import Flow
 from weft.edge_node.functions.definitions import Definition, definitions, functions_of
 
 HEAD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/x', payload: json}\n"

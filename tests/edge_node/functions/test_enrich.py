@@ -15,11 +15,11 @@ import pytest
 
 from tests.edge_node.functions.restart import Recorder, context, row
 from tests.support.waiting import PATIENCE_S
-from weft.config.functions.enrich import Enrich as Settings
+from weft.config.functions.step import Enrich as Settings
+from weft.edge_node.functions import enrich
+from weft.edge_node.functions import enrich as module
 from weft.edge_node.functions.contract import NotReady
-from weft.edge_node.functions.kinds import enrich as module
-from weft.edge_node.functions.kinds import lookup_table
-from weft.edge_node.functions.kinds.enrich import Enrich
+from weft.edge_node.functions.enrich import Enrich
 
 MACHINES = "machine,site,owner,limit\nm1,Graz,Eva,80\nm2,Linz,,\n7,Wien,Ida,70.5\n"
 
@@ -227,7 +227,7 @@ ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SEL
 async def test_a_view_without_an_end_is_given_up(
     database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup_table, "STEPS_MAX", 1_000_000)
+    monkeypatch.setattr(enrich, "STEPS_MAX", 1_000_000)
     database.execute(ENDLESS.format(select="SELECT i AS machine, 1 AS site FROM n WHERE i < 0"))
     database.commit()
     it = Subject(tmp_path / "plant.db", table="endless")
@@ -238,7 +238,7 @@ async def test_a_view_without_an_end_is_given_up(
 async def test_the_end_of_a_stream_ends_the_reading_of_its_file(
     database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup_table, "STEPS_MAX", 10**15)
+    monkeypatch.setattr(enrich, "STEPS_MAX", 10**15)
     database.execute(ENDLESS.format(select="SELECT i AS machine, 1 AS site FROM n WHERE i < 0"))
     database.commit()
     it = Subject(tmp_path / "plant.db", table="endless")
@@ -247,4 +247,4 @@ async def test_the_end_of_a_stream_ends_the_reading_of_its_file(
     await it.function.close()
     # A node that ends waits for its threads.
     await asyncio.wait_for(asyncio.gather(reading, return_exceptions=True), PATIENCE_S)
-    assert isinstance(reading.exception(), lookup_table.Stopped)
+    assert isinstance(reading.exception(), enrich.Stopped)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from hypothesis import example, given, strategies
 
-from weft.edge_node.functions.windows.lttb import error_of, lttb
+from weft.edge_node.functions.aggregates import error_of, lttb
 
 finite = strategies.one_of(
     strategies.integers(-20, 20).map(float),

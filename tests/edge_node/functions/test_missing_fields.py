@@ -13,7 +13,7 @@ from tests.edge_node.functions.restart import SECOND
 from weft.config.errors import Finding
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.definitions import definitions

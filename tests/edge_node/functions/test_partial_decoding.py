@@ -12,13 +12,10 @@ from hypothesis import strategies
 from tests.edge_node.functions.restart import context
 from tests.fuzz.mqtt_damage import damage
 from tests.support.examples import given
-from weft.config.functions.redact import Redact
-from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, SwingingDoor
-from weft.config.functions.route import Route, Rule
+from weft.config.functions.step import Changes, Deadband, Dedupe, Redact, Route, Rule, Sample, SwingingDoor
 from weft.edge_node.functions.chain import Chain, Outputs, paths_read
-from weft.edge_node.functions.contract import Function, Path, Row, Values
-from weft.edge_node.functions.formats.json_format import JsonFormat
-from weft.edge_node.functions.payloads import PartialFormat, PayloadError
+from weft.edge_node.functions.contract import Function, PartialFormat, Path, PayloadError, Row, Values
+from weft.edge_node.functions.formats import JsonFormat
 from weft.edge_node.functions.registry import KINDS
 
 NAMES = ("a", "b", "value", "µ", "a b")

@@ -9,8 +9,8 @@ import pytest
 from weft.config.errors import format_path
 from weft.config.load import load
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.functions.check import function_files, function_findings, function_notes
+from weft.edge_node.check.rules import check
+from weft.edge_node.functions.definitions import function_files, function_findings, function_notes
 
 HEAD = """\
 node: a

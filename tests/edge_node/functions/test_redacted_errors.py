@@ -13,12 +13,12 @@ from tests.edge_node.functions.test_before_log import connect, json, running
 from tests.support.waiting import until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.definitions import definitions
 from weft.edge_node.functions.part import FunctionsPart
-from weft.edge_node.functions.runtime.step import runs_of
+from weft.edge_node.functions.steps import runs_of
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record
 

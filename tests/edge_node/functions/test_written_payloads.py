@@ -10,8 +10,8 @@ import pytest
 
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.check.flow import Flow
+from weft.edge_node.check.rules import check
+from weft.edge_node.check.streams import Flow
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.definitions import chain_of

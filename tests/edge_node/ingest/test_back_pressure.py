@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.edge_node.ingest.back_pressure import BackPressure, Pause
+from weft.edge_node.ingest.ingest import BackPressure, Pause
 
 
 class Disk:

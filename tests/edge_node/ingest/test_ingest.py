@@ -10,8 +10,7 @@ from weft.edge_node.ingest.record import Gathering, NodeRecord, NodeSource
 from weft.edge_node.subscriptions import subscriptions
 from weft.edge_node.subscriptions.message import PUBLISHER
 from weft.protocols.batch import Flag
-from weft.protocols.mqtt.packets import PubAck, Publish, Subscription
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import Properties, PubAck, Publish, Subscription
 from weft.storage.segment_log import LogFull, StreamPolicy
 
 

@@ -37,8 +37,8 @@ from tests.support.live_node import LiveNode
 from tests.support.steps import Guard, LongStep
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
-from weft.edge_node.ingest.checks import StreamCheck
-from weft.edge_node.status.metrics import render
+from weft.edge_node.ingest.routing import StreamCheck
+from weft.edge_node.status.facts import render
 from weft.protocols.mqtt.packets import Publish
 from weft.storage.payloads.check import CHECKED_BYTES_MAX
 from weft.text.status import show_running

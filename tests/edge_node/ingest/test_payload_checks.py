@@ -18,13 +18,21 @@ from tests.support.live_node import LiveNode
 from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.payload_checks import PayloadChecks
 from weft.edge_node.ingest.record import Gathering, NodeSource
+from weft.edge_node.ingest.routing import PayloadChecks
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.protocols.batch import Flag, Record
-from weft.protocols.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel, Will
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import (
+    Disconnect,
+    Properties,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    ReasonCode,
+    Will,
+)
 from weft.storage.segment_log import StreamPolicy
 
 pytestmark = pytest.mark.slow

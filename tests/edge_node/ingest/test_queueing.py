@@ -5,11 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.edge_node.ingest.queueing import queued_run
-from weft.edge_node.ingest.record import Gathering, NodeSource
-from weft.edge_node.ingest.routes import Destination, Route
-from weft.protocols.columns import HeaderPairs, HeaderValue
-from weft.protocols.fields import PackedHeaders, packed_headers
+from weft.edge_node.ingest.record import Destination, Gathering, NodeSource, Route, queued_run
+from weft.protocols.batch import HeaderPairs, HeaderValue
+from weft.protocols.ranges import PackedHeaders, packed_headers
 
 PAIRS: HeaderPairs = (("unit", "C"), ("amqp.delivery-mode", 2))
 

@@ -9,7 +9,7 @@ import pytest
 from tests.edge_node.ingest.test_payload_answers import post
 from tests.edge_node.ingest.test_payload_checks import BAD, GOOD, running
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Once, RememberedAnswer
-from weft.edge_node.servers.http.writes.storing import Storing
+from weft.edge_node.servers.http.storing import Storing
 
 pytestmark = pytest.mark.slow
 

@@ -8,15 +8,12 @@ from itertools import count
 
 from tests.edge_node.ingest.test_turn import NotedSource
 from weft.edge_node.counters import TraceCounters
-from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.ingest.record import Destination, Gathering, Route
 from weft.edge_node.ingest.traces import AWAITED_MAX, Traces, TraceSettings
-from weft.network.tracing.context import TraceContext, parse
-from weft.network.tracing.spans import Span
+from weft.network.tracing import Span, TraceContext, parse
 from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
-from weft.protocols.fields import packed_headers
 from weft.protocols.message_headers import TRACE
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import RangeSet, packed_headers
 
 ROUTE = Route(Destination((1,), False, False), live=0, marked=False)
 LETTERS = Route(Destination((2,), False, False, is_beside=True), live=0, marked=False)

@@ -3,9 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.record import Gathering, Source
-from weft.edge_node.ingest.routes import WRITE_COST, Destination, Route
-from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX, Turn
+from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Turn
+from weft.edge_node.ingest.record import WRITE_COST, Destination, Gathering, Route, Source
 from weft.storage.segment_log import LogFull
 
 ROUTE = Route(Destination((1,), False, False), live=False, marked=False)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.edge_node.ingest import unrouted
-from weft.edge_node.ingest.unrouted import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics, Policy
+from weft.edge_node.ingest import routing
+from weft.edge_node.ingest.routing import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics, UnroutedPolicy
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
-from weft.protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, ReasonCode, Will
 from weft.storage.segment_log import LogSettings, StreamPolicy
 
 NO_STREAM = ReasonCode.TOPIC_NAME_INVALID
@@ -162,7 +161,7 @@ async def test_it_makes_room_before_anybody_is_refused(tmp_path: Path) -> None:
 
 
 async def test_live_messages_go_to_subscribers_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, unrouted.__name__)
+    caplog.set_level(logging.INFO, routing.__name__)
     async with running(tmp_path, unrouted="live") as node:
         device = await RawClient.connect(node.port, "device")
         watching = await RawClient.connect(node.port, "watching")
@@ -176,7 +175,7 @@ async def test_live_messages_go_to_subscribers_alone(tmp_path: Path, caplog: pyt
         device.send(Publish(b"none/a", b"x", 1, 3))
         assert await device.receive() == PubAck(3)
         assert node.counters.publishes_unrouted == 3
-    lines = [record.getMessage() for record in caplog.records if record.name == unrouted.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == routing.__name__]
     assert len(lines) == 1, "once for each topic"
     assert "'none/a'" in lines[0]
     assert "`unrouted: live`" in lines[0]
@@ -262,13 +261,13 @@ async def test_a_will_from_before_the_setting_is_not_published(tmp_path: Path) -
 
 
 async def test_the_first_message_kept_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, unrouted.__name__)
+    caplog.set_level(logging.INFO, routing.__name__)
     async with running(tmp_path) as node:
         device = await RawClient.connect(node.port)
         device.send(Publish(b"plant/a", b"", 1, 1), Publish(b"none\x1b/a", b"", 1, 2), Publish(b"none/b", b"", 1, 3))
         assert [await device.receive() for _ in range(3)] == [PubAck(1), PubAck(2), PubAck(3)]
         await node.durable()
-    (line,) = (record for record in caplog.records if record.name == unrouted.__name__)
+    (line,) = (record for record in caplog.records if record.name == routing.__name__)
     assert line.levelno == logging.INFO
     assert "'none\\x1b/a'" in line.getMessage(), "nothing that a device wrote steers a terminal"
     assert "`from`" in line.getMessage()
@@ -276,16 +275,16 @@ async def test_the_first_message_kept_is_told_once(tmp_path: Path, caplog: pytes
 
 @pytest.mark.parametrize("policy", ["live", "refuse"])
 async def test_the_topics_named_in_the_log_are_bounded(
-    tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, policy: UnroutedPolicy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unrouted, "TOPICS_NAMED_MAX", 5)
+    monkeypatch.setattr(routing, "TOPICS_NAMED_MAX", 5)
     async with running(tmp_path, unrouted=policy) as node:
         topics = node.context.routing.everybody
         for _ in range(2):
             for number in range(20):
                 assert (topics.route(b"none/%d" % number) is None) is (policy == "refuse")
             node.context.routing.forget()
-    lines = [record.getMessage() for record in caplog.records if record.name == unrouted.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == routing.__name__]
     assert len(lines) == 6
     assert "further ones are not named" in lines[-1]
 

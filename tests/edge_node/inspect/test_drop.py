@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.segment_log.helpers import open_log, put, read_all
-from weft.edge_node.inspect.drop import UnknownStream, stopped_log
-from weft.edge_node.inspect.exclusive_log import NotTheOwner
+from weft.edge_node.inspect.maintenance import NotTheOwner, UnknownStream, stopped_log
 from weft.edge_node.inspect.view import NoLog
 from weft.protocols.segment import GapReason
 from weft.storage.filesystem import DirectoryInUse, OSFileSystem

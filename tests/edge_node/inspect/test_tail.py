@@ -21,11 +21,9 @@ from tests.edge_node.inspect.view.logs import (
     open_log,
     write_segment,
 )
-from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, TailRecord, follow, newest_records
-from weft.edge_node.inspect.tail_start import Start
-from weft.edge_node.inspect.view import DamagedBytes, Durability, LogDirectory
-from weft.edge_node.inspect.view.records import Choice
-from weft.protocols.origin import OriginKind
+from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, Start, TailGap, TailRecord, follow, newest_records
+from weft.edge_node.inspect.view import Choice, DamagedBytes, Durability, LogDirectory
+from weft.protocols.lane import OriginKind
 from weft.protocols.segment import EntryKind, GapNotice, GapReason, encode_body
 from weft.storage.segment_log import SegmentLog
 from weft.text.record import facts, line

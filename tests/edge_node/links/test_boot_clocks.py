@@ -18,11 +18,11 @@ from tests.support.waiting import until
 from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.links import Links
+from weft.edge_node.links.source import BootClocks
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.segment import BOOTS_MAX
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 SECOND = 1_000_000_000

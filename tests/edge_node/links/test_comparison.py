@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from weft.config.links import Link
-from weft.edge_node.links.comparison import compared
-from weft.replication.status import LinkStatus
+from weft.edge_node.links.links import compared
+from weft.replication.events import LinkStatus
 
 LINK = Link(to=("http://127.0.0.1:9",), hold_at_start_s=10.0)
 

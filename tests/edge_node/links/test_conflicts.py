@@ -13,10 +13,10 @@ from tests.edge_node.links.test_links_restored import NOBODY, Life, running
 from tests.replication.loopback import Hub
 from tests.support.waiting import until
 from weft.config.links import Link as LinkConfig
-from weft.edge_node.links import conflicts
+from weft.edge_node.links import links
 from weft.protocols.link import RefuseCode
+from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkRefused
-from weft.replication.status import LinkStatus
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogFull
 
@@ -96,7 +96,7 @@ async def test_one_link_of_several_is_enough_for_the_streams_that_it_carries(tmp
 
 async def test_a_damaged_note_of_a_conflict_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
-    (tmp_path / "links" / conflicts.FILE).write_bytes(b'{"cloud": ')
+    (tmp_path / "links" / links.CONFLICTS_FILE).write_bytes(b'{"cloud": ')
     async with Life(tmp_path, cloud=NOBODY) as life:
         await life.append(1)
 
@@ -104,7 +104,7 @@ async def test_a_damaged_note_of_a_conflict_says_nothing(tmp_path: Path) -> None
 def test_two_links_to_one_hub_are_no_copy_of_the_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     refused: dict[int, str | None] = {}
     path = str(tmp_path / "links" / "conflicts")
-    known = conflicts.Conflicts(OSFileSystem(), path, {"north": [1, 2], "south": [1]}, refused.__setitem__)
+    known = links.Conflicts(OSFileSystem(), path, {"north": [1, 2], "south": [1]}, refused.__setitem__)
     north, south = LinkStatus("north", cluster_id="one"), LinkStatus("south", cluster_id="one", is_taken=True)
     north.conflict = "a connection with epoch 9 has taken over; give that node an empty data_dir"
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_two_links_to_one_hub_are_no_copy_of_the_node(tmp_path: Path, caplog: py
 def test_another_link_to_the_hub_that_carries_other_streams_proves_nothing(tmp_path: Path) -> None:
     refused: dict[int, str | None] = {}
     path = str(tmp_path / "links" / "conflicts")
-    known = conflicts.Conflicts(OSFileSystem(), path, {"north": [1], "south": [2]}, refused.__setitem__)
+    known = links.Conflicts(OSFileSystem(), path, {"north": [1], "south": [2]}, refused.__setitem__)
     north, south = LinkStatus("north", cluster_id="one"), LinkStatus("south", cluster_id="one", is_taken=True)
     north.conflict = "a connection with epoch 9 has taken over"
     known.look([north, south])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.storage.fakes import MUTATING_CALLS, FakeFileSystem, injected, no_failure
-from weft.edge_node.links.hub_high_watermarks import FILE_BYTES_MAX, HUBS_MAX, HubHighWatermarks
+from weft.edge_node.links.high_watermarks import FILE_BYTES_MAX, HUBS_MAX, HubHighWatermarks
 from weft.protocols.lane import NodeName
 
 NAME = NodeName("default", "edge-1")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.storage.fakes import FakeFileSystem, injected, no_failure
-from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
+from weft.edge_node.links.high_watermarks import HubHighWatermarks
 from weft.protocols.lane import NodeName
 
 PATH = "/node/links/known-ends"

@@ -16,27 +16,26 @@ from tests.cloud_hub.live import running_hub
 from tests.replication.loopback import Hub
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.settings import SequencerSettings
-from weft.config.functions.payload import Payload
+from weft.config.functions.settings import Payload
 from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
+from weft.edge_node.links.high_watermarks import HubHighWatermarks
 from weft.edge_node.links.links import Links, epoch_file, link_settings
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.protocols.batch import Buffer, ClockReading, ClockState, decode_header
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import NodeName
 from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.replication.attempts.epochs import Epochs
-from weft.replication.release import intersection
+from weft.replication.events import LinkState
 from weft.replication.runner import LinkRefused
-from weft.replication.status import LinkState
+from weft.replication.source import Epochs, intersection
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 NAME = NodeName("default", "edge-1")

@@ -20,10 +20,10 @@ from weft.edge_node.links.links import Links
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind
-from weft.replication.status import LinkState
-from weft.storage.object_store.memory import MemoryStore
+from weft.replication.events import LinkState
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log.scan import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 SECOND = 10**9

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 from weft.config.links import Link as LinkConfig
 from weft.edge_node.links.links import Links
 from weft.protocols.ranges import RangeSet
-from weft.replication.status import LinkState
+from weft.replication.events import LinkState
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import SegmentLog, StreamPolicy
 
@@ -166,10 +166,10 @@ class FullDisk(OSFileSystem):
 async def test_a_full_disk_keeps_records_from_being_given_and_nothing_else(
     tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "weft.edge_node.links.hub_high_watermarks")
+    caplog.set_level(logging.WARNING, "weft.edge_node.links.high_watermarks")
     disk = FullDisk()
     async with Life(tmp_path, disk, cloud=link_to(hub)) as life:
-        (record,) = [record for record in caplog.records if record.name == "weft.edge_node.links.hub_high_watermarks"]
+        (record,) = [record for record in caplog.records if record.name == "weft.edge_node.links.high_watermarks"]
         assert "known-ends cannot be written" in record.getMessage()
         await life.append(50)
         await until(lambda: "no space left" in life.links.statuses[0].last_error)

@@ -16,7 +16,7 @@ from weft.cli import cli
 from weft.config.links import Link as LinkConfig
 from weft.edge_node.control.client import ask_acknowledge
 from weft.edge_node.control.server import Control
-from weft.edge_node.links.acknowledged_file import AcknowledgedFile
+from weft.edge_node.links.high_watermarks import AcknowledgedFile
 from weft.edge_node.links.links import Links
 from weft.protocols.ranges import RangeSet
 from weft.storage.filesystem import OSFileSystem

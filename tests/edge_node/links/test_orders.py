@@ -12,11 +12,10 @@ from weft.config.errors import ConfigError
 from weft.config.links import Link
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.links.orders import Orders, rules_of, without_policy
+from weft.edge_node.check.rules import check
+from weft.edge_node.links.links import Orders, rules_of, without_policy
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import Order
-from weft.replication.policy.schedule import DayWindow
+from weft.replication.policy import DayWindow, Order
 from weft.storage.filesystem import OSFileSystem
 
 TEXT = """\

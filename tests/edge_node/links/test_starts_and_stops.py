@@ -9,13 +9,13 @@ from tests.cloud_hub.live import running_hub
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support.live_node import configuration
 from tests.support.waiting import until
-from weft.edge_node.links.part import LinksPart
+from weft.edge_node.links.links import LinksPart
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.timing.timer_wheel import TICK_S
+from weft.edge_node.timing import TICK_S
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PubAck, Publish, Will
 from weft.protocols.shard.lane_state import LaneState
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 CONFIG = """
 node: edge-1

@@ -22,7 +22,7 @@ from weft.config.links import Link as LinkConfig
 from weft.edge_node.links.links import Links
 from weft.edge_node.node import poster
 from weft.protocols.batch import ClockReading, ClockState
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 HOUR = 3600 * 1_000_000_000

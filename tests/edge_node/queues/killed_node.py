@@ -13,11 +13,10 @@ from weft.bounds import Owner, OwnerKind
 from weft.config.load import load
 from weft.config.models import EdgeConfig
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.message import Delivery, Outcome
-from weft.edge_node.queues.queue.credit import Credit
-from weft.edge_node.queues.queue.queue import QueueClient
-from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.queues.definitions import QueueError
+from weft.edge_node.queues.queue import Credit, QueueClient
+from weft.edge_node.queues.ready import Delivery, Outcome
+from weft.edge_node.subscriptions.message import LogRecord
 
 QUEUE = "jobs"
 PREFETCH = 16

@@ -13,23 +13,18 @@ from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock
 from weft.bounds import Crowd, Owner, OwnerKind, Refusals, Rounds
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.routing import Router, Routing
-from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.ingest.unrouted import Policy, Unrouted
-from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.ingest.ingest import Ingest, Turn
+from weft.edge_node.ingest.routing import Router, Routing, Unrouted, UnroutedPolicy
+from weft.edge_node.queues.definitions import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.message import Delivery, Outcome
-from weft.edge_node.queues.queue.credit import Credit
-from weft.edge_node.queues.queue.queue import Consumption, Queue, QueueClient
+from weft.edge_node.queues.queue import Consumption, Credit, Queue, QueueClient
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.sessions.store.backlog import Backlog
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.log_records import LogRecord
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.edge_node.timing.timer_wheel import TimerWheel
+from weft.edge_node.queues.ready import Delivery, Outcome
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.subscriptions.message import LogRecord, Outbox
+from weft.edge_node.subscriptions.subscriptions import FanOut, Subscriptions
+from weft.edge_node.timing import TimerWheel
 from weft.protocols.batch import HeaderPairs, records
 from weft.storage.segment_log import LogSettings, SegmentLog
 
@@ -97,7 +92,7 @@ class Room:
     settings: LogSettings = LOG
     limits: QueueLimits = field(default_factory=QueueLimits)
     patterns: dict[str, list[str]] = field(default_factory=dict)
-    unrouted: Policy = "live"
+    unrouted: UnroutedPolicy = "live"
     clock: Clock = field(default_factory=Clock)
     queues: Queues = field(init=False)
     log: SegmentLog = field(init=False)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.edge_node.queues.room import Room
-from weft.edge_node.access.acl import Permission
-from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.routing.unbinding import NOW_UNITS
+from weft.edge_node.access.identity import Permission
+from weft.edge_node.queues.definitions import QueueError, Reason
+from weft.edge_node.queues.exchange import NOW_UNITS
 
 
 class Restricted:

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.queues.room import Room, Taker
 from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Outcome
-from weft.edge_node.queues.publishing import Published
-from weft.edge_node.queues.routing.targets import numbers_in
-from weft.edge_node.servers.amqp.transaction import Transaction
+from weft.edge_node.queues.declarations import Published
+from weft.edge_node.queues.exchange import numbers_in
+from weft.edge_node.queues.ready import ENTRY_BYTES, Delivery, Outcome
+from weft.edge_node.servers.amqp.publishing import Transaction
 from weft.protocols.batch import HeaderPairs, records
 from weft.protocols.message_headers import EXPIRES, PRIORITY
 from weft.storage.segment_log import LogSettings

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.edge_node.queues.room import Room
-from weft.edge_node.queues.state.changes import VERSION, Changes
+from weft.edge_node.queues.state import VERSION, Changes
 from weft.protocols.errors import UnsupportedVersion
 
 

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
-from weft.edge_node.queues.arguments import plain_arguments
-from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.definitions import QueueError, Reason, origin_of, plain_arguments
 from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.message import ENTRY_BYTES, Outcome
-from weft.edge_node.queues.topics import origin_of
-from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.queues.ready import ENTRY_BYTES, Outcome
+from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.message_headers import EXPIRES, PRIORITY
 
 MS = 1_000_000

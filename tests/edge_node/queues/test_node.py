@@ -9,14 +9,14 @@ import pytest
 from tests.edge_node.queues.room import Room
 from weft.bounds import Owner, OwnerKind
 from weft.config.load import load
+from weft.config.metrics.edge import QUEUE_METRICS
 from weft.config.metrics.exposition import Sample
-from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.models import EdgeConfig
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.message import Outcome
-from weft.edge_node.queues.queue.queue import QueueClient
-from weft.edge_node.status.metrics import samples
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.ready import Outcome
+from weft.edge_node.status.facts import samples
 from weft.text.status import show_queues
 
 ANN = Owner(OwnerKind.USER, "ann")

@@ -14,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.bounds import Owner, OwnerKind, Refusals
-from weft.edge_node.queues.contents.holders import Holders
-from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
-from weft.edge_node.queues.queue import queue as part_of_queue
-from weft.edge_node.queues.queue.loaded import LoadedMessages
-from weft.edge_node.queues.queue.marks import DeliveryMarks
-from weft.edge_node.queues.queue.queue import Queue
-from weft.edge_node.queues.queue.ready import Ready
-from weft.edge_node.queues.queue.runs import SeqRuns
-from weft.edge_node.queues.queue.unsettled import Unsettled
-from weft.edge_node.queues.routing import look_up_cost
-from weft.edge_node.queues.routing.exchange import Destination, Exchange
-from weft.edge_node.queues.routing.headers import HeadersBindings
-from weft.edge_node.queues.routing.patterns import PatternTree
-from weft.edge_node.queues.topics import headers_of_route, origin_of, topic_of
-from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.queues import limits
+from weft.edge_node.queues import queue as part_of_queue
+from weft.edge_node.queues.contents import Holders
+from weft.edge_node.queues.definitions import (
+    BindingDefinition,
+    ExchangeDefinition,
+    ExchangeKind,
+    headers_of_route,
+    origin_of,
+    topic_of,
+)
+from weft.edge_node.queues.exchange import Destination, Exchange, HeadersBindings, PatternTree
+from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.ready import DeliveryMarks, LoadedMessages, Ready, SeqRuns, Unsettled
+from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.topics import check_topic
 
 WORDS = st.sampled_from(["a", "b", "*", "#", ""])
@@ -109,9 +109,9 @@ def test_headers_match_as_their_arguments_say(
 def test_a_look_up_takes_no_more_steps_than_its_patterns_cost(patterns: list[str], keys: list[str]) -> None:
     ann, bob = Owner(OwnerKind.USER, "ann"), Owner(OwnerKind.USER, "bob")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(look_up_cost, "COMMON_WORDS", 0)
-        patch.setattr(look_up_cost, "COMMON_STARS", 0)
-        cost = look_up_cost.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
+        patch.setattr(limits, "COMMON_WORDS", 0)
+        patch.setattr(limits, "COMMON_STARS", 0)
+        cost = limits.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
         exchange = Exchange(ExchangeDefinition("e", ExchangeKind.TOPIC, False, False, False, None, *ann))
         tree: PatternTree[int] = PatternTree()
         bound = [
@@ -136,7 +136,7 @@ def test_bindings_by_headers_give_back_what_they_cost(
     wanted: list[tuple[dict[str, Any], str, str]], order: random.Random
 ) -> None:
     ann, bob = Owner(OwnerKind.USER, "ann"), Owner(OwnerKind.USER, "bob")
-    cost = look_up_cost.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
+    cost = limits.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
     exchange = Exchange(ExchangeDefinition("e", ExchangeKind.HEADERS, False, False, False, None, *ann))
     to = {name: Destination(name, owner, is_exchange=False) for name, owner in (("a", ann), ("b", bob))}
     bound = dict.fromkeys(

@@ -9,10 +9,9 @@ import pytest
 
 from tests.edge_node.queues.room import Room
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.queues import leaving
-from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.message import Outcome
-from weft.edge_node.queues.state import writer
+from weft.edge_node.queues import leaving, state
+from weft.edge_node.queues.definitions import QueueError, Reason
+from weft.edge_node.queues.ready import Outcome
 
 
 async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable() -> None:
@@ -110,13 +109,13 @@ async def test_a_node_that_stops_lets_go_of_all_that_its_clients_have() -> None:
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1", b"2")
     client = room.new_client()
-    for number in range(3 * leaving.SLICE):
+    for number in range(3 * leaving.CONSUMERS_AT_ONCE):
         room.queues.declarations.declare_queue(client, f"own-{number}", exclusive=True)
     taker = room.consume(client=client)
     await room.settle_down()
     assert taker.payloads == [b"1", b"2"]
     room.queues.gone(client)
-    assert len(room.queues._registry.queues) > leaving.SLICE, "it takes turns"
+    assert len(room.queues._registry.queues) > leaving.CONSUMERS_AT_ONCE, "it takes turns"
     room.queues.close()
     assert list(room.queues._registry.queues) == ["q"]
     assert room.queue().count == 2
@@ -129,7 +128,7 @@ async def test_a_node_that_stops_lets_go_of_all_that_its_clients_have() -> None:
 
 async def test_many_messages_are_a_reason_for_a_copy_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start reads all messages since the last copy, however small they are."""
-    monkeypatch.setattr(writer, "COPY_MESSAGES_BYTES", 20 * writer.MESSAGE_BYTES)
+    monkeypatch.setattr(state, "COPY_MESSAGES_BYTES", 20 * state.MESSAGE_BYTES)
     room = Room()
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     await room.settle_down()
@@ -215,7 +214,7 @@ async def test_an_mqtt_publish_reaches_queues_that_are_bound_to_its_topic() -> N
 
 @pytest.mark.parametrize("error", [OSError("input/output error"), ValueError("a mistake")], ids=["disk", "mistake"])
 async def test_a_page_that_cannot_be_read_is_read_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.edge_node.queues.contents.delivering.RETRY_S", 0.01)
+    monkeypatch.setattr("weft.edge_node.queues.delivery.RETRY_S", 0.01)
     room = Room()
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1", b"2")

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.queues.room import Room, Taker
 from tests.storage.fakes import FakeFileSystem, eio
-from weft.edge_node.queues.contents import contents
-from weft.edge_node.queues.message import Outcome
+from weft.edge_node.queues import contents
+from weft.edge_node.queues.ready import Outcome
 from weft.storage.segment_log import LogFailed, LogSettings
 
 LOG = LogSettings(segment_bytes=4096, budget_bytes=256 * 4096, tail_bytes=1500, pending_bytes_max=1 << 20)

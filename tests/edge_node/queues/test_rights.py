@@ -13,11 +13,11 @@ from tests.edge_node.queues.room import Room
 from tests.edge_node.queues.test_declarations import refusal
 from tests.support.speed import slowness, uncollected
 from tests.support.steps import STEP_S_MAX, TRIES
-from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
-from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.message import Declared
-from weft.edge_node.queues.queue.queue import QueueClient
+from weft.edge_node.access.identity import parse
+from weft.edge_node.queues.definitions import QueueError, Reason
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.ready import Declared
 
 RULES = """\
 user alice

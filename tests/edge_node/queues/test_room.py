@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from tests.edge_node.queues.room import Room
-from weft.edge_node.queues.contents import contents
+from weft.edge_node.queues import contents
 from weft.storage.segment_log import LogSettings
 
 IDLE_BYTES_MAX = 4_000

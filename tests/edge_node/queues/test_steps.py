@@ -15,15 +15,20 @@ import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
 from tests.support.speed import slowness, uncollected
-from weft.edge_node.queues.arguments import QueueArguments
-from weft.edge_node.queues.contents.dead_letters import STEP_RECORDS
-from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind, QueueDefinition
-from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.message import Outcome
-from weft.edge_node.queues.routing.look_up_cost import COMMON_WORDS
-from weft.edge_node.queues.routing.topology import KNOWN_MAX
-from weft.edge_node.queues.state.changes import read_changes
+from weft.edge_node.queues.dead_letters import STEP_RECORDS
+from weft.edge_node.queues.definitions import (
+    BindingDefinition,
+    ExchangeDefinition,
+    ExchangeKind,
+    QueueArguments,
+    QueueDefinition,
+    QueueError,
+    Reason,
+)
+from weft.edge_node.queues.exchange import KNOWN_MAX
+from weft.edge_node.queues.limits import COMMON_WORDS, QueueLimits
+from weft.edge_node.queues.ready import Outcome
+from weft.edge_node.queues.state import read_changes
 from weft.protocols.batch import HeaderPairs
 
 pytestmark = pytest.mark.slow

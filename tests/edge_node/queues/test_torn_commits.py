@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tests.edge_node.queues.room import OWNER, Room
-from weft.edge_node.queues.arguments import queue_arguments
-from weft.edge_node.queues.definitions import QueueDefinition
-from weft.edge_node.queues.state.changes import Changes
+from weft.edge_node.queues.definitions import QueueDefinition, queue_arguments
+from weft.edge_node.queues.state import Changes
 
 
 async def test_a_queue_whose_declaration_outlived_messages_before_it_keeps_what_comes_later() -> None:

@@ -22,7 +22,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.waiting import PATIENCE_S, Patience
-from weft.config.intake.listeners import ListenerProtocol
+from weft.config.listeners import ListenerProtocol
 
 HOST = "127.0.0.1"
 TOO_LONG = 311

@@ -17,7 +17,7 @@ from tests.edge_node.servers.amqp1 import harness as amqp1
 from tests.edge_node.servers.http import harness as http
 from tests.support.waiting import until
 from weft.bounds import Owner, OwnerKind
-from weft.edge_node.queues.queue.queue import QueueClient
+from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.http.part import Http
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, PROTOCOL_HEADER

@@ -23,7 +23,7 @@ from weft.config.units import Address
 from weft.edge_node.access import users
 from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.servers.clients.turns import Turns
+from weft.edge_node.servers.clients.context import Turns
 
 PASSWORD = "hunter2 of press-7"
 TLS = ", tls: {certificate: node.crt, key: node.key%s}"
@@ -38,7 +38,7 @@ Make = type[ProtocolClient]
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.edge_node.node.LOG_CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("weft.network.admission.SWEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("weft.network.client_slots.WAIT_S", 0.1)
+    monkeypatch.setattr("weft.network.admission.WAIT_S", 0.1)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from weft.edge_node.servers.clients.output import (
     Output,
     Writes,
 )  # fmt: skip
-from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.message import Outbox
 
 WAITING_MAX = 100_000
 OWNER = user_or_address("mallory", "")

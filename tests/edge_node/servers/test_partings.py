@@ -11,7 +11,7 @@ import pytest
 from tests.edge_node.servers.amqp1 import harness as amqp1
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S
-from weft.config.log_lines.partings import NAMES_MAX, Partings
+from weft.config.log_lines import NAMES_MAX, Partings
 from weft.protocols.mqtt.packets import Publish
 
 ATTEMPTS = 20

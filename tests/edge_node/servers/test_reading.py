@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.bounds import Bound, Owner, OwnerKind, Refusals
-from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.clients.held import Held
+from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.output import LONG_BYTES
-from weft.edge_node.servers.clients.reading import KEEPS, Reading
+from weft.edge_node.servers.clients.reading import KEEPS, Held, Reading
 
 WRITE_TIMEOUT_S = 60.0
 SERVED_MAX = 1_000

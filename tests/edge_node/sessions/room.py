@@ -9,26 +9,20 @@ from typing import Any
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.edge_node.sessions.window.clients import Socket
 from weft.bounds import Crowd, Rounds
-from weft.edge_node.access.acl import ALL, Permission
+from weft.edge_node.access.identity import ALL, Permission
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.ingest import Ingest, Turn
 from weft.edge_node.ingest.record import NodeRecord
-from weft.edge_node.ingest.routing import Router, Routing
-from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.ingest.unrouted import Unrouted
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.parts import Kept, make_delivery, make_parts
+from weft.edge_node.ingest.routing import Router, Routing, Unrouted
+from weft.edge_node.sessions.packets_out import Wire
+from weft.edge_node.sessions.records import SessionLimits
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.sessions import Sessions
-from weft.edge_node.sessions.window.packets_out import Wire
+from weft.edge_node.sessions.sessions import Kept, Sessions, make_delivery, make_parts
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
-from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.subscriptions.message import Message, Outbox
+from weft.edge_node.subscriptions.subscriptions import FanOut, Subscriptions
 from weft.protocols.batch import Flag
-from weft.protocols.mqtt.packets import Connect, Subscription
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import Connect, Properties, Subscription
 
 QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 NODES: list[StoredNode] = []

@@ -9,9 +9,9 @@ import pytest
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
 from weft.bounds import Crowd
-from weft.edge_node.sessions.delivery_journal import DeliveryJournal
+from weft.edge_node.sessions.journal import DeliveryJournal
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.message import Outbox
 from weft.storage.segment_log import LogFull
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 from tests.edge_node.sessions.room import Room, RoomClient
 from weft.edge_node.ingest.routing import Router
-from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.records import SessionLimits
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.packets import Publish
 

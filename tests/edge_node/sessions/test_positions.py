@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.edge_node.sessions.room import Room, close_all
-from weft.edge_node.sessions.positions import ReaderPositions
-from weft.edge_node.sessions.records import SharedRecord
+from weft.edge_node.sessions.persistence import ReaderPositions
+from weft.edge_node.sessions.records import JournalRecord, SharedEnded, SharedMoved, SharedRecord
+from weft.edge_node.sessions.session_store import read_journal
 from weft.edge_node.sessions.sessions import SHARED_IDLE_MAX
-from weft.edge_node.sessions.store.entries import JournalRecord, SharedEnded, SharedMoved
-from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
 from weft.storage.segment_log import LogFull
 

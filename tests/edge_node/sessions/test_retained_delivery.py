@@ -13,18 +13,22 @@ from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.edge_node.sessions.window.clients import Clients
 from tests.support.waiting import until
 from weft.bounds import Rounds, rounds
-from weft.edge_node.sessions import retained_delivery
-from weft.edge_node.sessions.retained_delivery import (
-    TURN_BYTES_MAX,
-    TURN_MESSAGES_MAX,
-    TURN_STEPS_MAX,
-    RetainedDelivery,
-)
+from weft.edge_node.sessions import session as retained_delivery
+from weft.edge_node.sessions.session import TURN_BYTES_MAX, TURN_MESSAGES_MAX, TURN_STEPS_MAX, RetainedDelivery
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import ClientSubscription, DeliveryOptions
 from weft.protocols.mqtt.decoder import decode
-from weft.protocols.mqtt.packets import PingReq, PingResp, PubAck, Publish, SubAck, Subscribe, Subscription, Unsubscribe
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import (
+    PingReq,
+    PingResp,
+    Properties,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
 
 TOPICS = 30
 WINDOW = 5

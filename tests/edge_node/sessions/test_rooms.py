@@ -8,13 +8,10 @@ import pytest
 
 from tests.edge_node.sessions.room import Room, RoomClient, close_all
 from tests.support.waiting import until
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.window.states import WindowState
+from weft.edge_node.sessions.records import SessionLimits
+from weft.edge_node.sessions.window import WindowState
 from weft.protocols.mqtt.decoder import decode
-from weft.protocols.mqtt.errors import ConnectRefused
-from weft.protocols.mqtt.packets import PubRel, Subscription, Will
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import ConnectRefused, Properties, PubRel, ReasonCode, Subscription, Will
 from weft.storage.segment_log import LogFull
 
 GONE = Will(b"plant/gone", b"gone", 1)

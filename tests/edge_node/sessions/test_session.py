@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.edge_node.sessions.window.clients import Clients
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.records import NEVER_EXPIRES, Sent, SessionRecord
 from weft.edge_node.sessions.session import Absence, Session, Terms, seconds_left
-from weft.edge_node.sessions.window.client_window import ClientWindow
-from weft.edge_node.sessions.window.packets_out import Wire
+from weft.edge_node.sessions.window import ClientWindow
 from weft.protocols.mqtt.packets import Will
 
 

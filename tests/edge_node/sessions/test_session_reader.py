@@ -9,15 +9,11 @@ import pytest
 from tests.edge_node.sessions.room import Room, RoomClient, close_all
 from tests.edge_node.sessions.test_rooms import payloads
 from tests.support.waiting import until
-from weft.edge_node.sessions.redelivery import Redelivery
-from weft.edge_node.sessions.session_reader import SessionReader
-from weft.edge_node.sessions.stored_messages import StoredMessages, is_retained_copy
-from weft.edge_node.sessions.window.states import WindowState
-from weft.edge_node.subscriptions.log_records import LogRecord
-from weft.edge_node.subscriptions.message import PUBLISHER, RECIPIENT, Message
+from weft.edge_node.sessions.log_readers import Redelivery, SessionReader, StoredMessages, is_retained_copy
+from weft.edge_node.sessions.window import WindowState
+from weft.edge_node.subscriptions.message import PUBLISHER, RECIPIENT, LogRecord, Message
 from weft.protocols.batch import Flag
-from weft.protocols.mqtt.packets import Subscription
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import ReasonCode, Subscription
 
 
 @pytest.fixture(autouse=True)

@@ -7,26 +7,26 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
-from weft.protocols.mqtt.packet_ids import PacketIds
+from weft.edge_node.sessions.records import SessionLimits
+from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
+    PacketIds,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     Subscription,
     UnsubAck,
     Unsubscribe,
     Will,
 )
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
 async def stay(node: BrokerNode, client_id: str, *filters: tuple[str, int]) -> RawClient:

@@ -14,7 +14,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.slices import SLICE
 from tests.support.waiting import until
-from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.records import SessionLimits
 from weft.protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 
 SHARED = "$share/g/plant/+"

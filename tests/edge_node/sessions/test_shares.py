@@ -8,13 +8,9 @@ import pytest
 
 from tests.edge_node.sessions.room import NODES, Room, RoomClient, close_all
 from tests.edge_node.sessions.store.helpers import StoredNode
-from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.records import SessionLimits, StateSettings
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.store.settings import StateSettings
-from weft.protocols.mqtt.errors import ConnectRefused
-from weft.protocols.mqtt.packets import Will
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import ConnectRefused, Properties, ReasonCode, Will
 
 WILL = Will(b"plant/gone", b"x" * 500, 1, properties=Properties(will_delay_interval=1000))
 """About 1,000 bytes, which are kept for long."""

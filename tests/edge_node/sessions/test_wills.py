@@ -12,12 +12,9 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.store.settings import StateSettings
-from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
-from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, Will
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.sessions.records import SessionLimits, StateSettings
+from weft.edge_node.subscriptions.message import USER_PROPERTIES_MAX
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Properties, PubAck, Publish, ReasonCode, Will
 from weft.storage.segment_log import LogFull
 
 GONE = Will(b"alarm/gone", b"gone", 1)

@@ -18,6 +18,7 @@ from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Packet,
+    Properties,
     PubAck,
     PubComp,
     Publish,
@@ -27,7 +28,6 @@ from weft.protocols.mqtt.packets import (
     Subscribe,
     Version,
 )
-from weft.protocols.mqtt.properties import Properties
 
 
 class BrokersEnd:

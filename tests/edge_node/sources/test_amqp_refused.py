@@ -17,13 +17,11 @@ from tests.edge_node.sources.nodes import running
 from tests.edge_node.sources.test_amqp_source import amqp_source
 from tests.support.waiting import until
 from weft.bounds import Rounds
-from weft.config.intake.sources import AmqpSource
-from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.sources.amqp_connection import AmqpConnection
-from weft.edge_node.sources.amqp_frames import Delivery
-from weft.edge_node.sources.connection import Memory, NodeParts
+from weft.config.sources import AmqpSource
+from weft.edge_node.ingest.ingest import Pause
+from weft.edge_node.sources.amqp import AmqpConnection, Delivery
+from weft.edge_node.sources.connection import Memory, NodeParts, Topics
 from weft.edge_node.sources.status import SourceStatus
-from weft.edge_node.sources.topics import Topics
 
 
 async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> None:

@@ -13,9 +13,9 @@ from tests.edge_node.sources.nodes import FULL, NODE, assert_whole, mqtt_source,
 from tests.support.brokers import SAVES_OFTEN, Mosquitto, mosquitto, needs_mosquitto, proxy
 from tests.support.certificates import Authority
 from tests.support.waiting import until
-from weft.config.metrics.sources import SOURCE_METRICS
+from weft.config.metrics.edge import SOURCE_METRICS
 from weft.edge_node.sources.status import SourceState
-from weft.edge_node.status.metrics import render
+from weft.edge_node.status.facts import render
 from weft.edge_node.status.pages import tables
 from weft.protocols.batch import Flag
 from weft.text.status import show_running

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.edge_node.sources.topics import Topics
+from weft.edge_node.sources.connection import Topics
 from weft.protocols.topics import InvalidTopic, compile_rule
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import open_log
 from tests.support import live_node
-from weft.edge_node.status.health import Health
+from weft.edge_node.status.facts import Health
 
 CONFIG = """\
 node: a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.edge_node.status.history import DAY_POINTS_MAX, HOUR_POINTS_MAX, SAMPLES_OF_POINT, History, percentile
+from weft.edge_node.status.facts import DAY_POINTS_MAX, HOUR_POINTS_MAX, SAMPLES_OF_POINT, History, percentile
 from weft.storage.histogram import Histogram
 
 PRESENT = {"disk_bytes": 100.0, "waiting_records": 0.0, "waiting_seconds": 0.0, "connections": 2.0}

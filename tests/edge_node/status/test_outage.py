@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.config.units import YEAR_S, approximate_duration
-from weft.edge_node.status.outage import SAMPLE_INTERVAL_S, WINDOW_SAMPLES_MAX, OutageEstimate, outage_left
+from weft.edge_node.status.facts import SAMPLE_INTERVAL_S, WINDOW_SAMPLES_MAX, OutageEstimate, outage_left
 from weft.text.status import show_files
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from weft.bounds import Refusals
 from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.status.health import Health
-from weft.edge_node.status.history import History
-from weft.edge_node.status.page.messages import MessagePages
+from weft.edge_node.status.facts import Health, History
+from weft.edge_node.status.messages import MessagePages
 from weft.edge_node.status.pages import Pages, tables, trouble
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 

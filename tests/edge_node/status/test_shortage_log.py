@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.edge_node.status.shortage_log import ShortageLog
+from weft.edge_node.status.facts import ShortageLog
 
 FULL = "the log uses 16 MiB of 16 MiB: restore the link to the hub"
 

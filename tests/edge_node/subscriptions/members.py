@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from weft.bounds import Owner
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import ClientSubscription, DeliveryOptions
 from weft.protocols.mqtt.packets import Subscription
 
 

@@ -12,13 +12,11 @@ import pytest
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import SMALL, commit_all, open_log
 from tests.support.waiting import until
-from weft.edge_node.sessions.store.backlog import Backlog
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.sessions.records import StateCounters, StateSettings
 from weft.edge_node.subscriptions import catch_up
-from weft.edge_node.subscriptions.catch_up import CatchUp
-from weft.edge_node.subscriptions.log_records import LogRecord, Page, ReadPage, Turn
-from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.read_turns import READERS_MAX, ReadTurns
+from weft.edge_node.subscriptions.catch_up import READERS_MAX, CatchUp, ReadTurns
+from weft.edge_node.subscriptions.message import LogRecord, Message, Page, ReadPage, Turn
 
 
 class ListReader:

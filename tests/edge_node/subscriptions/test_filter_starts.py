@@ -1,7 +1,7 @@
 """Where subscriptions began, as long as it matters."""
 
 from tests.edge_node.subscriptions.members import FakeMember, subscription
-from weft.edge_node.subscriptions.filter_starts import FilterStarts
+from weft.edge_node.subscriptions.subscriptions import FilterStarts
 
 
 def test_a_start_matters_until_the_client_has_read_up_to_it() -> None:

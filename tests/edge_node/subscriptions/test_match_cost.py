@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.bounds import Owner, OwnerKind, Refusals
-from weft.edge_node.subscriptions.match_cost import MatchCost
-from weft.protocols.mqtt import filter_tree
-from weft.protocols.mqtt.filter_tree import FilterTree
+from weft.edge_node.subscriptions.limits import MatchCost
+from weft.protocols import topics
+from weft.protocols.topics import FilterTree
 
 COMMON_NODES = 833
 ALICE, MALLORY = Owner(OwnerKind.USER, "alice"), Owner(OwnerKind.USER, "mallory")
@@ -30,13 +30,13 @@ class Visited:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counted = self
 
-        class CountedNode(filter_tree._Node[str]):
+        class CountedNode(topics._Node[str]):
             def __getattribute__(self, name: str) -> object:
                 counted.visits += name == "children"
                 return super().__getattribute__(name)
 
         self.visits = 0
-        monkeypatch.setattr(filter_tree, "_Node", CountedNode)
+        monkeypatch.setattr(topics, "_Node", CountedNode)
         self.tree: FilterTree[str] = FilterTree()
 
     def count(self, topic: str) -> int:

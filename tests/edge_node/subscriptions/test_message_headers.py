@@ -5,15 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.edge_node.subscriptions.message_headers import (
-    USER_PROPERTIES_MAX,
-    TooManyProperties,
-    from_headers,
-    to_headers,
-)
-from weft.protocols.batch import HEADER_PAIRS_MAX
-from weft.protocols.columns import HeaderValue
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.edge_node.subscriptions.message import USER_PROPERTIES_MAX, TooManyProperties, from_headers, to_headers
+from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderValue
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties
 
 NOW = 1_700_000_000_000_000_000
 TEXT = st.text(max_size=8) | st.sampled_from([

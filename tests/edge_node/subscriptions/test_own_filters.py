@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.subscriptions.members import FakeMember
-from weft.edge_node.subscriptions import own_filters
-from weft.edge_node.subscriptions.own_filters import OwnFilters
-from weft.edge_node.subscriptions.subscriber import ClientSubscription
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.subscriptions import subscriptions as own_filters
+from weft.edge_node.subscriptions.subscriptions import ClientSubscription, OwnFilters, Subscriptions
 from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.topics import matches
 
@@ -39,7 +37,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(1_000):
         assert own.matching(b"%d" % number)
         assert own.options(b"%d" % number + b"x" * 1_000)
-    assert len(own._known) <= own_filters.TOPICS_MAX
+    assert len(own._known) <= own_filters.OWN_TOPICS_MAX
     assert max(map(len, own._known)) <= own_filters.TOPIC_BYTES_MAX
 
 

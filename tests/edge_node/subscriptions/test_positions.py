@@ -1,7 +1,6 @@
 """Positions of readers."""
 
-from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.positions import before, lowered
+from weft.edge_node.subscriptions.message import NOWHERE, Message, before, lowered
 
 
 def test_what_is_missing_lowers_the_position_of_its_stream_alone() -> None:

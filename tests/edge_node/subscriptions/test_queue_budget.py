@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.edge_node.subscriptions.queue_budget import QueueAccount, QueueBudget
+from weft.edge_node.subscriptions.limits import QueueAccount, QueueBudget
 
 
 def test_either_bound_refuses() -> None:

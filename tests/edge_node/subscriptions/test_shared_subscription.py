@@ -5,14 +5,15 @@ from __future__ import annotations
 from tests.edge_node.subscriptions.members import FakeMember, subscription
 from weft.bounds import Crowd
 from weft.edge_node.counters import Counters
-from weft.edge_node.subscriptions.log_records import LogRecord
-from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, QueueBudget
-from weft.edge_node.subscriptions.shared_subscription import SharedParts, SharedSubscription
-from weft.edge_node.subscriptions.shared_subscriptions import SharedSubscriptions
-from weft.edge_node.subscriptions.subscriber import ClientSubscription
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueBudget
+from weft.edge_node.subscriptions.message import NOWHERE, LogRecord, Message, Outbox
+from weft.edge_node.subscriptions.subscriptions import (
+    ClientSubscription,
+    SharedParts,
+    SharedSubscription,
+    SharedSubscriptions,
+    Subscriptions,
+)
 from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.topics import Share
 

@@ -2,11 +2,8 @@
 
 from tests.edge_node.subscriptions.members import FakeMember, subscription
 from weft.bounds import Crowd
-from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.message import NOWHERE
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.subscriber import ClientSubscription
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.subscriptions.message import NOWHERE, Outbox
+from weft.edge_node.subscriptions.subscriptions import ClientSubscription, FanOut, Subscriptions
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.packets import Subscription
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from weft.edge_node.timing.clock import clock_reader, read_boot_id, wall_clock
+from weft.edge_node.timing import clock_reader, read_boot_id, wall_clock
 from weft.protocols.batch import ClockState
 
 
@@ -18,7 +18,7 @@ def test_readings_go_forward_within_one_boot() -> None:
 
 
 def test_every_process_of_a_boot_sees_the_same_boot() -> None:
-    code = "from weft.edge_node.timing.clock import read_boot_id; print(read_boot_id())"
+    code = "from weft.edge_node.timing import read_boot_id; print(read_boot_id())"
     assert int(subprocess.check_output([sys.executable, "-c", code])) == read_boot_id()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.timing.timer_wheel import SLOTS, STEP_S, TICK_S, TimerWheel
+from weft.edge_node.timing import SLOTS, STEP_S, TICK_S, TimerWheel
 
 TURN_S = TICK_S * SLOTS
 

@@ -12,12 +12,12 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.replication.events import LinkStatus
+from weft.replication.flow_control import SenderSettings
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
-from weft.replication.status import LinkStatus
 
 STREAM = "telemetry"
 READ_BATCHES = 64

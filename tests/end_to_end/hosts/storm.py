@@ -34,7 +34,7 @@ from tests.support.store_path import StorePath, Way
 from tests.support.waiting import Patience
 from weft.demo.fabric import FabricError
 from weft.proofs.audit.audit import audit
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
 
 DRAIN_TIMEOUT_S = 180.0

@@ -16,8 +16,7 @@ import pytest
 from tests.network.echo import EchoListener, echoing
 from tests.support.certificates import Authority, Pem
 from tests.support.waiting import PATIENCE_S, until
-from weft.network.tls.contexts import server_context
-from weft.network.tls.files import TlsFiles
+from weft.network.tls import TlsFiles, server_context
 
 FIRST_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00<\x00\x00" * 1000
 """Clients send CONNECT before they know whether their certificate is good: with TLS 1.3 the server answers later."""
@@ -110,7 +109,7 @@ async def test_who_fails_and_stays_is_closed_and_leaves_nothing(
     authority: Authority, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of failing handshakes holds connections for a moment and not longer."""
-    monkeypatch.setattr("weft.network.tls.alert.LINGER_S", 0.2)
+    monkeypatch.setattr("weft.network.tls.LINGER_S", 0.2)
     files = len(os.listdir("/proc/self/fd"))
     async with echoing(tls=tls) as listener:
         context = ssl.create_default_context(cafile=authority.path)

@@ -17,9 +17,7 @@ from tests.support.certificates import Authority
 from tests.support.speed import slowness, uncollected
 from tests.support.tls_records import RecordClient
 from tests.support.waiting import PATIENCE_S
-from weft.network.tls.contexts import server_context
-from weft.network.tls.files import TlsFiles
-from weft.network.tls.records import AT_ONCE, HANDSHAKE_RECORDS_MAX, WITHOUT_DATA_BURST
+from weft.network.tls import AT_ONCE, HANDSHAKE_RECORDS_MAX, WITHOUT_DATA_BURST, TlsFiles, server_context
 
 FLOOD = 4_000
 """KeyUpdates of 108 kB, which OpenSSL alone works through in one read."""

@@ -16,10 +16,8 @@ from tests.support.certificates import Authority, Pem
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
-from weft.edge_node.check import check
-from weft.network.tls.certificate import CertificateName, certificate_name
-from weft.network.tls.files import TlsUnusable
-from weft.network.tls.revocation import read_lists, revoked_by
+from weft.edge_node.check.rules import check
+from weft.network.tls import CertificateName, TlsUnusable, certificate_name, read_lists, revoked_by
 
 
 def name_of(pem: Pem) -> CertificateName:

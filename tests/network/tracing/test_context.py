@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.network.tracing.context import TraceContext, found_in, parse
+from weft.network.tracing import TraceContext, found_in, parse
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 VALID = f"00-{TRACE}-{SPAN}-01"

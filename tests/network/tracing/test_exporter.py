@@ -11,14 +11,10 @@ import pytest
 
 from tests.support.collector import collecting
 from tests.support.waiting import wait_until
-from weft.config.intake.tracing import Collector
+from weft.config.sources import Collector
 from weft.demo.fabric import free_port
-from weft.network.tracing import checks, exporter
-from weft.network.tracing.checks import look_at
-from weft.network.tracing.context import TraceContext
-from weft.network.tracing.exporter import TraceExport
-from weft.network.tracing.settings import MISSING, ExportSettings, read_headers
-from weft.network.tracing.spans import Span
+from weft.network import tracing
+from weft.network.tracing import MISSING, ExportSettings, Span, TraceContext, TraceExport, look_at, read_headers
 
 PARENT = TraceContext(7, 8)
 
@@ -98,8 +94,8 @@ def test_the_queue_is_bounded_and_drops_are_counted() -> None:
 def test_without_the_library_spans_are_counted_and_the_check_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checks, "is_installed", lambda: False)
-    monkeypatch.setattr(exporter, "is_installed", lambda: False)
+    monkeypatch.setattr(tracing, "is_installed", lambda: False)
+    monkeypatch.setattr(tracing, "is_installed", lambda: False)
     assert "pip install 'weft-fabric[otel]'" in MISSING
     assert [finding.message for finding in look_at(Collector(endpoint="http://127.0.0.1:4318")).unfit] == [MISSING]
     with caplog.at_level(logging.WARNING), exporting("http://127.0.0.1:4318", batch_max=2) as export:

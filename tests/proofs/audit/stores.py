@@ -10,16 +10,15 @@ from deltalake import write_deltalake
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.shard import lane_ends, skips
+from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.proofs.audit.deletions import Rows, find_rows, stored
-from weft.protocols.chunk import GapRange
-from weft.protocols.origin import Origin, OriginKind
+from weft.proofs.audit.audit import Rows, find_rows, stored
+from weft.protocols.chunk_index import GapRange
+from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key
-from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.deletions import FORMAT, Deletion, declare
 
@@ -67,7 +66,7 @@ async def skipped_range(log: LogWriter) -> None:
     end = log.states[1].next_offset[KEY]
 
     async def plan(state: ShardState) -> Ending:
-        return await skips.skip(state, shard_log, KEY, end - 4, end - 1, "a bomb")
+        return await lane_ends.skip(state, shard_log, KEY, end - 4, end - 1, "a bomb")
 
     bits = random.Random(7).getrandbits
     await lane_ends.write_ending(shard_log, plan, wall_clock=lambda: START, random_bits=bits)

@@ -19,11 +19,12 @@ from weft.cloud_hub.shard import lane_ends
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.counts import SeqCounts
 from weft.proofs.audit.report import AuditReport
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ClusterUnusable, ShardLog
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import ClusterUnusable
 from weft.storage.object_store import ObjectStore, open_store
 
 

@@ -12,11 +12,10 @@ from deltalake import write_deltalake
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.proofs.audit.audit import audit
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.segment import GapReason
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.hub_keys import chunk_key
-from weft.storage.manifest import changed
 from weft.storage.object_store import ObjectStore, open_store
 
 

@@ -15,7 +15,7 @@ from weft.output import Failed, Refused
 from weft.proofs.audit.audit import audit
 from weft.proofs.audit.report import AuditReport
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table.errors import TableError
+from weft.storage.table.actions import TableError
 
 KEY = ("default", "telemetry")
 Declare = Callable[..., str]

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.proofs.audit.stores import DAMAGE, HARMLESS, Planting, corrupted_manifest, written
-from weft.proofs.audit import log_plan, log_task, table_task
+from weft.proofs.audit import tasks as log_plan
+from weft.proofs.audit import tasks as log_task
+from weft.proofs.audit import tasks as table_task
 from weft.proofs.audit.audit import Task, audit
-from weft.proofs.audit.part import Part
+from weft.proofs.audit.counts import Part, Scope
 from weft.proofs.audit.report import AuditReport
-from weft.proofs.audit.scope import Scope
 from weft.storage.object_store import open_store
 
 STORES: dict[str, tuple[Planting, ...]] = {

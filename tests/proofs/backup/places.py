@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from weft.proofs.backup.copying import Copied
-from weft.proofs.backup.making import make_backup
-from weft.proofs.backup.record import BackupRecord
-from weft.proofs.backup.restoring import restore
-from weft.proofs.backup.view import BackupView, open_backup
+from weft.proofs.backup.backup import make_backup, restore
+from weft.proofs.backup.view import BackupRecord, BackupView, Copied, open_backup
+from weft.storage.chunk_log import first_logs, load_every_shard
 from weft.storage.cluster import open_cluster
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 def quiet(line: str) -> None:

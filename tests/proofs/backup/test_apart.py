@@ -6,14 +6,14 @@ import random
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.proofs.backup.places import backed_up, busy, quiet, states, view_of
-from weft.cloud_hub.splits.setting_apart import Apart
-from weft.proofs.backup.restoring import restore
-from weft.proofs.verify.verify import verify
+from weft.cloud_hub.splits import Apart
+from weft.proofs.backup.backup import restore
+from weft.proofs.verify import verify
+from weft.storage.chunk_log import first_logs, load_every_shard
 from weft.storage.cluster import open_cluster
-from weft.storage.every_shard import first_logs, load_every_shard
 from weft.storage.object_store import ObjectStore
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.object_store.placed import PlacedStore, bare
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.object_store.opening import PlacedStore, bare
 
 ACME = LANE._replace(tenant="acme")
 

@@ -12,22 +12,20 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.proofs.backup.places import backed_up, busy, quiet, restored, states, view_of
 from tests.storage.cluster_log.declaring import MARA, declares
-from weft.proofs.backup import making
-from weft.proofs.backup.making import make_backup
-from weft.proofs.backup.pruning import prune
-from weft.proofs.backup.record import RECORD, BackupUnusable
-from weft.proofs.backup.restoring import restore
-from weft.proofs.verify.verify import verify
+from weft.proofs.backup import backup
+from weft.proofs.backup.backup import make_backup, prune, restore
+from weft.proofs.backup.view import RECORD, BackupUnusable
+from weft.proofs.verify import verify
 from weft.protocols.lane import Lane
 from weft.storage import hub_keys
-from weft.storage.chunk_log import ClusterUnusable, ShardLog, open_cluster
-from weft.storage.cluster_log.log import ClusterLog
-from weft.storage.manifest import changed
+from weft.storage.chunk_log import ShardLog, changed
+from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage.cluster_log import ClusterLog
+from weft.storage.fenced_store import check_store
 from weft.storage.object_store import NotFound, Object, StoreError, open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Buffer
-from weft.storage.presence.nodes import NodeEntry
-from weft.storage.store_formats import check_store
+from weft.storage.presence import NodeEntry
 
 
 async def test_a_restored_store_is_the_one_of_the_backup_and_says_when_it_was_restored() -> None:
@@ -139,7 +137,7 @@ async def collect(store: MemoryStore, writer: LogWriter, watermark: int) -> None
 async def test_chunks_that_are_collected_meanwhile_are_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector waits far longer between the watermark and deleting than a watermark may be used."""
     times = itertools.count(0, 40_000_000_000)
-    monkeypatch.setattr(making, "ShardLog", partial(ShardLog, boot_clock=lambda: next(times)))
+    monkeypatch.setattr(backup, "ShardLog", partial(ShardLog, boot_clock=lambda: next(times)))
     store, place = Collects(), MemoryStore()
     store.writer = await busy(store)
     record, _ = await backed_up(store, place)

@@ -13,14 +13,12 @@ import pytest
 
 from tests.proofs.backup.places import backed_up, busy, quiet
 from tests.support.processes import weft
-from weft.proofs.backup.copying import content_key
-from weft.proofs.backup.record import RECORD, BackupUnusable
-from weft.proofs.backup.restoring import restore
-from weft.proofs.backup.view import open_backup
-from weft.proofs.verify.verify import verify
+from weft.proofs.backup.backup import restore
+from weft.proofs.backup.view import RECORD, BackupUnusable, content_key, open_backup
+from weft.proofs.verify import verify
 from weft.storage.cluster import ClusterUnusable
 from weft.storage.object_store import ObjectStore, StoreError, open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NOTE = "facts/note"
 SECRET = b"of another user of this machine"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.proofs.backup.record import RECORD, BackupRecord, ShardPart, TablePart, encode, read_record
-from weft.storage.object_store.memory import MemoryStore
+from weft.proofs.backup.view import RECORD, BackupRecord, ShardPart, TablePart, encode, read_record
+from weft.storage.object_store.directory import MemoryStore
 
 WRITTEN = b"""{
   "format": 1,

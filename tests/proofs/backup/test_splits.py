@@ -10,18 +10,17 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.proofs.backup.places import backed_up, restored, states
-from weft.cloud_hub.splits.splitting import Splitter
-from weft.proofs.verify.verify import verify
+from weft.cloud_hub.splits import Splitter
+from weft.proofs.verify import verify
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.storage import hub_keys
-from weft.storage.chunk_log import ShardLog, open_cluster
-from weft.storage.cluster import declare_split
-from weft.storage.every_shard import first_logs, load_every_shard
+from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
+from weft.storage.cluster import declare_split, open_cluster
 from weft.storage.object_store import ObjectStore, StoreError, open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Buffer, Listing
-from weft.storage.table_maker.service import TableService
+from weft.storage.table_writer.service import TableService
 
 MOVES = Lane("default", "press-5", 9, "telemetry")
 """A lane that a split of shard 0 moves to shard 1; LANE stays."""

@@ -12,14 +12,11 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, Run
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.proofs.audit.stores import collect
-from weft.proofs.trace.errors import TraceError
-from weft.proofs.trace.forward import forward
-from weft.proofs.trace.steps import LineageStep, Tracer
-from weft.proofs.trace.used import Used, parse_record
+from weft.proofs.trace import LineageStep, TraceError, Tracer, Used, forward, parse_record
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
+from weft.protocols.lane import Origin, OriginKind
 from weft.protocols.message_headers import LINEAGE, SOURCE
-from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.shard.placement import shard_of
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore, open_store

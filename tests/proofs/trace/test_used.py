@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.proofs.trace.errors import TraceError
-from weft.proofs.trace.used import Used, parse_record, parse_used, used_by
+from weft.proofs.trace import TraceError, Used, parse_record, parse_used, used_by
 
 
 def test_what_a_row_says() -> None:

@@ -8,19 +8,16 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
 from tests.proofs.backup.places import backed_up, busy, quiet, view_of
-from weft.proofs.backup.pruning import prune
-from weft.proofs.backup.restoring import restore
-from weft.proofs.verify.report import StoreFault, VerifyReport
-from weft.proofs.verify.verify import verify
-from weft.protocols.chunk import GapRange
+from weft.proofs.backup.backup import prune, restore
+from weft.proofs.verify import StoreFault, VerifyReport, verify
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.segment import GapReason
 from weft.storage import hub_keys
-from weft.storage.chunk_log import ShardLog
-from weft.storage.manifest import changed
+from weft.storage.chunk_log import ShardLog, changed
 from weft.storage.object_store import Object, ObjectStore, open_store
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 
 def found(report: VerifyReport) -> list[tuple[str, str]]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pamqp import encode as reference
 from pika import data as pika_data
 
-from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.field_table import DEPTH_MAX, VALUES_MAX, read_table, write_table
+from weft.protocols.amqp.frames import AmqpError, ReplyCode
+from weft.protocols.amqp.methods import DEPTH_MAX, VALUES_MAX, read_table, write_table
 from weft.protocols.amqp.typed_values import Float32, Int8, Int16, Int64, Timestamp, UInt8, UInt16, UInt32
 
 LEAVES = (

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from pamqp import frame as reference
 
-from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.frames import FRAME_BYTES_MIN, read_frame
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN, AmqpError, ReplyCode, read_frame
 from weft.protocols.amqp.methods import METHODS, Method, commands, name_of, read_method, write_method
 
 VALUES: dict[str, Any] = {

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.protocols.amqp.test_field_table import TABLES
-from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.field_table import write_table
-from weft.protocols.amqp.properties import FIELDS_MAX, ContentHeaders, read_properties, write_properties
+from weft.protocols.amqp.content import FIELDS_MAX, ContentHeaders, read_properties, write_properties
+from weft.protocols.amqp.frames import AmqpError, ReplyCode
+from weft.protocols.amqp.methods import write_table
 from weft.protocols.amqp.typed_values import TYPES, Timestamp
 from weft.protocols.message_headers import EXPIRES
 

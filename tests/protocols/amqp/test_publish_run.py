@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import WRITE_COST, Destination, Route
+from weft.edge_node.ingest.record import WRITE_COST, Destination, Gathering, Route
 from weft.protocols.amqp.content import write_content
-from weft.protocols.amqp.frames import FRAME_BYTES_MIN, read_frame
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN, Form, read_frame, scan
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp.publish_run import Form, scan
-from weft.protocols.columns import HeaderPairs
+from weft.protocols.batch import HeaderPairs
 
 PLAIN, TYPED = b"\0\0", b"\x80\x00\x04text"
 HEADERS: dict[bytes, HeaderPairs] = {PLAIN: (), TYPED: (("weft.content-type", "text"),)}

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.protocols import amqp1
 from weft.protocols.amqp.typed_values import (
     Char,
     Float32,
     Int8,
     Int16,
     Int32,
+    Milliseconds,
+    Opaque,
+    Symbol,
     UInt8,
     UInt16,
     UInt32,
@@ -23,15 +27,13 @@ from weft.protocols.amqp.typed_values import (
     as_header,
     from_header,
 )
-from weft.protocols.amqp1 import types
-from weft.protocols.amqp1.message import Body, Message, Properties, decode_message, encode_message
-from weft.protocols.amqp1.types import Described, Opaque, Symbol, Timestamp, decode, encode
+from weft.protocols.amqp1 import Body, Described, Message, Properties, decode, decode_message, encode, encode_message
 from weft.protocols.errors import Corrupt
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SIMPLE = (
     st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text() | st.binary() | st.uuids()
-    | INT64.map(Timestamp) | st.text("abc-:").map(Symbol) | st.sampled_from([
+    | INT64.map(Milliseconds) | st.text("abc-:").map(Symbol) | st.sampled_from([
         Int8(-1), UInt8(255), Int16(-300), UInt16(65_535), Int32(5), UInt32(5), UInt64(1 << 63), Float32(0.5),
         Char("é"),
     ])
@@ -107,18 +109,18 @@ def test_what_promises_more_than_it_has_is_refused_at_once(data: bytes) -> None:
 
 
 def test_data_sections_are_joined() -> None:
-    data = b"".join(types.described(0x75, encode(part)) for part in (b"one ", b"two ", b"three"))
+    data = b"".join(amqp1.described(0x75, encode(part)) for part in (b"one ", b"two ", b"three"))
     assert decode_message(data).body == Body("data", b"one two three")
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        types.described(0x75, encode(b"x")) + types.described(0x77, encode("y")),
-        types.described(0x77, encode("x")) + types.described(0x77, encode("y")),
-        types.described(0x79, encode("x")),
-        types.described(0x74, encode({1: "x"})),
-        types.described(0x73, encode([True])),
+        amqp1.described(0x75, encode(b"x")) + amqp1.described(0x77, encode("y")),
+        amqp1.described(0x77, encode("x")) + amqp1.described(0x77, encode("y")),
+        amqp1.described(0x79, encode("x")),
+        amqp1.described(0x74, encode({1: "x"})),
+        amqp1.described(0x73, encode([True])),
         encode("x"),
     ],
 )
@@ -131,8 +133,8 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
     "body",
     [
         Body("data", b"x" * 300), Body("string", "grüße".encode() * 60), Body("binary", b"\0\xff"),
-        Body("value", encode({"a": [1, Timestamp(2), None]})),
-        Body("sequence", types.described(0x76, encode([1])) + types.described(0x76, encode(["b"]))),
+        Body("value", encode({"a": [1, Milliseconds(2), None]})),
+        Body("sequence", amqp1.described(0x76, encode([1])) + amqp1.described(0x76, encode(["b"]))),
     ],
 )  # fmt: skip
 def test_a_body_comes_back_as_it_was(body: Body) -> None:

@@ -8,16 +8,20 @@ import functools
 
 from hypothesis import strategies as st
 
-from weft.protocols.mqtt import reason_codes
-from weft.protocols.mqtt.packet_types import PacketType, Version
+from weft.protocols.mqtt import packets as reason_codes
 from weft.protocols.mqtt.packets import (
+    NO_PROPERTIES,
+    TABLE,
     Auth,
     ConnAck,
     Connect,
     Disconnect,
+    Kind,
     Packet,
+    PacketType,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
@@ -28,9 +32,9 @@ from weft.protocols.mqtt.packets import (
     Subscription,
     UnsubAck,
     Unsubscribe,
+    Version,
     Will,
 )
-from weft.protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Properties
 
 IDS = st.integers(1, 65_535)
 QOS = st.integers(0, 2)

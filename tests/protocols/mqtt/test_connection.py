@@ -8,20 +8,26 @@ from tests.protocols.mqtt.strategies import VECTORS, packets
 from weft.protocols.mqtt.connection import Connection, ConnectionState, ServerLimits
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
 from weft.protocols.mqtt.packets import (
+    NO_PROPERTIES,
     Auth,
     ConnAck,
     Connect,
+    ConnectRefused,
     Disconnect,
+    MalformedPacket,
+    MqttError,
     Packet,
     PingReq,
     PingResp,
+    Properties,
+    ProtocolViolation,
     PubAck,
     PubComp,
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     SubAck,
     Subscribe,
     Subscription,
@@ -29,7 +35,6 @@ from weft.protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 MAY_COME = (Publish, PubAck, PubRec, PubRel, PubComp, Subscribe, Unsubscribe, PingReq, Disconnect)
 LIMIT = 1 << 20

@@ -7,23 +7,29 @@ from hypothesis import strategies as st
 from tests.protocols.mqtt.strategies import VECTORS, VECTORS_5, VERSIONS, packets
 from weft.protocols.mqtt.decoder import FILTERS_MAX, decode, packet_end
 from weft.protocols.mqtt.encoder import REMAINING_LENGTH_MAX, encode, encode_length
-from weft.protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
-from weft.protocols.mqtt.packet_types import PacketType
+from weft.protocols.mqtt.fields import PROPERTIES_MAX
 from weft.protocols.mqtt.packets import (
+    NO_PROPERTIES,
+    TABLE,
     ConnAck,
     Connect,
+    ConnectRefused,
     Disconnect,
+    MalformedPacket,
+    MqttError,
     Packet,
+    PacketType,
+    Properties,
+    ProtocolViolation,
     PubAck,
     Publish,
     PubRel,
+    ReasonCode,
     SubAck,
     Subscribe,
     Subscription,
     Unsubscribe,
 )
-from weft.protocols.mqtt.properties import NO_PROPERTIES, TABLE, Properties
-from weft.protocols.mqtt.property_codec import PROPERTIES_MAX
 
 LIMIT = 1 << 20
 ALL_VECTORS = [(text, packet, 4) for text, packet in VECTORS] + [(text, packet, 5) for text, packet in VECTORS_5]

@@ -5,10 +5,8 @@ from hypothesis import strategies as st
 from tests.protocols.mqtt.strategies import IDS, TOPICS, VERSIONS, publishes
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode, encode_publish, publish_parts
-from weft.protocols.mqtt.fields import variable
-from weft.protocols.mqtt.packets import Packet, PubAck, Publish, Unsubscribe
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
-from weft.protocols.mqtt.property_codec import encode_properties, property_body
+from weft.protocols.mqtt.fields import encode_properties, property_body, variable
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Packet, Properties, PubAck, Publish, Unsubscribe
 
 
 @given(VERSIONS, st.data())

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.protocols.test_topics import TOPICS, filters, naive_match
-from weft.protocols.mqtt.filter_tree import FilterTree
+from weft.protocols.topics import FilterTree
 
 ENTRIES = st.sampled_from("xyz")
 

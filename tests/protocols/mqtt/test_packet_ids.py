@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocols.mqtt.packet_ids import PACKET_IDS_MAX, PacketIds
+from weft.protocols.mqtt.packets import PACKET_IDS_MAX, PacketIds
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 7, 8, 9, 255, 256, 65_534, 65_535]))))

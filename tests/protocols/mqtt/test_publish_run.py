@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from tests.protocols.mqtt.strategies import VERSIONS, packets, publishes
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode, encode_publish
-from weft.protocols.mqtt.errors import MqttError
-from weft.protocols.mqtt.packet_ids import PacketIds
-from weft.protocols.mqtt.packets import Publish
-from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.protocols.mqtt.packets import NO_PROPERTIES, MqttError, PacketIds, Publish
 from weft.protocols.mqtt.publish_run import scan, single
 
 LIMIT = 1 << 20

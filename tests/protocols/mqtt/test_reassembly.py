@@ -3,11 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocols.mqtt.strategies import PACKETS
-from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.decoder import Reassembly, decode
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.errors import MalformedPacket
-from weft.protocols.mqtt.packets import Packet
-from weft.protocols.mqtt.reassembly import Reassembly
+from weft.protocols.mqtt.packets import MalformedPacket, Packet
 
 LIMIT = 1 << 20
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.replication.liveness import SECOND
-from weft.replication.policy.budget import PERIODS_MAX, BudgetCount, BudgetRule, period_of, reserve
+from weft.replication.policy import PERIODS_MAX, BudgetCount, BudgetRule, period_of, reserve
 
 KATHMANDU = ZoneInfo("Asia/Kathmandu")
 

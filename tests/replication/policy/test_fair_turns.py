@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.replication.policy.fair_turns import FairTurns
+from weft.replication.sender_lanes import FairTurns
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(1, 100), min_size=2), st.integers(1, 4000))

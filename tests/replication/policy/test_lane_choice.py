@@ -14,11 +14,9 @@ from tests.replication.model import ModelHub, ModelLog, Pair
 from weft.protocols.batch import BatchHeader
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import BatchesReceived
+from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import HOLES_MAX, Order, PolicyRules
-from weft.replication.policy.schedule import DayWindow, StreamWindows
-from weft.replication.policy.send_policy import SendPolicy
-from weft.replication.settings import ReceiverSettings, SenderSettings
+from weft.replication.policy import HOLES_MAX, DayWindow, Order, PolicyRules, SendPolicy, StreamWindows
 
 FRESH = PolicyRules(order=Order.FRESH_FIRST, history_share=0.25)
 WINDOW = ReceiverSettings(window_bytes=4000)

@@ -9,8 +9,7 @@ from tests.replication.model import ModelHub, Pair
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import BatchesReceived, GapReceived
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import Order, PolicyRules
-from weft.replication.policy.send_policy import SendPolicy
+from weft.replication.policy import Order, PolicyRules, SendPolicy
 
 OUTAGE_S = 9 * 3600
 LINE_BYTES = 1_000_000

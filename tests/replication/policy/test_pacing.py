@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.replication.liveness import SECOND
-from weft.replication.policy.pacing import TokenBucket, Transfers
+from weft.replication.policy import TokenBucket, Transfers
 
 
 @given(st.integers(1, 1 << 30), st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 3 * SECOND)), max_size=40))

@@ -11,11 +11,9 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from tests.replication.model import ModelHub, ModelLog
 from tests.replication.test_pair import LANES, Replication
+from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import HOLES_MAX, Order, PolicyRules
-from weft.replication.policy.schedule import DayWindow, StreamWindows
-from weft.replication.policy.send_policy import SendPolicy
-from weft.replication.settings import ReceiverSettings, SenderSettings
+from weft.replication.policy import HOLES_MAX, DayWindow, Order, PolicyRules, SendPolicy, StreamWindows
 
 WINDOWS = StreamWindows(
     ("a*", "machine*"), (DayWindow(time(22, 13, 20), time(22, 13, 24)), DayWindow(time(22, 13, 27), time(22, 14))),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.replication.liveness import SECOND
-from weft.replication.policy.schedule import DayWindow, StreamWindows
+from weft.replication.policy import DayWindow, StreamWindows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

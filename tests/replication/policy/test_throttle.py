@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tests.replication.model import ModelHub, ModelLog
-from weft.protocols.link.throttle import Throttled
+from weft.protocols.link import Throttled
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import BatchesReceived, HelloReceived, LaneOpenReceived, ReadRequest
+from weft.replication.flow_control import ReceiverSettings, SenderSettings
 from weft.replication.liveness import SECOND
-from weft.replication.policy.rules import PolicyRules
-from weft.replication.policy.send_policy import SendPolicy
+from weft.replication.policy import PolicyRules, SendPolicy
 from weft.replication.receiver import Receiver
 from weft.replication.sender import Sender
-from weft.replication.settings import ReceiverSettings, SenderSettings
 
 WHY = "tenant default has 1MiB a second, its quota"
 

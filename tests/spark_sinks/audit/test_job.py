@@ -9,14 +9,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_sinks import ReadError
-from spark_sinks.audit import audit, job
+from spark_sinks import audit as job
+from spark_sinks.audit import audit
 from tests.proofs.audit.stores import DAMAGE, HARMLESS, Planting, written
 from tests.spark_sinks.conftest import Hub
 from tests.storage.object_store.buckets import s3_endpoint
-from weft.proofs.audit import log_plan, table_task
+from weft.proofs.audit import tasks
 from weft.proofs.audit.audit import audit as local_audit
-from weft.proofs.audit.log_task import LogTask
 from weft.proofs.audit.report import AuditReport
+from weft.proofs.audit.tasks import LogTask
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.spark
@@ -44,8 +45,8 @@ def test_executors_find_what_one_process_finds(
 ) -> None:
     root = str(tmp_path / "store")
     expected = plant(root, *plantings)
-    monkeypatch.setattr(log_plan, "RUN_CHUNKS", 3)
-    monkeypatch.setattr(table_task, "TASK_BYTES", 8000)
+    monkeypatch.setattr(tasks, "RUN_CHUNKS", 3)
+    monkeypatch.setattr(tasks, "TASK_BYTES", 8000)
     monkeypatch.setattr(job, "WAVE_TASKS_MAX", 4)
     found = audit(spark, "telemetry", store=root, payloads=True)
     assert found == expected

@@ -22,7 +22,7 @@ from tests.spark_sinks.sinks.killed_jobs import KILL
 from tests.support.outcomes import outcome
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_processes import kill_group, temporary_of_spark
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 
 ROOT = Path(__file__).parents[3]
 LIFE_S_MAX = 300.0

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sinks.pipelines.shipped.training import main as train
-from spark_sinks.sinks.delta.place import place_of
+from spark_sinks.sinks.delta.table import place_of
 from tests.spark_sinks.cluster.commands import Run
 from tests.spark_sinks.cluster.conftest import Place
 from tests.spark_sinks.conftest import EDGES, SHARDS, Hub

@@ -13,7 +13,7 @@ from bench.log_writer import Delivery, LogWriter
 from tests.spark_sinks.completeness.conftest import EDGES, HOUR, SECOND, STREAM
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.payloads import PayloadKind
 
 TOPIC = "plant/{line}/{machine}/telemetry"

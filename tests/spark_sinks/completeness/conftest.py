@@ -11,7 +11,7 @@ import pytest
 from bench.log_writer import Delivery, LogWriter
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.shard.placement import shard_of
 
 SECOND = 1_000_000_000

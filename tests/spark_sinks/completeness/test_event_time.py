@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from spark_sinks import Checkpoint, ReadError, complete_windows, read
 from tests.spark_sinks.completeness.buffering import BUFFER_HOURS, Buffering
 from tests.spark_sinks.completeness.conftest import HOUR, MIDNIGHT, SECOND, STREAM
-from weft.config.functions.window_grid import Grid
+from weft.config.functions.windows import Grid
 
 SCHEMA = "ts timestamp(ms), v int"
 AGGREGATE = {"n": "count(*)", "total": "sum(v)", "machines": "count(DISTINCT machine)"}

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sinks import complete_windows, session
-from spark_sinks.completeness import window_query
+from spark_sinks.completeness import windows
 from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.buffering import Buffering
 from tests.spark_sinks.completeness.conftest import MIDNIGHT, STREAM
@@ -72,6 +72,6 @@ def test_killed_queries_of_event_time_leave_the_tables_of_one_that_was_not_kille
 
 if __name__ == "__main__":
     arm()
-    window_query.WINDOWS_MAX = 1
+    windows.WINDOWS_MAX = 1
     conf = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
     look(session("local[1]", **conf), sys.argv[1], Path(sys.argv[2]))

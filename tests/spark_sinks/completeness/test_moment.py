@@ -10,13 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_sinks import Complete, ReadError, complete_until, lanes
-from spark_sinks.completeness.moment import CompleteUntil
+from spark_sinks.completeness.watermark import CompleteUntil
 from tests.spark_sinks.completeness.conftest import HOUR, MIDNIGHT, PER_HOUR, STREAM, Fleet
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.storage import hub_keys
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.cluster import open_cluster
-from weft.storage.manifest import Manifest
 from weft.storage.object_store import open_store
 
 NO_SPARK = cast(SparkSession, None)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_sinks import ReadError
-from spark_sinks.completeness.window_store import STATE_KEY
+from spark_sinks.completeness.window_state import STATE_KEY
 from tests.spark_sinks.completeness.conftest import EDGES, PER_HOUR, Fleet
 from tests.spark_sinks.completeness.test_windows import Table, recomputed, windows
 

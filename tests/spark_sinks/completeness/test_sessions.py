@@ -16,7 +16,7 @@ from spark_sinks import ReadError, complete_windows, read
 from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.buffering import Buffering
 from tests.spark_sinks.completeness.conftest import HOUR, MIDNIGHT, SECOND, STREAM
-from weft.config.functions.window_grid import HOUR_US, Grid
+from weft.config.functions.windows import HOUR_US, Grid
 
 GAP_MINUTES = 15
 EVERY = Grid(8 * HOUR_US)

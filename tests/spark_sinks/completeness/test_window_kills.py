@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sinks import complete_windows, session
-from spark_sinks.completeness import window_query
+from spark_sinks.completeness import windows
 from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.conftest import PER_HOUR, STREAM, Fleet
 from tests.spark_sinks.sinks.killed_jobs import Jobs, arm
@@ -76,6 +76,6 @@ def test_a_query_that_is_killed_and_loses_its_checkpoint_leaves_the_table_of_one
 
 if __name__ == "__main__":
     arm()
-    window_query.WINDOWS_MAX = WINDOWS_PER_COMMIT
+    windows.WINDOWS_MAX = WINDOWS_PER_COMMIT
     conf = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
     look(session("local[1]", **conf), sys.argv[1], Path(sys.argv[2]))

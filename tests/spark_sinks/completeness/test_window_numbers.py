@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_sinks.completeness.definition import definition_of
-from spark_sinks.completeness.portions import portions
-from spark_sinks.completeness.window_numbers import Limits, WindowState, bounded
+from spark_sinks.completeness.window_state import Limits, WindowState, bounded, definition_of, portions
 from spark_sinks.errors import ReadError
 from spark_sinks.source.typed import declared
-from weft.config.functions.window_grid import HOUR_US, Grid
+from weft.config.functions.windows import HOUR_US, Grid
 from weft.protocols.ranges import RangeSet
 
 HOURS = Grid(HOUR_US)

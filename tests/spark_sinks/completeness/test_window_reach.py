@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks.completeness import window_reach
-from spark_sinks.completeness.window_numbers import Limits, WindowState
-from spark_sinks.completeness.window_reach import Reach, TakenIn
+from spark_sinks.completeness import window_state
+from spark_sinks.completeness.window_state import Limits, Reach, TakenIn, WindowState
 from spark_sinks.errors import ReadError
-from weft.config.functions.window_grid import HOUR_US, Grid
+from weft.config.functions.windows import HOUR_US, Grid
 from weft.protocols.ranges import RangeSet
 
 HOURS = Grid(HOUR_US)
@@ -24,7 +23,7 @@ SEEN = st.builds(
 @given(st.lists(st.lists(SEEN, max_size=12, unique_by=lambda each: each.number), max_size=4))
 def test_every_record_is_among_those_that_are_read(steps: list[list[TakenIn]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_reach, "PARTS_MAX", 5)
+        patch.setattr(window_state, "PARTS_MAX", 5)
         reach = Reach(HOURS, BEFORE, AFTER)
         for seen in steps:
             reach.see(seen)

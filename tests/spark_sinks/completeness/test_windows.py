@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sinks import Checkpoint, ReadError, complete_windows, read
-from spark_sinks.completeness import window_query
-from spark_sinks.completeness.window_query import WindowQuery
-from spark_sinks.completeness.window_store import StateFile
+from spark_sinks.completeness import windows as window_query
+from spark_sinks.completeness.window_state import StateFile
+from spark_sinks.completeness.windows import WindowQuery
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.conftest import EDGES, HOUR, MIDNIGHT, PER_HOUR, SECOND, STREAM, Fleet
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 
 VALUE = "CAST(CAST(payload AS STRING) AS BIGINT)"
 AGGREGATE = {"records": "count(*)", "mean": f"avg({VALUE})", "edges": "sort_array(collect_set(_edge))"}

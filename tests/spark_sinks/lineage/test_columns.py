@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_sinks.lineage.columns import FROM_TYPE, merged, of_record
+from spark_sinks.lineage import FROM_TYPE, merged, of_record
 
 pytestmark = pytest.mark.spark
 

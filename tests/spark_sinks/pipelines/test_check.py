@@ -13,18 +13,14 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from spark_sinks.pipelines.analysis import is_own, marked
-from spark_sinks.pipelines.check.check import check
-from spark_sinks.pipelines.check.report import Report
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.job import start
-from spark_sinks.pipelines.steps import select
-from spark_sinks.pipelines.windows import rule_of
+from spark_sinks.pipelines.check import check
+from spark_sinks.pipelines.job import Report, rule_of, start
+from spark_sinks.pipelines.steps import Context, is_own, marked, select
 from tests.spark_sinks.conftest import Hub
-from weft.commands.pipelines.common import located_pipeline
+from weft.commands.spark import located_pipeline
 from weft.config.errors import ConfigError, format_path
 from weft.config.load import Loaded, parse
-from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+from weft.config.pipelines import Pipeline, check_pipeline
 
 pytestmark = pytest.mark.spark
 

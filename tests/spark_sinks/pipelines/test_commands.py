@@ -16,11 +16,10 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from spark_sinks.pipelines.catalog import names
-from spark_sinks.pipelines.shipped.features import FEATURES
-from spark_sinks.pipelines.shipped.model import write_model
+from spark_sinks.pipelines.shipped.features import FEATURES, write_model
 from tests.spark_sinks.conftest import Hub
 from weft.cli import cli
-from weft.commands.pipelines import check
+from weft.commands import spark as check
 from weft.output import Refused
 
 pytestmark = pytest.mark.spark

@@ -10,14 +10,14 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sinks import read
-from spark_sinks.pipelines.check.check import check
-from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.catalog import PipelineError
+from spark_sinks.pipelines.check import check
 from spark_sinks.pipelines.job import start
 from tests.spark_sinks.completeness.buffering import Buffering
 from tests.spark_sinks.completeness.conftest import MIDNIGHT, SECOND, STREAM
-from weft.config.functions.window_grid import HOUR_US, Grid
+from weft.config.functions.windows import HOUR_US, Grid
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+from weft.config.pipelines import Pipeline, check_pipeline
 
 SHIFTS = """\
 name: shifts

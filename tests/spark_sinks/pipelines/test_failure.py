@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_sinks.pipelines.failure import sentence_of
+from spark_sinks.pipelines.steps import sentence_of
 from weft.storage.object_store import NotFound, StoreError
 
 TRACE = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times

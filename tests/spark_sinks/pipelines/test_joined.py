@@ -11,16 +11,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from spark_sinks.pipelines.check.check import check
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.dimensions import read_table
-from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.catalog import PipelineError
+from spark_sinks.pipelines.check import check
 from spark_sinks.pipelines.job import start
+from spark_sinks.pipelines.steps import Context, read_table
 from tests.spark_sinks.conftest import EDGES, Hub
 from weft.config.errors import ConfigError
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline, check_pipeline
-from weft.config.pipelines.source import DimensionTable
+from weft.config.pipelines import DimensionTable, Pipeline, check_pipeline
 
 pytestmark = pytest.mark.spark
 HEAD = "name: joined\nsource: {store: %(hub)s, streams: [telemetry, ovens], max_records_per_trigger: 30}\n"

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from spark_sinks.pipelines.report import EVERY_S, Reporter
-from spark_sinks.source.hub.access import HubAccess
+from spark_sinks.pipelines.progress import EVERY_S, Reporter
+from spark_sinks.source.options import HubAccess
 from tests.cloud_hub.live import get, running_hub
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.pipelines.test_run import CONF, weft
 from tests.support.waiting import until
 from weft.cloud_hub.api.tokens import Scope, create_token
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytest.importorskip("pyspark")
 

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.pipelines.sample import BadRows, compared, read_rows, sample_table
 from weft.cli import cli
-from weft.commands.pipelines import pipeline_test
+from weft.commands import spark as pipeline_test
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+from weft.config.pipelines import Pipeline, check_pipeline
 
 pytestmark = pytest.mark.spark
 Weft = Callable[..., Result]

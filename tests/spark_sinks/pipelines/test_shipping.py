@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_sinks.pipelines.errors import PipelineError
-from spark_sinks.pipelines.shipping import PACKAGES, code_of, write_archive
+from spark_sinks.pipelines.catalog import PipelineError
+from spark_sinks.pipelines.job import PACKAGES, code_of, write_archive
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines import Pipeline
 
 TEXT = "name: p\nsource: {store: s, stream: telemetry}\nsteps: [python: 'STEP']\nsink: {console: {}}\n"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sinks.pipelines.errors import PipelineError
-from spark_sinks.pipelines.sql_text import one_statement
+from spark_sinks.pipelines.catalog import PipelineError, one_statement
 from spark_sinks.pipelines.steps import select
 
 PATH = ("steps", 0, "sql")

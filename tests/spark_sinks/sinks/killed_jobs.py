@@ -19,7 +19,7 @@ from typing import Any
 from spark_sinks.sinks import StreamSink
 from spark_sinks.sinks.delta.table import DurableTable
 from tests.support.spark_processes import kill_group, temporary_of_spark
-from weft.storage.table.delta.log import TableLog
+from weft.storage.table.delta_log import TableLog
 
 ROOT = Path(__file__).parents[3]
 KILL, MASTER = "WEFT_TEST_KILL", "WEFT_TEST_MASTER"

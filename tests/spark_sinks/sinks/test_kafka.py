@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import KafkaSink
-from spark_sinks.sinks.kafka_connector import misfit, of_connector
+from spark_sinks.sinks.kafka import misfit, of_connector
 
 pytestmark = pytest.mark.spark
 SCHEMA = (

@@ -9,14 +9,14 @@ from typing import Any
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
+from spark_sinks.source.options import CHUNKS
 from spark_sinks.source.partitions import read_partition
-from spark_sinks.source.positions import CHUNKS
 from spark_sinks.source.readers import WeftStreamReader
 from tests.spark_sinks.conftest import STREAM, Hub
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
-from weft.storage.chunk_log import ShardLog, open_cluster
-from weft.storage.manifest import changed
+from weft.storage.chunk_log import ShardLog, changed
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 from weft.storage.table.rows import row_schema
 

@@ -21,12 +21,12 @@ from tests.cloud_hub.test_setting_apart import ACME, OTHER, TenantEdge, apart
 from tests.spark_sinks.source.following import Follower
 from tests.support.s3_servers import ACCESS, BUCKET, SECRET, VERSITYGW, S3Server, built
 from weft.proofs.audit.audit import audit
-from weft.proofs.verify.verify import verify
+from weft.proofs.verify import verify
 from weft.storage.cluster import open_cluster, read_cluster
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import StoreError, open_store
-from weft.storage.object_store.placed import bare
-from weft.storage.table_maker.service import TableService
+from weft.storage.object_store.opening import bare
+from weft.storage.table_writer.service import TableService
 
 READER = "acme-reader"
 PAGE = Path("docs/how-to/keep-a-tenant-apart.md")

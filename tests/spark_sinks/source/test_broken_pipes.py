@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
+from spark_sinks.source.workers import keep_broken_pipes_quiet
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from bench.log_writer import Delivery, LogWriter
 from spark_sinks import read
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.storage.table_maker.maintenance import Maintenance
-from weft.storage.table_maker.settings import TableSettings
-from weft.storage.table_maker.shards import load_shards
-from weft.storage.table_maker.tierer import Tierer
+from weft.storage.table_writer.maintenance import Maintenance
+from weft.storage.table_writer.settings import TableSettings
+from weft.storage.table_writer.shards import load_shards
+from weft.storage.table_writer.tiering import Tierer
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.log_writer import Delivery, LogWriter
-from spark_sinks.source.chunk_search import find_chunk
+from spark_sinks.source.stream_log import find_chunk
 from tests.spark_sinks.conftest import START, STREAM, Hub, encoded
 from tests.spark_sinks.source.following import collect
-from weft.protocols.chunk import Chunk
-from weft.protocols.chunk_index.footer import StreamKey
+from weft.protocols.chunk_index import Chunk, StreamKey
 from weft.storage.chunk_log import ShardLog
 
 CHUNKS = 200

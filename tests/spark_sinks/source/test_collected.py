@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from spark_sinks.errors import ReadError
 from tests.spark_sinks.conftest import Hub
 from tests.spark_sinks.source.following import Follower, collect, offsets
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,8 @@ from spark_sinks.errors import ReadError
 from tests.spark_sinks.conftest import Hub
 from tests.spark_sinks.source.following import Follower
 from weft.cloud_hub.stream_deletion import Deletion, delete
-from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.spark

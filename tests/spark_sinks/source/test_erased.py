@@ -12,8 +12,7 @@ import pytest
 
 from tests.spark_sinks.conftest import SHARDS, STREAM, Hub
 from tests.spark_sinks.source.test_through_hub import Serving, read, source
-from weft.cloud_hub.tables.choice import Choice
-from weft.cloud_hub.tables.erasing import Author, Eraser
+from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 from weft.storage.table.deletions import LOOK_INTERVAL_S, FollowedErasures

@@ -14,9 +14,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from bench.log_writer import Delivery
 from spark_sinks.errors import ReadError
 from spark_sinks.source.moving import MovedPosition, moved_position
-from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.options import READ, ReadOptions
 from spark_sinks.source.partitions import read_partition
-from spark_sinks.source.positions import READ
 from spark_sinks.source.readers import WeftStreamReader
 from spark_sinks.source.stream_log import subset
 from tests.cloud_hub.live import running_hub, running_link
@@ -27,7 +26,7 @@ from tests.spark_sinks.source.following import Follower, Place, Record, collect
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.shard.lane_ends import Ending, write_ending
-from weft.protocols.chunk import Control, ControlKind
+from weft.protocols.chunk_index import Control, ControlKind
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState

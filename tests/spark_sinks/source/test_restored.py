@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.checkpoints import decode
-from spark_sinks.source.history import WentBack
+from spark_sinks.source.readers import decode
+from spark_sinks.source.stream_log import WentBack
 from tests.spark_sinks.conftest import STREAM, Hub, records
 from tests.spark_sinks.source.following import Follower, Place, collect, offsets
-from weft.protocols.shard.shard_state import StreamKey
+from weft.protocols.chunk_index import StreamKey
 from weft.storage.chunk_log import ShardLog
 
 pytestmark = pytest.mark.spark

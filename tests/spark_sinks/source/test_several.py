@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.several import SeveralReader, SeveralStreamReader, columns_of, named_streams
+from spark_sinks.source.data_source import SeveralReader, SeveralStreamReader, columns_of_several, named_streams
 from tests.spark_sinks.conftest import Hub
 from tests.spark_sinks.source.following import Place
 
@@ -25,7 +25,7 @@ class Reader:
     def __init__(self, hub: Hub, *names: str) -> None:
         given = named_streams({"store": hub.root, "streams": ",".join(names)})
         assert given is not None
-        self.schema = from_arrow_schema(columns_of(given))
+        self.schema = from_arrow_schema(columns_of_several(given))
         self.reader = SeveralStreamReader(given, self.schema)
 
     def batch(self, start: Place, limit: int | None = None) -> tuple[Place, list[Row]]:
@@ -100,7 +100,7 @@ def test_a_stream_that_is_named_later_begins_at_its_first_record(hub: Hub, ovens
 def test_a_batch_read_has_the_rows_of_all(hub: Hub, ovens: Hub) -> None:
     given = named_streams({"store": hub.root, "streams": "telemetry,ovens", "columns": "_stream,oven"})
     assert given is not None
-    schema = columns_of(given)
+    schema = columns_of_several(given)
     assert schema.names == ["_stream", "oven"]
     reader = SeveralReader(given, from_arrow_schema(schema))
     rows = [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]

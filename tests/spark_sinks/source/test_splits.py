@@ -13,30 +13,28 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sinks.completeness.states import LanesAt, open_at, open_at_head
-from spark_sinks.sinks.stream import last_record
+from spark_sinks.completeness.watermark import LanesAt, open_at, open_at_head
+from spark_sinks.sinks.stream import recovery
 from spark_sinks.source.moving import moved_position
-from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.positions import CHUNKS
+from spark_sinks.source.options import CHUNKS, ReadOptions
 from tests.cloud_hub.fabric import CLOCK
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import stored, to
 from tests.spark_sinks.source.following import Follower
 from tests.support.waiting import until
+from weft.cloud_hub import splits
 from weft.cloud_hub.hub import Hub
-from weft.cloud_hub.splits import declaring
 from weft.proofs.audit.audit import audit
-from weft.proofs.trace.steps import Tracer
-from weft.proofs.trace.used import Used
+from weft.proofs.trace import Tracer, Used
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader
 from weft.protocols.lane import Lane
 from weft.protocols.shard.placement import digest_of
 from weft.replication.runner import LinkIdentity
+from weft.storage.chunk_log import log_of_edge
 from weft.storage.cluster import open_cluster
-from weft.storage.every_shard import log_of_edge
 from weft.storage.object_store import ObjectStore, open_store
-from weft.storage.table_maker.service import TableService
+from weft.storage.table_writer.service import TableService
 
 NAMES = [next(f"press-{n}" for n in range(99) if digest_of("default", f"press-{n}") & 1 == bit) for bit in (0, 1)]
 """An edge that stays in shard 0, and one that moves to shard 1."""
@@ -80,10 +78,10 @@ class Fleet:
 
 async def split(store: ObjectStore, shard: int = 0) -> int:
     cluster = await open_cluster(store, None)
-    parts = await declaring.look(store, cluster, shard)
+    parts = await splits.look(store, cluster, shard)
     assert parts.moving == [("default", NAMES[1])]
     hub_time = lambda: 0  # noqa: E731 - chunks take the time of those before
-    return await declaring.split(store, cluster, shard, wall_clock=hub_time, random_bits=random.Random(1).getrandbits)
+    return await splits.split(store, cluster, shard, wall_clock=hub_time, random_bits=random.Random(1).getrandbits)
 
 
 def follower(root: Path) -> Follower:
@@ -146,7 +144,7 @@ async def test_readers_go_on_across_a_split(tmp_path: Path) -> None:
         assert report.total("records") == report.total("table_records") == len(fleet.records)
         lane, shard_log = LANES[1], await log_of_edge(store, await open_cluster(store, None), "default", NAMES[1])
         state = await shard_log.load()
-        found = [await last_record._in_logs(shard_log, state, lane, seq) is not None for seq in (3, 19, 20, 49, 50)]
+        found = [await recovery._in_logs(shard_log, state, lane, seq) is not None for seq in (3, 19, 20, 49, 50)]
         assert found == [True, True, True, True, False]
         tracer = Tracer(store, await open_cluster(store, None), "default", ["telemetry"], 100)
         used = Used(NAMES[1], f"{LANES[1].log_id:016x}", 18, 24, 7)

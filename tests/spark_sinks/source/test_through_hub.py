@@ -23,13 +23,11 @@ from pyspark.sql.types import StructType
 from spark_sinks import complete_until
 from spark_sinks import read as read_stream
 from spark_sinks.errors import ReadError
+from spark_sinks.source import hub as clients
+from spark_sinks.source import hub as readers
 from spark_sinks.source.data_source import WeftSource
-from spark_sinks.source.hub import client as clients
-from spark_sinks.source.hub import readers
-from spark_sinks.source.hub.access import HubAccess
-from spark_sinks.source.hub.client import HubClient
-from spark_sinks.source.hub.readers import HubStreamReader
-from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.hub import HubClient, HubStreamReader
+from spark_sinks.source.options import HubAccess, ReadOptions
 from tests.cloud_hub.live import running_hub
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub, records
 from tests.support.certificates import Authority

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.errors import SinkError
 from spark_sinks.source.stream_log import open_hub
-from spark_sinks.tables import query, writer
+from spark_sinks.tables import query
 from spark_sinks.tables.query import TablesJob
 from spark_sinks.tables.work import StoreAccess
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
@@ -25,9 +25,9 @@ from tests.spark_sinks.tables.test_query import query as started
 from tests.support.slices import SLICE
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
-from weft.storage.presence.keepers import BEAT_S, MISSED_MAX
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.presence import KEEPER_BEAT_S, MISSED_MAX
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -86,7 +86,7 @@ class HubAfter:
         if service._keepers.alive > 1:
             await service.run_once()
             assert contents(store) == rows, "the pipeline still counts as alive, and the hub left the table to it"
-            self.now += MISSED_MAX * BEAT_S + 1
+            self.now += MISSED_MAX * KEEPER_BEAT_S + 1
             await service._keepers.look()
         await service.run_once()
         await service._keepers.close()
@@ -100,7 +100,7 @@ def die(root: Path, spark: SparkSession, boundaries: Boundaries) -> BaseExceptio
         store, cluster = await open_hub(options)
         return WatchedStore(store, boundaries), cluster
 
-    run = writer.SparkWriter._run
+    run = query.SparkWriter._run
 
     async def job(self: Any, *arguments: Any) -> Any:
         fatal = boundaries.crossing("job")
@@ -112,7 +112,7 @@ def die(root: Path, spark: SparkSession, boundaries: Boundaries) -> BaseExceptio
     with pytest.MonkeyPatch.context() as patch:
         watch_delta(patch, boundaries)
         patch.setattr(query, "open_hub", opened)
-        patch.setattr(writer.SparkWriter, "_run", job)
+        patch.setattr(query.SparkWriter, "_run", job)
         patch.setattr(TablesJob, "settings", lambda _: BOUNDS)
         try:
             started(str(root), spark).awaitTermination()

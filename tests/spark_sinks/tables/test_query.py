@@ -20,24 +20,21 @@ from spark_sinks.pipelines.catalog import located
 from spark_sinks.pipelines.job import start
 from spark_sinks.tables.query import TablesQuery
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub
-from weft.config.pipelines.quality_text import parse_rules
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.chunk_log import table_key
+from weft.config.load import parse_rules, parse_schema
 from weft.storage.cluster import open_cluster
-from weft.storage.cluster_log.log import Author, Change, ClusterLog
+from weft.storage.cluster_log import Author, Change, ClusterLog
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
-from weft.storage.presence.keepers import Claim, Keepers
+from weft.storage.presence import Claim, Keepers
+from weft.storage.table import schemas as quality
+from weft.storage.table.actions import app_ids
 from weft.storage.table.deletions import FORMAT, Deletion, Erasure
 from weft.storage.table.deletions import declare as declare_deletion
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.followed import FollowedDeclarations
-from weft.storage.table.names import app_ids
-from weft.storage.table.quality import declared as quality
-from weft.storage.table.quality.checks import number_of
-from weft.storage.table.quality.counts import Counted, QualityCounts
-from weft.storage.table.schemas import SCHEMA, encode
-from weft.storage.table_maker.service import TableService
-from weft.storage.table_maker.settings import TableTerms
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.quality import Counted, QualityCounts, number_of
+from weft.storage.table.schemas import SCHEMA, FollowedDeclarations, encode_schema
+from weft.storage.table_writer.service import TableService
+from weft.storage.table_writer.settings import TableTerms
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -130,7 +127,7 @@ def test_typed_columns_by_spark_are_those_of_the_hub(spark: SparkSession, hub: H
     for make_once in ways:
         make_once()
         for schema in ("t float, n int", "t string, n int"):
-            declare(hub.root, encode(parse_schema(schema)))
+            declare(hub.root, encode_schema(parse_schema(schema)))
             hub.write(1)
             make_once()
         made.append(rows(hub.root))
@@ -154,8 +151,8 @@ def test_rows_that_spark_makes_count_for_quality_rules_as_the_hubs_do(spark: Spa
         "quarantine: true\nrules: {hot: {range: {field: t, max: 9}}, there: {not_null: t}, fits: {fits: true}, "
         "once: {unique: [t]}}"
     )
-    declare(hub.root, encode(parse_schema("t float, n int")))
-    declare(hub.root, quality.encode(rules), quality.QUALITY)
+    declare(hub.root, encode_schema(parse_schema("t float, n int")))
+    declare(hub.root, quality.encode_quality(rules), quality.QUALITY)
     hub.write(2)
     restore = hub.backup()
     make(hub.root, spark)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from weft.protocols.message_headers import TRACE
-from weft.storage.chunks.traced_rows import TracedRow, traced_rows
-from weft.storage.table.rows import row_schema
+from weft.storage.table.rows import TracedRow, row_schema, traced_rows
 
 SCHEMA = row_schema(())
 

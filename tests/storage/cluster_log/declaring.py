@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from weft.storage.cluster_log.log import Author, Change, ClusterLog
-from weft.storage.cluster_log.state import ClusterState
+from weft.storage.cluster_log import Author, Change, ClusterLog, ClusterState
 from weft.storage.object_store import ObjectStore
 
 CLUSTER = bytes(range(16))

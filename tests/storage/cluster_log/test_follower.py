@@ -14,11 +14,11 @@ from tests.cloud_hub.faulty_store import CALM, DEAD, FaultyStore
 from tests.cloud_hub.virtual_time import run
 from tests.storage.cluster_log.declaring import MARA, declare, declares, log_of
 from weft.protocols.errors import UnsupportedVersion
+from weft.storage import cluster_log as entries
 from weft.storage import hub_keys
-from weft.storage.cluster_log import entry as entries
-from weft.storage.cluster_log.follower import INTERVAL_S, LOOKS_PER_CHECK, ClusterLogFollower
+from weft.storage.cluster_log import INTERVAL_S, LOOKS_PER_CHECK, ClusterLogFollower
 from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 @contextlib.asynccontextmanager
@@ -127,9 +127,9 @@ def test_an_entry_of_a_later_release_stops_it_and_harms_nothing_before(caplog: p
         store = MemoryStore()
         await declare(store, "a")
         async with following(store) as (follower, told):
-            first = entries.decode((await store.get(hub_keys.entry_key(1))).data)
+            first = entries.decode_entry((await store.get(hub_keys.entry_key(1))).data)
             later = msgspec.structs.replace(first, n=2, must_understand=4)
-            await store.create(hub_keys.entry_key(2), entries.encode(later))
+            await store.create(hub_keys.entry_key(2), entries.encode_entry(later))
             await asyncio.sleep(600)
             assert set(follower.state.facts("token")) == {"a"}
             assert follower.trouble is not None

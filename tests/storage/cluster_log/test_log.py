@@ -14,14 +14,13 @@ from tests.cloud_hub.faulty_store import STORM, FaultyStore
 from tests.cloud_hub.virtual_time import run
 from tests.storage.cluster_log.declaring import CLUSTER, MARA, counts, declare, declares, log_of
 from weft.protocols.errors import UnsupportedVersion
+from weft.storage import cluster_log as entries
+from weft.storage import cluster_log as logs
+from weft.storage import cluster_log as states
 from weft.storage import hub_keys
-from weft.storage.cluster_log import entry as entries
-from weft.storage.cluster_log import log as logs
-from weft.storage.cluster_log import state as states
-from weft.storage.cluster_log.log import Change, ChangeRefused
-from weft.storage.cluster_log.state import ClusterState
+from weft.storage.cluster_log import Change, ChangeRefused, ClusterState
 from weft.storage.object_store import ObjectStore, StoreError, open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -31,7 +30,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 async def read_all(store: ObjectStore) -> list[entries.Declaration]:
     keys = [item.key for item in await store.list(hub_keys.ENTRIES)]
-    return [entries.decode((await store.get(key)).data) for key in keys]
+    return [entries.decode_entry((await store.get(key)).data) for key in keys]
 
 
 async def test_writers_that_race_lose_no_change_and_none_counts_twice(store: ObjectStore) -> None:
@@ -106,7 +105,7 @@ async def test_a_start_reads_a_snapshot_and_what_follows_it(
     whole = ClusterState(CLUSTER)
     while await log_of(store).extend(whole):
         pass
-    assert states.encode(whole) == states.encode(state)
+    assert states.encode_snapshot(whole) == states.encode_snapshot(state)
 
 
 async def test_many_changes_are_few_entries_and_each_sees_those_before_it(store: ObjectStore) -> None:
@@ -124,7 +123,7 @@ async def test_many_changes_are_few_entries_and_each_sees_those_before_it(store:
     first, second = await read_all(store)
     assert (first.more, len(second.facts)) == ([], 1000), "one write of the store"
     assert set(state.facts("token")) == set(map(str, range(1001)))
-    assert states.encode(await log_of(store).load()) == states.encode(state)
+    assert states.encode_snapshot(await log_of(store).load()) == states.encode_snapshot(state)
     await log.append_all([counts, counts, *map(decides, range(1001, 1001 + entries.FACTS_MAX))], MARA)
     assert [len(each.facts) for each in (await read_all(store))[2:]] == [1, 1024, 1], "no fact twice in one entry"
     assert (await log.load()).facts("count")["all"].document == b"2"
@@ -247,8 +246,8 @@ async def too_long(store: ObjectStore, n: int) -> None:
 
 
 async def of_another_cluster(store: ObjectStore, n: int) -> None:
-    made = entries.decode((await store.get(hub_keys.entry_key(n))).data)
-    await replaced(store, n, entries.encode(msgspec.structs.replace(made, cluster_id=bytes(16))))
+    made = entries.decode_entry((await store.get(hub_keys.entry_key(n))).data)
+    await replaced(store, n, entries.encode_entry(msgspec.structs.replace(made, cluster_id=bytes(16))))
 
 
 @pytest.mark.parametrize("harm", [damaged, gone, too_long, of_another_cluster])
@@ -298,9 +297,9 @@ async def test_a_damaged_snapshot_costs_only_reads(store: ObjectStore, monkeypat
 
 async def test_nothing_is_written_behind_an_entry_of_a_later_release(store: ObjectStore) -> None:
     await declare(store, "a")
-    first = entries.decode((await store.get(hub_keys.entry_key(1))).data)
+    first = entries.decode_entry((await store.get(hub_keys.entry_key(1))).data)
     later = msgspec.structs.replace(first, n=2, must_understand=2)
-    await store.create(hub_keys.entry_key(2), entries.encode(later))
+    await store.create(hub_keys.entry_key(2), entries.encode_entry(later))
     with pytest.raises(UnsupportedVersion, match=r"entry/0+2 was written by a later release.*install that release"):
         await log_of(store).append(declares("b"), MARA)
     assert len(await store.list(hub_keys.ENTRIES)) == 2

@@ -8,10 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.protocols.errors import CodecError, UnsupportedVersion
-from weft.storage.cluster_log import entry as entries
-from weft.storage.cluster_log import state as states
-from weft.storage.cluster_log.entry import DOCUMENT_BYTES_MAX, SEVERAL, Declaration, NamedFact
-from weft.storage.cluster_log.state import KINDS_MAX, SKIPPED_KEPT_MAX, ClusterState, Fact
+from weft.storage import cluster_log as entries
+from weft.storage import cluster_log as states
+from weft.storage.cluster_log import (
+    DOCUMENT_BYTES_MAX,
+    KINDS_MAX,
+    SEVERAL,
+    SKIPPED_KEPT_MAX,
+    ClusterState,
+    Declaration,
+    Fact,
+    NamedFact,
+)
 
 CLUSTER = bytes(range(16))
 DAMAGED = None
@@ -35,8 +43,8 @@ def folded(history: list[tuple[str, str, bytes | None] | None], state: ClusterSt
             state.skip(f"entry {state.n + 1} is damaged")
         else:
             made = entry_of(state.n + 1, *change)
-            data = entries.encode(made)
-            assert entries.decode(data) == made
+            data = entries.encode_entry(made)
+            assert entries.decode_entry(data) == made
             state.apply(made, states.crc_of(data))
     return state
 
@@ -46,8 +54,8 @@ def test_a_fold_from_a_snapshot_anywhere_is_the_fold_from_the_start(
     history: list[tuple[str, str, bytes | None] | None], cut: int
 ) -> None:
     whole = folded(history)
-    resumed = folded(history[cut:], states.decode(states.encode(folded(history[:cut]))))
-    assert states.encode(resumed) == states.encode(whole)
+    resumed = folded(history[cut:], states.decode_snapshot(states.encode_snapshot(folded(history[:cut]))))
+    assert states.encode_snapshot(resumed) == states.encode_snapshot(whole)
 
 
 @given(histories)
@@ -73,21 +81,21 @@ def test_a_fact_is_what_its_last_usable_entry_says(history: list[tuple[str, str,
 
 @given(st.binary(max_size=200))
 def test_bytes_of_others_are_refused_and_nothing_worse(data: bytes) -> None:
-    for decode in (entries.decode, states.decode):
+    for decode in (entries.decode_entry, states.decode_snapshot):
         with pytest.raises(CodecError):
             decode(data)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7), st.booleans())
 def test_a_flipped_bit_or_a_cut_is_noticed(at: int, bit: int, is_cut: bool) -> None:
-    made = bytearray(entries.encode(entry_of(1, "token", "a", b"{}")))
+    made = bytearray(entries.encode_entry(entry_of(1, "token", "a", b"{}")))
     at %= len(made)
     if is_cut:
         del made[at:]
     else:
         made[at] ^= 1 << bit
     with pytest.raises(CodecError) as caught:
-        entries.decode(bytes(made))
+        entries.decode_entry(bytes(made))
     assert not isinstance(caught.value, UnsupportedVersion), "that would stop every reader"
 
 
@@ -99,18 +107,18 @@ def test_a_flipped_bit_or_a_cut_is_noticed(at: int, bit: int, is_cut: bool) -> N
 def test_fields_out_of_bounds_are_refused(field: str, value: object) -> None:
     made = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), **{field: value})
     with pytest.raises(CodecError):
-        entries.decode(entries.encode(made))
+        entries.decode_entry(entries.encode_entry(made))
 
 
 def test_what_a_later_release_wrote_is_told_from_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     later = msgspec.structs.replace(entry_of(1, "token", "a", b"{}"), must_understand=SEVERAL << 1)
     with pytest.raises(UnsupportedVersion):
-        entries.decode(entries.encode(later))
+        entries.decode_entry(entries.encode_entry(later))
     with monkeypatch.context() as patch:
         patch.setattr(entries, "VERSION", 2)
-        data = entries.encode(entry_of(1, "token", "a", b"{}"))
+        data = entries.encode_entry(entry_of(1, "token", "a", b"{}"))
     with pytest.raises(UnsupportedVersion, match="of version 2; this release knows version 1"):
-        entries.decode(data)
+        entries.decode_entry(data)
 
 
 def test_an_entry_beyond_a_bound_changes_nothing_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +148,16 @@ def test_facts_of_one_entry_change_at_once_or_not_at_all(monkeypatch: pytest.Mon
     a, b, gone = NamedFact("token", "a", b"1"), NamedFact("token", "b", b"2"), NamedFact("tenant", "x", None)
     state = folded([("tenant", "x", b"{}")])
     made = several(2, a, b, gone)
-    data = entries.encode(made)
-    assert entries.decode(data) == made
+    data = entries.encode_entry(made)
+    assert entries.decode_entry(data) == made
     state.apply(made, states.crc_of(data))
     assert {name: (fact.version, fact.document) for name, fact in state.facts("token").items()} == {
         "a": (2, b"1"), "b": (2, b"2"),
     }  # fmt: skip
     assert (state.last("token"), state.last("tenant"), dict(state.facts("tenant"))) == (2, 2, {})
-    assert states.encode(states.decode(states.encode(state))) == states.encode(state)
+    assert states.encode_snapshot(states.decode_snapshot(states.encode_snapshot(state))) == states.encode_snapshot(
+        state
+    )
     monkeypatch.setattr(states, "FACTS_PER_KIND_MAX", 3)
     state.apply(several(3, NamedFact("token", "c", b"3"), NamedFact("token", "d", b"4")), 0)
     assert set(state.facts("token")) == {"a", "b"}
@@ -164,7 +174,7 @@ def test_an_entry_with_wrong_further_facts_is_refused() -> None:
         several(1, *many), several(1, *long), several(1, *large),
     ):  # fmt: skip
         with pytest.raises(CodecError) as caught:
-            entries.decode(entries.encode(made))
+            entries.decode_entry(entries.encode_entry(made))
         assert not isinstance(caught.value, UnsupportedVersion)
 
 
@@ -183,4 +193,4 @@ def test_a_snapshot_whose_facts_are_not_in_order_is_refused() -> None:
     ):
         body = msgspec.msgpack.encode(states.ClusterSnapshot(CLUSTER, n, 0, 0, kinds, []))
         with pytest.raises(CodecError):
-            states.decode(entries.with_header(entries.SNAPSHOT_MAGIC, body))
+            states.decode_snapshot(entries.with_header(entries.SNAPSHOT_MAGIC, body))

@@ -11,8 +11,8 @@ import pytest
 
 from tests.storage.object_store.conftest import BUCKETS
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, probe
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.object_store.placed import bare
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.object_store.opening import bare
 from weft.storage.object_store.protocol import Listed
 
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tests.storage.fakes import FakeFileSystem
 from tests.support.waiting import PATIENCE_S
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
-from weft.storage.object_store.directory import DirectoryStore
-from weft.storage.object_store.memory import content_etag
+from weft.storage.object_store.directory import DirectoryStore, content_etag
 from weft.storage.object_store.probe import probe_in_sequence
 
 ROOT = "/store"

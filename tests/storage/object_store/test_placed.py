@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.object_store.placed import CLUSTER, PlacedStore, bare, lay_out
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.object_store.opening import CLUSTER, PlacedStore, bare, lay_out
 
 FILE = msgspec.json.encode({"shards": 2, "splits": [2, 0], "apart": [["acme", 2], ["b", 5]]})
 """Shards 0, 1 and 4 of all tenants, 2 and 3 of acme, 5 of b."""

@@ -21,7 +21,7 @@ from weft.storage.object_store import (
     open_store,
     probe,
 )
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.protocol import Buffer, Listing
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.storage.object_store.sentence import NO_KEYS, sentence
+from weft.storage.object_store.services import NO_KEYS, sentence
 
 ASKED = "Generic S3 error: Error performing GET http://127.0.0.1:17070/b/k"
 DEBUG = "\n\nDebug source:\nGeneric {\n    body: <Error><Code>Other</Code><Message>of debugging</Message></Error>\n}"

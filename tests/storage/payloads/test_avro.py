@@ -12,12 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.config.payload_schema.avro import parse_avro
-from weft.config.payload_schema.importing import imported
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.payloads.avro import AvroDecoder
+from weft.config.load import parse_schema
+from weft.config.payload_schema.documents import imported
+from weft.config.payload_schema.languages import parse_avro
 from weft.storage.payloads.decoder import PayloadDecoder
-from weft.storage.payloads.misfits import Unreadable
+from weft.storage.payloads.formats import AvroDecoder, Unreadable
 
 SCHEMA: dict[str, Any] = {
     "type": "record", "name": "R",

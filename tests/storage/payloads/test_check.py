@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, quickest_s, worked_s
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.storage.payloads.check import CHECKED_BYTES_MAX, PayloadCheck
 
 

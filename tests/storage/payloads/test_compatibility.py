@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config.payload_schema.compatibility import Compatibility, incompatible, is_read_as
-from weft.config.payload_schema.model import PayloadSchema
-from weft.config.payload_schema.types import FieldType, field_type
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.payloads.fits import fit
-from weft.storage.payloads.misfits import Misfit
+from weft.config.load import parse_schema
+from weft.config.payload_schema.documents import Compatibility, incompatible, is_read_as
+from weft.config.payload_schema.model import FieldType, PayloadSchema, field_type
+from weft.storage.payloads.check import fit
+from weft.storage.payloads.formats import Misfit
 
 NAMES = ("bool", "int", "float", "string", "timestamp", "timestamp(s)", "timestamp(ms)", "decimal(4,2)",
          "decimal(10,2)", "decimal(10,5)", "decimal(21,2)", "decimal(38,18)")  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.config.pipelines.schema_text import parse_schema
+from weft.config.load import parse_schema
 from weft.protocols.payloads import NESTING_MAX
 from weft.storage.payloads.check import PayloadCheck
 from weft.storage.payloads.decoder import MISFIT_COLUMN, SLICE_ROWS, PayloadDecoder, decoder_of

@@ -12,14 +12,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.config.payload_schema.importing import imported_descriptors
+from weft.config.load import parse_schema
+from weft.config.payload_schema.documents import imported_descriptors, yaml_text
+from weft.config.payload_schema.languages import INT32, MESSAGE, ProtoField, ProtoMessage, parse_descriptors
 from weft.config.payload_schema.model import PayloadSchema
-from weft.config.payload_schema.protobuf import INT32, MESSAGE, ProtoField, ProtoMessage, parse_descriptors
-from weft.config.payload_schema.text import yaml_text
-from weft.config.pipelines.schema_text import parse_schema
 from weft.storage.payloads.decoder import PayloadDecoder
-from weft.storage.payloads.misfits import Unreadable
-from weft.storage.payloads.protobuf import FIELDS_MAX, ProtobufDecoder
+from weft.storage.payloads.formats import FIELDS_MAX, ProtobufDecoder, Unreadable
 
 READING = """
 file { name: "google/protobuf/timestamp.proto" package: "google.protobuf" syntax: "proto3"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.payloads.sampled import FieldFindings, SampleOfSchema
+from weft.config.load import parse_schema
+from weft.storage.payloads.decoder import FieldFindings, SampleOfSchema
 
 
 def test_a_sample_says_what_devices_changed() -> None:

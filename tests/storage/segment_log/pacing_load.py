@@ -13,7 +13,7 @@ from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY
 from weft.protocols.batch import ClockReading, ClockState
 from weft.storage.segment_log import LogSettings, SegmentLog
-from weft.storage.segment_log.commit.writer import Writer
+from weft.storage.segment_log.commit import Writer
 
 SYNC_S = 0.0003
 START_S = 100.0

@@ -13,8 +13,7 @@ from weft.protocols.lane import NodeName
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 from weft.storage.segment_log.log import AskedRun
-from weft.storage.segment_log.settings import DEFAULT_POLICY
-from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
+from weft.storage.segment_log.settings import BATCH_OVERHEAD_BYTES, DEFAULT_POLICY, run_bytes
 
 STREAMS = ("alpha", "beta", "gamma", "delta")
 KEYS = (b"press/1", b"press/2", b"", b"line/7/oven")

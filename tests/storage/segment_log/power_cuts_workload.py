@@ -20,9 +20,8 @@ from tests.storage.segment_log.power_cuts_machine import STREAMS, Machine, act
 from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation, demand
 from weft.protocols.batch import ClockState
 from weft.protocols.lane import NodeName
-from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, index, pending
 from weft.storage.segment_log.settings import StreamPolicy
-from weft.storage.segment_log.state import index, pending
 
 STEPS = 60
 DEPTH_MAX = 3

@@ -20,9 +20,8 @@ from tests.storage.segment_log.helpers import (
 )
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind
-from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
-from weft.storage.segment_log.state import pending, run_sizes
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, pending, settings
+from weft.storage.segment_log.scan import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 
@@ -244,7 +243,7 @@ def test_keys_that_are_all_different_and_flags_are_counted(disk: FakeFileSystem,
 def test_every_batch_is_counted_into_which_a_long_run_is_split(
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    for module in (pending, run_sizes):
+    for module in (pending, settings):
         monkeypatch.setattr(module, "BATCH_BYTES_MAX", 600)
     stored = LogSettings(segment_bytes=4096, budget_bytes=20 * 4096, tail_bytes=0, compression_level=None)
     chance = random.Random(1)
@@ -255,7 +254,7 @@ def test_every_batch_is_counted_into_which_a_long_run_is_split(
     for _ in range(60):
         count = chance.randint(50, 200)
         payloads = [chance.randbytes(chance.randint(50, 150)) for _ in range(count)]
-        size = run_sizes.run_bytes([b"k"] * count, payloads, None) + run_sizes.BATCH_OVERHEAD_BYTES
+        size = settings.run_bytes([b"k"] * count, payloads, None) + settings.BATCH_OVERHEAD_BYTES
         try:
             with log.together(size) if together else contextlib.nullcontext():
                 log.append(stream, 5, [b"k"] * count, payloads)

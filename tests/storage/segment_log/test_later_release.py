@@ -9,11 +9,11 @@ from crc32c import crc32c
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+from weft.protocols import segment as segment_header
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind, decode_header, encode_entry_header
-from weft.protocols.segment import header as segment_header
 from weft.storage.segment_log import LogVersionError, SegmentLog
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log.scan import inspect_log
 
 
 @pytest.fixture

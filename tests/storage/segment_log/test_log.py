@@ -27,7 +27,7 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import HEADER_BYTES, EntryKind
 from weft.storage.filesystem import DirectoryInUse, OSFileSystem
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings, RecordTooLarge
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log.scan import inspect_log
 
 
 @pytest.fixture

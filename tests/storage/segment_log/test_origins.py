@@ -9,10 +9,10 @@ import pytest
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, Clock, append, commit_all, open_log, put, segment_paths
 from weft.protocols.batch import decode_header
-from weft.protocols.origin import ORIGINS_MAX, Origin, OriginKind
+from weft.protocols.lane import ORIGINS_MAX, Origin, OriginKind
 from weft.protocols.segment import EntryKind
 from weft.storage.segment_log import LogSettings, SegmentLog
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log.scan import inspect_log
 
 TIGHT = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=0)
 SMOOTH = (OriginKind.FUNCTION, "smooth", "2.0.1", b"\xab" * 32)

@@ -22,7 +22,7 @@ from weft.protocols.lane import NodeName
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind, Owner, decode_body, encode_body
 from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, WrongOwner
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log.scan import inspect_log
 
 PRESS, OVEN = NodeName("default", "press-1"), NodeName("default", "oven-1")
 IDENTITY = f"{DIRECTORY}/log-id"

@@ -16,12 +16,7 @@ from tests.storage.segment_log.pacing_load import SYNC_S, Load
 from tests.support.waiting import PATIENCE_S
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogFailed, LogSettings
-from weft.storage.segment_log.commit.pacing import (
-    FULL_INTERVAL_S,
-    PACED_INTERVAL_S,
-    VAIN_WAITS_MAX,
-    WORTHWHILE_BYTES,
-)
+from weft.storage.segment_log.commit import FULL_INTERVAL_S, PACED_INTERVAL_S, VAIN_WAITS_MAX, WORTHWHILE_BYTES
 from weft.storage.segment_log.settings import DUE_BYTES
 
 CARD_SYNC_S = 0.010

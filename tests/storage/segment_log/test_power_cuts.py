@@ -22,12 +22,9 @@ from tests.storage.segment_log.power_cuts_workload import PowerCuts
 from tests.support.sealed_logs import seal
 from tests.support.slices import SLICE
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
-from weft.storage.segment_log.commit import new_segment
-from weft.storage.segment_log.commit.committer import Committer
-from weft.storage.segment_log.recover import resume
-from weft.storage.segment_log.room import must_keep
-from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, recovery, segment_file, space
+from weft.storage.segment_log.commit import Committer
+from weft.storage.segment_log.index import notices
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
 
@@ -100,23 +97,23 @@ def _early_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 
 
 def _everything_counts_as_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(must_keep, "unreleased", lambda lane, span, start=0: RangeSet())
+    patch.setattr(space, "unreleased", lambda lane, span, start=0: RangeSet())
 
 
 def _drops_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(new_segment, "notices", lambda *arguments: notices(*arguments)[1:])
+    patch.setattr(segment_file, "notices", lambda *arguments: notices(*arguments)[1:])
 
 
 def _notices_are_not_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(new_segment, "needed_gaps", lambda state, segment, others: [])
+    patch.setattr(segment_file, "needed_gaps", lambda state, segment, others: [])
 
 
 def _records_are_not_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(new_segment, "moved_batches", lambda filesystem, victims: iter(()))
+    patch.setattr(segment_file, "moved_batches", lambda filesystem, victims: iter(()))
 
 
 def _seals_are_trusted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(resume, "_seal_again", lambda filesystem, segment: None)
+    patch.setattr(recovery, "_seal_again", lambda filesystem, segment: None)
 
 
 @pytest.mark.parametrize(

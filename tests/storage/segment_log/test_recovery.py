@@ -31,9 +31,8 @@ from weft.protocols.segment import (
     encode_trailer,
     file_name,
 )
-from weft.storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog
-from weft.storage.segment_log.walk import search
-from weft.storage.segment_log.walk.entries import Inspected, inspect_log
+from weft.storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog, scan
+from weft.storage.segment_log.scan import Inspected, inspect_log
 
 NO_TAIL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0)
 
@@ -445,7 +444,7 @@ def test_a_payload_that_poses_as_thousands_of_long_entries_takes_no_time_to_look
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end, length = hostile(disk)
-    monkeypatch.setattr(search, "_SEARCHED_BYTES_MIN", 0, raising=False)
+    monkeypatch.setattr(scan, "_SEARCHED_BYTES_MIN", 0, raising=False)
     checked = count_checked(monkeypatch)
     log = open_log(disk, ROOMY)
     assert log.recovery.torn_offset == end
@@ -458,7 +457,7 @@ def test_a_commit_behind_such_a_payload_is_found_and_makes_damage_of_it(
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostile(disk, b"also acknowledged")
-    monkeypatch.setattr(search, "_SEARCHED_BYTES_MIN", 0)
+    monkeypatch.setattr(scan, "_SEARCHED_BYTES_MIN", 0)
     log = open_log(disk, ROOMY)
     assert log.recovery.torn_bytes == 0
     assert [(gap.first, gap.end, gap.reason) for gap in log.gaps(1)] == [(1, 2, GapReason.CORRUPTION)]

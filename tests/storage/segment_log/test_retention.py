@@ -23,10 +23,9 @@ from tests.storage.segment_log.helpers import (
 from weft.protocols.batch import ClockState
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy
-from weft.storage.segment_log.commit.segment_file import ZEROED_BYTES
-from weft.storage.segment_log.state import index, pending
-from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy, index, pending
+from weft.storage.segment_log.segment_file import ZEROED_BYTES
+from weft.storage.segment_log.settings import BATCH_OVERHEAD_BYTES
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 SECOND = 10**9

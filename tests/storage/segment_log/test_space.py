@@ -11,8 +11,7 @@ from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import add, commit_all, open_log, over_budget, put, read_all
 from tests.support.waiting import PATIENCE_S
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
-from weft.storage.segment_log.commit import writer
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy, commit
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=20 * 4096, tail_bytes=0, compression_level=None)
 
@@ -187,7 +186,7 @@ def test_housekeeping_that_finds_no_space_hinders_no_commit(disk: FakeFileSystem
 
 
 def test_the_writer_thread_goes_on_when_space_returns(disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "SPACE_INTERVAL_S", 0.001)
+    monkeypatch.setattr(commit, "SPACE_INTERVAL_S", 0.001)
     log = open_log(disk, SETTINGS, start_writer=True)
     stream = log.stream("one")
     segment = log._state.segments[-1]
@@ -224,7 +223,7 @@ def test_the_writer_thread_goes_on_when_space_returns(disk: FakeFileSystem, monk
 def test_a_writer_thread_that_waits_for_space_can_be_closed(
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "SPACE_INTERVAL_S", 60.0)
+    monkeypatch.setattr(commit, "SPACE_INTERVAL_S", 60.0)
     log = open_log(disk, SETTINGS, start_writer=True)
     stream = log.stream("one")
     looked = threading.Event()

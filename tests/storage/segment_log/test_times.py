@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import commit_all, open_log
 from weft.protocols.batch import CLOCK_STEP_NS_MAX, ClockState, decode_header, records
-from weft.storage.segment_log.state import pending
+from weft.storage.segment_log import pending
 
 TIMES = st.lists(st.integers(0, 10 * CLOCK_STEP_NS_MAX), min_size=1, max_size=30)
 

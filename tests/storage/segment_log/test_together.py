@@ -11,8 +11,8 @@ from tests.storage.segment_log.helpers import DIRECTORY, append, commit_all, ope
 from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import decode_header
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
+from weft.storage.segment_log.scan import inspect_log
 from weft.storage.segment_log.settings import COMMIT_BYTES_MAX
-from weft.storage.segment_log.walk.entries import inspect_log
 
 ROOMY = LogSettings(segment_bytes=32 << 20, budget_bytes=256 << 20)
 

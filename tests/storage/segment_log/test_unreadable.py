@@ -13,8 +13,8 @@ from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, p
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind, GapReason
 from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
-from weft.storage.segment_log.recover.identity import FILE, Identity, read_identity
-from weft.storage.segment_log.walk.entries import inspect_log
+from weft.storage.segment_log.recovery import FILE, Identity, read_identity
+from weft.storage.segment_log.scan import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20, tail_bytes=0)
 PAYLOADS = [random.Random(index).randbytes(900) for index in range(20)]

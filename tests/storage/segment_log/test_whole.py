@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, append, commit_all, open_log, put, read_all, segment_paths
 from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind, GapReason, Whole
-from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
-from weft.storage.segment_log.walk import walker
-from weft.storage.segment_log.walk.entries import Inspected, inspect_log
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, scan
+from weft.storage.segment_log.scan import Inspected, inspect_log
 
 ROOMY = LogSettings(segment_bytes=1 << 13, budget_bytes=1 << 20, tail_bytes=0)
 NAMES = ("input", "state", "output")
@@ -73,7 +72,7 @@ def test_cut_at_every_byte_all_of_a_commit_counts_or_none() -> None:
 
 
 def test_without_looking_at_the_fence_the_cuts_are_found_that_part_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walker, "_first_missing", lambda *_: None)
+    monkeypatch.setattr(scan, "_first_missing", lambda *_: None)
     assert len(halves()) > 100
 
 

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from weft.protocols.payloads import PayloadKind
-from weft.storage.table import field_ids
-from weft.storage.table.columns import TOMBSTONE_COLUMN
-from weft.storage.table.field_ids import FIELD_IDS, LEVEL_IDS, MAP_IDS, with_field_ids
-from weft.storage.table.rows import FIXED_COLUMNS, row_schema
+from weft.storage.table import parquet
+from weft.storage.table.parquet import FIELD_IDS, LEVEL_IDS, MAP_IDS, with_field_ids
+from weft.storage.table.rows import FIXED_COLUMNS, TOMBSTONE_COLUMN, row_schema
 
 PAGE = Path(__file__).parents[3] / "docs/reference/formats/table-file.md"
 
@@ -42,7 +41,7 @@ def test_a_level_keeps_its_number_whatever_stands_beside_it() -> None:
 
 
 def test_levels_whose_digests_meet_get_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(field_ids, "LEVEL_IDS", range(1 << 16, (1 << 16) + 4))
+    monkeypatch.setattr(parquet, "LEVEL_IDS", range(1 << 16, (1 << 16) + 4))
     levels = ["a", "b", "c", "d"]
     found = ids(row_schema(levels))
-    assert {found[level] for level in levels} == set(field_ids.LEVEL_IDS)
+    assert {found[level] for level in levels} == set(parquet.LEVEL_IDS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from weft.protocols.lane import Lane
-from weft.storage.table import levels as module
-from weft.storage.table.levels import KEY_COST_BYTES, FoundLevels, Levels, Names, compile_topics
+from weft.storage.table import rows as module
+from weft.storage.table.rows import KEY_COST_BYTES, FoundLevels, Levels, Names, compile_topics
 
 PLANT, SITE = ("plant/{line}/{machine}",), ("plant/{site}/{line}",)
 LANES = [Lane("default", edge, 1, "telemetry") for edge in ("press-1", "press-2")]

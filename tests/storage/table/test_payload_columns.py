@@ -22,7 +22,7 @@ from weft.protocols.payloads import (
     label_of,
     strictest,
 )
-from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns, payload_fields
+from weft.storage.table.rows import BYTES_COLUMN, payload_columns, payload_fields
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from weft.storage.table.columns import HEADERS, TIMESTAMP
-from weft.storage.table.repeated import KEPT_ROWS_MAX, KEPT_ROWS_MIN, KEPT_TEXT_BYTES_MAX, falses, nulls, repeated_text
+from weft.storage.table.rows import (
+    HEADERS,
+    KEPT_ROWS_MAX,
+    KEPT_ROWS_MIN,
+    KEPT_TEXT_BYTES_MAX,
+    TIMESTAMP,
+    falses,
+    nulls,
+    repeated_text,
+)
 
 ROWS = (1, 9, KEPT_ROWS_MIN - 1, KEPT_ROWS_MIN, 5_000, KEPT_ROWS_MAX, KEPT_ROWS_MAX + 1)
 

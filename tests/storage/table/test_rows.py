@@ -16,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.protocols import batch
-from weft.protocols.batch import ClockReading, ClockState, Flag
-from weft.protocols.chunk import ClockUpdate, LaneUpdate, Mark, StreamSection, encode_entry_header
-from weft.protocols.columns import header_text
+from weft.protocols.batch import ClockReading, ClockState, Flag, header_text
+from weft.protocols.chunk import TIME_END, encode_entry_header
+from weft.protocols.chunk_index import ClockUpdate, LaneUpdate, Mark, StreamSection
 from weft.protocols.errors import Corrupt
-from weft.protocols.lane import Lane
-from weft.protocols.origin import Origin, OriginKind
-from weft.storage.table import columns as row_columns
-from weft.storage.table.record_time import TIME_END
+from weft.protocols.lane import Lane, Origin, OriginKind
+from weft.storage.table import rows as row_columns
 from weft.storage.table.rows import LEVELS_MAX, RowsOf, row_schema, rows_of, usable_fields
 
 LANES = [

@@ -8,10 +8,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.config.pipelines.schema_text import parse_schema
-from weft.storage.cluster_log.entry import Declaration
-from weft.storage.cluster_log.state import ClusterState
-from weft.storage.payloads.values import arrow_type
+from weft.config.load import parse_schema
+from weft.storage.cluster_log import ClusterState, Declaration
+from weft.storage.payloads.decoder import arrow_type
 from weft.storage.table import schemas
 from weft.storage.table.rows import row_schema
 from weft.storage.table.schemas import SCHEMA, Schemas, StreamSchema
@@ -80,7 +79,7 @@ def test_the_state_has_the_newest_schemas_and_names_those_it_cannot_read() -> No
     def write(stream: str, document: bytes | None) -> None:
         state.apply(Declaration(bytes(16), state.n + 1, 0, 0, SCHEMA, f"default/{stream}", document, 0, "", "", 0), 0)
 
-    write("a", schemas.encode(parse_schema("t float")))
+    write("a", schemas.encode_schema(parse_schema("t float")))
     later = {"schema": {"format": "xml", "fields": {"t": {"type": "float"}}}}
     write("b", msgspec.json.encode(later))
     write("c", b"[")
@@ -90,8 +89,8 @@ def test_the_state_has_the_newest_schemas_and_names_those_it_cannot_read() -> No
     (found,) = filter(None, map(known.of, [("default", name) for name in "abcd"]))
     assert (found.version, found.before) == (1, 0)
     assert sorted(known.unusable) == ["default/b", "default/c", "default/d"]
-    write("a", schemas.encode(parse_schema("t int"), before=1))
-    write("b", schemas.encode(parse_schema("t int")))
+    write("a", schemas.encode_schema(parse_schema("t int"), before=1))
+    write("b", schemas.encode_schema(parse_schema("t int")))
     write("c", None)
     assert known.refresh(state)
     assert [(each.version, each.before) for name in "ab" if (each := known.of(("default", name)))] == [(5, 1), (6, 0)]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from weft.service.log_format import LINE_CHARACTERS_MAX, LineFormatter
+from weft.service.serving import LINE_CHARACTERS_MAX, LineFormatter
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 

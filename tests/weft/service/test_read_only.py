@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from weft.cli import cli
 from weft.edge_node.node import EdgeNode
-from weft.service.read_only import read_only_mount
+from weft.service.serving import read_only_mount
 from weft.storage.segment_log import LogFailed
 
 CONFIG = (

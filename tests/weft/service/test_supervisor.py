@@ -10,15 +10,14 @@ import sys
 import pytest
 
 from tests.support.waiting import PATIENCE_S
-from weft.service import supervisor
-from weft.service.serving import Signals
-from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
+from weft.service import serving
+from weft.service.serving import CannotStart, DidNotStart, Signals, Supervisor
 
 
 async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "RESTART_MIN_S", 0.05)
+    monkeypatch.setattr(serving, "RESTART_MIN_S", 0.05)
     starts, again, start = 0, asyncio.Event(), asyncio.create_subprocess_exec
 
     async def sometimes(*args: str, **options: object) -> asyncio.subprocess.Process:
@@ -46,7 +45,7 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_
 async def test_a_process_that_is_killed_before_it_is_ready_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "RESTART_MIN_S", 0.05)
+    monkeypatch.setattr(serving, "RESTART_MIN_S", 0.05)
     starts, again, start = 0, asyncio.Event(), asyncio.create_subprocess_exec
 
     async def killed_at_first(*args: str, **options: object) -> asyncio.subprocess.Process:

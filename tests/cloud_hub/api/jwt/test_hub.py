@@ -19,10 +19,10 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.issuer import Key, KeySetServer, claims, key_of, key_set, settings, signed
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import until
-from weft.cloud_hub.api.identity.jwt import issuer
+from weft.cloud_hub.api import jwt
 from weft.cloud_hub.links import open_links
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 pytestmark = pytest.mark.slow
 KEY = key_of("ES256", "1")
@@ -133,8 +133,8 @@ async def test_a_thousand_new_tokens_cost_little_and_keep_no_one_waiting() -> No
 
 
 async def test_an_issuer_that_hangs_harms_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issuer, "WAIT_S", 0.5)
-    monkeypatch.setattr(issuer, "READ_S", 1.0)
+    monkeypatch.setattr(jwt, "WAIT_S", 0.5)
+    monkeypatch.setattr(jwt, "READ_S", 1.0)
     async with (
         KeySetServer(key_set(KEY)).running() as server,
         running_hub(MemoryStore(), jwt=settings(server.url, unknown_key_s=0.1, roles={"reader": ("admin",)})) as hub,

@@ -11,10 +11,8 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from tests.support.certificates import Authority
 from tests.support.issuer import KeySetServer, key_of, key_set, settings
-from weft.cloud_hub.api.identity.jwt.issuer import Issuer
-from weft.cloud_hub.api.identity.jwt.keys import KeySetUnusable, read_key_set
-from weft.network.tls.contexts import server_context
-from weft.network.tls.files import TlsFiles
+from weft.cloud_hub.api.jwt import Issuer, KeySetUnusable, read_key_set
+from weft.network.tls import TlsFiles, server_context
 
 ALL = ("RS256", "ES256", "EdDSA")
 KEY = key_of("ES256", "1")

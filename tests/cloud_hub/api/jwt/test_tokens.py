@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.issuer import ISSUER, Key, KeySetServer, claims, key_of, key_set, settings, signed
-from weft.cloud_hub.api.identity.jwt.claims import JwtIdentity, JwtRefused
-from weft.cloud_hub.api.identity.jwt.tokens import CHECKED_MAX, Jwts
+from weft.cloud_hub.api.claims import JwtIdentity, JwtRefused
+from weft.cloud_hub.api.jwt import CHECKED_MAX, Jwts
 from weft.cloud_hub.api.tokens import Scope
 
 KEYS: dict[str, Key] = {each: key_of(each, f"{each}-1") for each in ("ES256", "EdDSA")}
@@ -208,7 +208,7 @@ async def test_claims_name_tenant_and_edge_and_roles_have_rights(tmp_path: Path)
 
 
 async def test_checked_tokens_are_remembered_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.identity.jwt.tokens.CHECKED_MAX", 4)
+    monkeypatch.setattr("weft.cloud_hub.api.jwt.CHECKED_MAX", 4)
     assert CHECKED_MAX >= 1000
     async with world_of(tmp_path) as world:
         tokens = [world.token(sub=f"reader-{number}") for number in range(5)]

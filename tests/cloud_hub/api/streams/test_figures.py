@@ -13,17 +13,18 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.clocks import Clock
 from tests.support.waiting import until
-from weft.cloud_hub.api.streams import figures as module
-from weft.cloud_hub.api.streams.figures import NOTES_MAX, OTHERS, SLICE_LANES, StreamFigures, TableLag
+from weft.cloud_hub.api import metrics as module
+from weft.cloud_hub.api.metrics import NOTES_MAX, OTHERS, STREAMS_SLICE_LANES, StreamFigures, TableLag
 from weft.demo.fabric import free_port
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.placement import shard_of
-from weft.protocols.shard.shard_state import LaneState, ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 NS = 1_000_000_000
 
@@ -109,10 +110,10 @@ async def test_figures_are_gathered_again_only_when_they_are_old() -> None:
     figures = world.figures()
     await figures.refresh()
     world.lane(0, "a", "t", 200.0, 5)
-    world.clock.now += module.REFRESH_S / 2
+    world.clock.now += module.STREAMS_REFRESH_S / 2
     await asyncio.gather(figures.refresh(), figures.refresh())
     assert figures.figures[0].records == 5
-    world.clock.now += module.REFRESH_S
+    world.clock.now += module.STREAMS_REFRESH_S
     await figures.refresh()
     assert (figures.figures[0].records, figures.figures[0].complete_up_to) == (10, 200 * NS)
 
@@ -153,7 +154,7 @@ async def test_one_tenant_does_not_take_the_series_of_all_streams(monkeypatch: p
 
 async def test_a_walk_over_many_lanes_lets_the_loop_work_in_between() -> None:
     world = World()
-    for number in range(20 * SLICE_LANES):
+    for number in range(20 * STREAMS_SLICE_LANES):
         world.lane(number % 2, f"edge-{number // 20}", f"stream-{number % 20}", 100.0)
     figures = world.figures()
     turns = 0

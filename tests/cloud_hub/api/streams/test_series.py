@@ -14,16 +14,16 @@ import pytest
 
 from tests.cloud_hub.api.test_application import deliver
 from tests.cloud_hub.live import EdgeLog, get, running_hub
-from weft.cloud_hub.api.streams import series
+from weft.cloud_hub.api import series
 from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.segment import GapReason
 from weft.replication.runner import LinkIdentity
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 SECOND = 1_000_000_000
 BEGIN = (time.time_ns() // (3600 * SECOND) - 2) * 3600 * SECOND

@@ -9,21 +9,17 @@ import pytest
 from tests.support.speed import slowness
 from tests.support.steps import TRIES, stepped
 from weft.cloud_hub.api import views
-from weft.cloud_hub.api.pages import encoded, lanes_after, position
-from weft.cloud_hub.api.streams.completeness import StreamCompleteness
-from weft.cloud_hub.api.streams.summary import SLICE_LANES, LaneFacts, StreamSummary, merged, stream_parts
-from weft.cloud_hub.api.summaries.shard_summary import Walk
-from weft.cloud_hub.api.summaries.summaries import Listed
-from weft.cloud_hub.api.views import lane_view
+from weft.cloud_hub.api.answers import encoded, lanes_after, position
+from weft.cloud_hub.api.summaries import Listed, StreamCompleteness, Walk
+from weft.cloud_hub.api.views import SLICE_LANES, LaneFacts, StreamSummary, lane_view, merged, stream_parts
 from weft.cloud_hub.clock import HubClock
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk_index import GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import HELD_BACK_MAX, completeness
-from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
-from weft.protocols.shard.open_gaps import OpenGap
+from weft.protocols.shard.lane_state import LaneState, OpenGap, RetiredBy, Retirement
 from weft.protocols.shard.shard_state import ShardState
 
 SECOND = 1_000_000_000
@@ -134,7 +130,7 @@ async def test_streams_that_are_there_are_listed() -> None:
 
 
 async def test_pages_of_lanes_are_all_lanes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cloud_hub.api.pages.SLICE_LANES", 3)
+    monkeypatch.setattr("weft.cloud_hub.api.answers.SLICE_LANES", 3)
     lanes = [lane(f"e{n % 7}", log=n) for n in range(25)]
     held = states({each: at(1) for each in lanes} | {lane("other", "s"): at(1)}, 3)
     found, after = [], None

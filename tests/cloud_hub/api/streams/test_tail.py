@@ -19,14 +19,14 @@ from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
+from weft.cloud_hub.api import tail
 from weft.cloud_hub.api.access import ApiError
-from weft.cloud_hub.api.places import ReaderPlaces
+from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import Helping, RecordReader
-from weft.cloud_hub.api.streams import tail, tail_reads
-from weft.cloud_hub.api.streams.tail import parse_position, position_text
+from weft.cloud_hub.api.tail import parse_position, position_text
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.cloud_hub.hub import Hub
-from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.directory import MemoryStore
 
 PATH = "/v1/streams/telemetry/tail"
 Events = AsyncIterator[dict[str, Any]]
@@ -206,7 +206,7 @@ async def test_many_readers_of_a_stream_cost_the_hub_the_stream_once(monkeypatch
         return await read(reader, stream, offset, *rest, **options)
 
     monkeypatch.setattr(RecordReader, "read", counted)
-    monkeypatch.setattr(tail_reads, "READ_AGE_S", 3600.0)  # a busy machine may take longer to tell a hundred readers
+    monkeypatch.setattr(tail, "READ_AGE_S", 3600.0)  # a busy machine may take longer to tell a hundred readers
     log = EdgeLog()
     numbered(log, 0, 5)
     async with running_hub(MemoryStore(), shards=1) as hub, running_link(hub, log, EDGE), AsyncExitStack() as stack:

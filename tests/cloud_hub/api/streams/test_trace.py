@@ -13,14 +13,14 @@ from deltalake import DeltaTable
 from tests.cloud_hub.api.test_history import FUNCTION, collect, tabled
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
-from weft.cloud_hub.api.search import Search
-from weft.cloud_hub.api.streams import trace
-from weft.cloud_hub.api.streams.lane_files import LaneFiles
+from weft.cloud_hub.api import records
+from weft.cloud_hub.api.history import LaneFiles
+from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk_index import GapRange
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason
-from weft.storage.chunk_log import table_key
+from weft.storage.hub_keys import table_key
 from weft.storage.object_store import ObjectStore, open_store
 
 TRACE = "/v1/streams/telemetry/trace"
@@ -97,7 +97,7 @@ async def test_a_message_is_followed_to_its_row_and_back_before_and_after_the_co
 
 @pytest.mark.slow
 async def test_a_search_in_the_log_goes_on_where_it_ended(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "Search", partial(Search, 4))
+    monkeypatch.setattr(records, "Search", partial(Search, 4))
     log = await LogWriter.open(store, 2)
     for n in range(30):
         await log.append(0, Run(LANE, 10 * n, 10), Run(LANE._replace(edge="press-3"), 10 * n, 10))

@@ -12,14 +12,8 @@ from hypothesis import assume, strategies
 from tests.edge_node.functions.expressions import reference
 from tests.support.examples import given
 from weft.edge_node.functions.contract import Row, Values
-from weft.edge_node.functions.expressions import (
-    Condition,
-    Expression,
-    ExpressionError,
-    FieldMaker,
-    InvalidExpression,
-    compile_expression,
-)
+from weft.edge_node.functions.expression_code import ExpressionError, InvalidExpression
+from weft.edge_node.functions.expressions import Condition, Expression, FieldMaker, compile_expression
 
 NAMES = ("line", "machine")
 LEVELS = {"line": "l1"}

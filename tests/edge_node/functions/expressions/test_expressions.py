@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from weft.edge_node.functions.contract import Row, Values
-from weft.edge_node.functions.expressions import (
-    Condition,
-    ExpressionError,
-    FieldMaker,
-    InvalidExpression,
-    compile_expression,
-)
+from weft.edge_node.functions.expression_code import ExpressionError, InvalidExpression
+from weft.edge_node.functions.expressions import Condition, FieldMaker, compile_expression
 
 LEVELS = {"line": "l1"}
 NAMES = ("line", "machine")

@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from weft.edge_node.functions import sparkplug_payloads
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.formats.sparkplug import births
-from weft.edge_node.functions.formats.sparkplug.births import SparkplugRows
-from weft.edge_node.functions.formats.sparkplug.schema import Payload
-from weft.edge_node.functions.formats.sparkplug.topic import parse_topic
+from weft.edge_node.functions.sparkplug_payloads import Payload, SparkplugRows, parse_topic
 
 TEMPERATURE = {"name": "temperature", "alias": 1, "datatype": 3}
 PRESSURE = {"name": "pressure", "alias": 2, "datatype": 2}
@@ -116,8 +114,8 @@ def test_after_a_birth_that_is_not_understood_no_alias_is_trusted() -> None:
 
 
 def test_memory_for_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(births, "SOURCES_MAX", 3)
-    monkeypatch.setattr(births, "DEFINITIONS_MAX", 5)
+    monkeypatch.setattr(sparkplug_payloads, "SOURCES_MAX", 3)
+    monkeypatch.setattr(sparkplug_payloads, "DEFINITIONS_MAX", 5)
     station = Station()
     for node in ("a", "b"):
         assert isinstance(station.take(message(f"spBv1.0/g/NBIRTH/{node}", TEMPERATURE | {"is_null": True})), dict)

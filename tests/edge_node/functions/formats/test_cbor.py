@@ -11,9 +11,9 @@ import pytest
 from tests.edge_node.functions.formats.rfc8949 import EXAMPLES, REFUSED
 from tests.edge_node.functions.formats.values import fields, same
 from tests.support.examples import given
-from weft.edge_node.functions.formats.bounds import DEPTH_MAX, QUICK_BYTES_MAX
-from weft.edge_node.functions.formats.cbor_format import CborFormat
-from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.cbor_format import CborFormat
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.formats import DEPTH_MAX, QUICK_BYTES_MAX
 
 CBOR = CborFormat()
 

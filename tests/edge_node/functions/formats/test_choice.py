@@ -8,12 +8,11 @@ from typing import Any, get_args
 
 import pytest
 
-from weft.config.functions.formats import StructField
-from weft.config.functions.payload import Payload, PayloadFormat
+from weft.config.functions.settings import Payload, PayloadFormat, StructField
 from weft.edge_node.functions.chain import Chain, Outputs
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.formats.choice import decoding_of, format_of
-from weft.edge_node.functions.formats.sparkplug.schema import Payload as SparkplugMessage
+from weft.edge_node.functions.registry import decoding_of, format_of
+from weft.edge_node.functions.sparkplug_payloads import Payload as SparkplugMessage
 
 FIELDS = (StructField(name="a", type_="u8"),)
 
@@ -41,8 +40,8 @@ def test_the_byte_order_of_a_struct() -> None:
 def test_without_the_library_of_sparkplug_the_error_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['google.protobuf'] = None\n"
-        "from weft.config.functions.payload import Payload\n"
-        "from weft.edge_node.functions.formats.choice import format_of\n"
+        "from weft.config.functions.settings import Payload\n"
+        "from weft.edge_node.functions.registry import format_of\n"
         "try: format_of(Payload(format='sparkplug'))\n"
         "except ValueError as error: print(error)"
     )
@@ -53,8 +52,8 @@ def test_without_the_library_of_sparkplug_the_error_says_what_to_install() -> No
 def test_libraries_are_loaded_only_where_a_stream_needs_them() -> None:
     code = (
         "import sys\n"
-        "from weft.config.functions.payload import Payload\n"
-        "from weft.edge_node.functions.formats.choice import format_of\n"
+        "from weft.config.functions.settings import Payload\n"
+        "from weft.edge_node.functions.registry import format_of\n"
         "for name in ('json', 'msgpack', 'number', 'text', 'bytes'): format_of(Payload(format=name))\n"
         "print(sorted({'cbor2', 'google.protobuf'} & sys.modules.keys()))"
     )

@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 
 from tests.edge_node.functions.formats.values import fields, same
 from tests.support.examples import given
-from weft.config.functions.formats import StructField
-from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX
-from weft.edge_node.functions.formats.cbor_format import CborFormat
-from weft.edge_node.functions.formats.json_format import JsonFormat
-from weft.edge_node.functions.formats.msgpack_format import MsgpackFormat
-from weft.edge_node.functions.formats.plain import BytesFormat, NumberFormat, TextFormat
-from weft.edge_node.functions.formats.struct_format import StructFormat
-from weft.edge_node.functions.payloads import Format, PayloadError
+from weft.config.functions.settings import StructField
+from weft.edge_node.functions.cbor_format import CborFormat
+from weft.edge_node.functions.contract import Format, PayloadError
+from weft.edge_node.functions.formats import (
+    DEPTH_MAX,
+    PAYLOAD_BYTES_MAX,
+    BytesFormat,
+    JsonFormat,
+    MsgpackFormat,
+    NumberFormat,
+    StructFormat,
+    TextFormat,
+)
 
 STRUCT = StructFormat(
     "little",

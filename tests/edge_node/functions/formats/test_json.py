@@ -9,9 +9,8 @@ import pytest
 
 from tests.edge_node.functions.formats.values import fields, same
 from tests.support.examples import given
-from weft.edge_node.functions.formats.bounds import DEPTH_MAX
-from weft.edge_node.functions.formats.json_format import JsonFormat
-from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.formats import DEPTH_MAX, JsonFormat
 
 JSON = JsonFormat()
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.edge_node.functions.formats.values import same
 from tests.support.steps import quickest_s, worked_s
-from weft.edge_node.functions.formats.bounds import PAYLOAD_BYTES_MAX, QUICK_BYTES_MAX
-from weft.edge_node.functions.formats.msgpack_format import MsgpackFormat
-from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.formats import PAYLOAD_BYTES_MAX, QUICK_BYTES_MAX, MsgpackFormat
 
 MSGPACK = MsgpackFormat()
 PADDING = b"\xda\x20\x00" + b"p" * 8_192

@@ -13,8 +13,8 @@ import pytest
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.functions.formats.choice import format_of
-from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.registry import format_of
 
 PAGE = Path(__file__).parents[4] / "docs/functions/formats.md"
 _CONFIG = re.compile(r"<!-- config: edge -->\s*\n```yaml\n(.*?)```", re.DOTALL)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from weft.edge_node.functions.formats.plain import BytesFormat, NumberFormat, TextFormat
-from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.formats import BytesFormat, NumberFormat, TextFormat
 
 NUMBER = NumberFormat()
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.examples import given
-from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX
-from weft.edge_node.functions.formats.sparkplug.payload import SparkplugFormat
-from weft.edge_node.functions.formats.sparkplug.schema import Payload
-from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.formats import DEPTH_MAX, PAYLOAD_BYTES_MAX
+from weft.edge_node.functions.sparkplug_payloads import Payload, SparkplugFormat
 
 SPARKPLUG = SparkplugFormat()
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config.functions.formats import STRUCT_FIELDS_MAX, StructField
-from weft.edge_node.functions.formats.struct_format import StructFormat
-from weft.edge_node.functions.payloads import PayloadError
+from weft.config.functions.settings import STRUCT_FIELDS_MAX, StructField
+from weft.edge_node.functions.contract import PayloadError
+from weft.edge_node.functions.formats import StructFormat
 
 
 def field(name: str, type_: str, scale: float = 1.0, offset: float = 0.0) -> StructField:

@@ -19,7 +19,7 @@ from tests.support.examples import moving
 from tests.support.slices import SLICE
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.functions.chain import Chain, Outputs
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.definitions import Definition, definitions

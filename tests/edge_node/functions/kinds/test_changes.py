@@ -12,9 +12,9 @@ from hypothesis import strategies
 from tests.edge_node.functions.kinds.signals import FAR, inputs
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
 from tests.support.examples import given
-from weft.config.functions.reduce import Changes
+from weft.config.functions.step import Changes
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.kinds.changes import ChangesFunction
+from weft.edge_node.functions.thinning import ChangesFunction
 
 few = strategies.sampled_from([0, 0.0, 1, 1.0, True, None, "on", "off", [1], {"a": 1}, math.nan, "x" * 100])
 

@@ -12,10 +12,10 @@ from hypothesis import strategies
 from tests.edge_node.functions.kinds.signals import FAR, exact, inputs, near, signals, usable
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
 from tests.support.examples import given
-from weft.config.functions.reduce import Band, Deadband
+from weft.config.functions.step import Band, Deadband
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.kinds.deadband import HEADER, DeadbandFunction, with_bounds
-from weft.edge_node.functions.series.identity import key_of
+from weft.edge_node.functions.series import key_of
+from weft.edge_node.functions.thinning import DEADBAND_HEADER, DeadbandFunction, with_bounds
 
 deltas = strategies.one_of(
     strategies.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0, 1e-300, 5e-324]), strategies.floats(0, 1e300)
@@ -36,7 +36,7 @@ def of(*values: Any, every: int = SECOND) -> list[Row | Gap]:
 
 
 def bound_of(row: Row, field: str = "x") -> float:
-    (bound,) = (value for name, value in row.headers if name == HEADER + field)
+    (bound,) = (value for name, value in row.headers if name == DEADBAND_HEADER + field)
     assert isinstance(bound, float)
     return bound
 
@@ -137,7 +137,7 @@ def test_several_fields_keep_a_row_when_one_of_them_moved() -> None:
     emitted = run(lambda: function, [row(FAR + at, each, seq=at) for at, each in enumerate(values)]).emitted
     assert [each.seq for each in emitted] == [0, 2, 4]
     # The row without a temperature says nothing of it, and its bound is not in the row either.
-    assert emitted[2].headers == ((HEADER + "h", 5),)
+    assert emitted[2].headers == ((DEADBAND_HEADER + "h", 5),)
 
 
 def test_rows_without_the_field_pass_and_end_nothing() -> None:
@@ -192,15 +192,15 @@ def test_a_field_inside_of_another_is_reached_with_dots() -> None:
 
 
 def test_two_deadbands_state_the_sum_of_their_bounds() -> None:
-    assert with_bounds(((HEADER + "x", 0.5), ("unit", "C")), ((HEADER + "x", 0.25),)) == (
+    assert with_bounds(((DEADBAND_HEADER + "x", 0.5), ("unit", "C")), ((DEADBAND_HEADER + "x", 0.25),)) == (
         ("unit", "C"),
-        (HEADER + "x", 0.75),
+        (DEADBAND_HEADER + "x", 0.75),
     )
 
 
 @given(strategies.floats(0, 1e300), strategies.floats(0, 1e300))
 def test_the_sum_of_two_bounds_is_not_less_than_both(one: float, other: float) -> None:
-    (_, total), *_ = with_bounds(((HEADER + "x", one),), ((HEADER + "x", other),))
+    (_, total), *_ = with_bounds(((DEADBAND_HEADER + "x", one),), ((DEADBAND_HEADER + "x", other),))
     assert isinstance(total, float)
     assert exact(total) >= exact(one) + exact(other)
     assert total <= math.nextafter(one + other, math.inf)

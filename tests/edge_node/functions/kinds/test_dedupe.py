@@ -9,9 +9,9 @@ from hypothesis import strategies
 from tests.edge_node.functions.kinds.signals import FAR, inputs
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
 from tests.support.examples import given
-from weft.config.functions.reduce import Dedupe
+from weft.config.functions.step import Dedupe
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.kinds.dedupe import DedupeFunction
+from weft.edge_node.functions.thinning import DedupeFunction
 
 moves = strategies.one_of(
     strategies.integers(0, 4 * SECOND), strategies.integers(-4 * SECOND, 0), strategies.just(-1000 * SECOND)

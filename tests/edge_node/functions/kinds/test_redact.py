@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, strategies
 
 from tests.edge_node.functions.restart import Recorder, context, row
-from weft.config.functions.redact import Redact as Settings
+from weft.config.functions.step import Redact as Settings
 from weft.edge_node.functions.contract import AsyncFunction, NotReady
-from weft.edge_node.functions.kinds.redact import Redact, RedactWithKey, make_redact
+from weft.edge_node.functions.fields import Redact, RedactWithKey, make_redact
 
 SECRET = "a-secret"
 SECRETS = strategies.recursive(

@@ -10,9 +10,9 @@ from hypothesis import strategies
 from tests.edge_node.functions.kinds.signals import FAR, inputs, near, signals
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
 from tests.support.examples import given
-from weft.config.functions.reduce import Sample
+from weft.config.functions.step import Sample
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.kinds.sample import SampleFunction
+from weft.edge_node.functions.thinning import SampleFunction
 
 LEVELS = {b"l1/m1": {"line": "l1"}, b"l1/m2": {"line": "l1"}, b"l2/m3": {"line": "l2"}}
 

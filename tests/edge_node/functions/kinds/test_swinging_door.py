@@ -11,9 +11,9 @@ from hypothesis import strategies
 from tests.edge_node.functions.kinds.signals import FAR, exact, inputs, near, signals, usable
 from tests.edge_node.functions.restart import SECOND, Chain, context, cuts, row, run, same_after_restarts, stateful
 from tests.support.examples import given
-from weft.config.functions.reduce import SwingingDoor
+from weft.config.functions.step import SwingingDoor
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.kinds.swinging_door import HEADER, SwingingDoorFunction
+from weft.edge_node.functions.thinning import SWINGING_DOOR_HEADER, SwingingDoorFunction
 
 END = FAR + 10**7 * SECOND
 deltas = strategies.one_of(
@@ -45,7 +45,7 @@ def lines_pass(rows: list[Row], emitted: dict[int, Row], delta: float) -> None:
             before = next(other for other in reversed(series[:at]) if other.seq in emitted)
             after = next((other for other in series[at:] if other.seq in emitted), None)
             assert usable(before.values["x"])
-            assert (HEADER + "x", delta) in emitted[before.seq].headers
+            assert (SWINGING_DOOR_HEADER + "x", delta) in emitted[before.seq].headers
             value, start = exact(each.values["x"]), exact(before.values["x"])
             if (each.time, value) == (before.time, start):
                 continue  # repeats the pivot

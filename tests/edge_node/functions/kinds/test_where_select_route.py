@@ -11,13 +11,12 @@ from hypothesis import strategies
 
 from tests.edge_node.functions.restart import Recorder, context, cuts, row, same_after_restarts
 from tests.support.examples import given
-from weft.config.functions.route import Route, Rule
+from weft.config.functions.step import Route, Rule
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.expressions import InvalidExpression
-from weft.edge_node.functions.kinds.route import RouteFunction
-from weft.edge_node.functions.kinds.select import SelectNew, Set, make_select
-from weft.edge_node.functions.kinds.where import Where
+from weft.edge_node.functions.expression_code import InvalidExpression
+from weft.edge_node.functions.fields import SelectNew, Set, make_select
 from weft.edge_node.functions.registry import KINDS
+from weft.edge_node.functions.routing import RouteFunction, Where
 
 VALUES = strategies.one_of(
     strategies.integers(-5, 5),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.edge_node.functions.restart import Recorder, context, row
-from weft.config.functions.user_code import Python as Settings
+from weft.config.functions.step import Python as Settings
+from weft.edge_node.functions import python as module
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.kinds.python import function as module
-from weft.edge_node.functions.kinds.python.function import Python
+from weft.edge_node.functions.python import Python
 
 SECOND = 10**9
 

@@ -19,7 +19,7 @@ from tests.support.speed import uncollected
 from tests.support.steps import TRIES
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.functions.contract import NotReady
-from weft.edge_node.functions.kinds.python.snapshots import remove_left_folders
+from weft.edge_node.functions.python import remove_left_folders
 
 Make = Callable[..., Subject]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.edge_node.functions.python.conftest import SECOND, Subject
 from tests.edge_node.functions.restart import row
 from weft.edge_node.functions.contract import NotReady
-from weft.edge_node.functions.series.sources import text_of
+from weft.edge_node.functions.series import text_of
 
 Make = Callable[..., Subject]
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.edge_node.functions.python.conftest import Subject
-from weft.edge_node.functions.kinds.python import function as module
+from weft.edge_node.functions import python as module
 
 Make = Callable[..., Subject]
 

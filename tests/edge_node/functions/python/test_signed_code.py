@@ -11,7 +11,7 @@ import pytest
 from tests.edge_node.functions.python.conftest import Subject
 from tests.support.processes import weft
 from weft.commands.common import check_code, located_edge
-from weft.config.signing.keys import make_key
+from weft.config.signing import make_key
 from weft.edge_node.functions.contract import NotReady
 from weft.output import Refused
 

@@ -11,9 +11,9 @@ from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, definition
 from tests.storage.fakes import FakeFileSystem
 from tests.support.waiting import PATIENCE_S
-from weft.config.functions.user_code import Python as Settings
+from weft.config.functions.step import Python as Settings
 from weft.edge_node.functions.definitions import Definition
-from weft.edge_node.functions.kinds.python.function import Python
+from weft.edge_node.functions.python import Python
 
 LARGE = definition("large", ["telemetry"], lambda: [("large", Large(0))])
 COUNTS = """

@@ -16,7 +16,7 @@ from tests.storage.fakes import FakeFileSystem
 from weft.edge_node.functions.chain import Alert, Chain
 from weft.edge_node.functions.contract import Function, Gap, Out, Row, State
 from weft.edge_node.functions.definitions import Definition
-from weft.edge_node.functions.runtime.functions import Functions
+from weft.edge_node.functions.runtime import Functions
 from weft.protocols.batch import ClockReading, ClockState, records
 from weft.protocols.ranges import Range, RangeSet
 from weft.storage.segment_log import LogSettings, SegmentLog

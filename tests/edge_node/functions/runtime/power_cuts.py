@@ -25,8 +25,8 @@ from unittest import mock
 from tests.edge_node.functions.runtime.node import SECOND, SETTINGS, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.support.silence import silent_logs
+from weft.edge_node.functions import steps
 from weft.edge_node.functions.contract import Function, Gap, Out, Row, State
-from weft.edge_node.functions.runtime import state_log
 from weft.protocols.ranges import Range, RangeSet
 from weft.storage.segment_log import LogError, LogFull, LogSettings
 
@@ -251,7 +251,7 @@ def run_seed(seed: int) -> int:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without what failing disks say; states are copied often."""
-    with silent_logs(), mock.patch.multiple(state_log, COPY_BYTES_MIN=600, PIECE_BYTES=100):
+    with silent_logs(), mock.patch.multiple(steps, COPY_BYTES_MIN=600, PIECE_BYTES=100):
         yield
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.edge_node.functions.runtime.node import START, Edge, Large, definition
 from tests.storage.fakes import FakeFileSystem
 from weft.edge_node.functions.contract import AsyncFunction, Function, NotReady, Out, Row
-from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, ReplayRefused
+from weft.edge_node.functions.derived import REPLAYS_MAX, ReplayRefused
 
 LARGE = definition("large", ["telemetry"], lambda: [("large", Large(0))])
 

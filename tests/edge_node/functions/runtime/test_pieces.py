@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.runtime.inputs import Event
-from weft.edge_node.functions.runtime.pieces import pieces
+from weft.edge_node.functions.derived import Event, pieces
 
 SECOND = 1_000_000_000
 ROWS_MAX = 4

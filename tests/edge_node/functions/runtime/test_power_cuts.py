@@ -12,8 +12,8 @@ import pytest
 from tests.edge_node.functions.runtime.power_cuts import Violation, quiet, run_cuts, run_lives, run_seed
 from tests.support.slices import SLICE
 from weft.edge_node.functions.contract import State
-from weft.edge_node.functions.runtime.derived import Derived
-from weft.edge_node.functions.runtime.state_log import Positions, StateWriter
+from weft.edge_node.functions.derived import Derived
+from weft.edge_node.functions.steps import Positions, StateWriter
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import SegmentLog
 

@@ -15,14 +15,14 @@ from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime import power_cuts
 from tests.edge_node.functions.runtime.node import definition
 from tests.support.slices import SLICE
-from weft.config.functions.enrich import Enrich as EnrichSettings
-from weft.config.functions.reduce import Deadband
+from weft.config.functions.step import Deadband
+from weft.config.functions.step import Enrich as EnrichSettings
 from weft.config.functions.windows import Sql, Window
 from weft.edge_node.functions.contract import Function, Out, Row
-from weft.edge_node.functions.kinds.deadband import DeadbandFunction
-from weft.edge_node.functions.kinds.enrich import Enrich
-from weft.edge_node.functions.kinds.sql import SqlFunction
-from weft.edge_node.functions.kinds.window import WindowFunction
+from weft.edge_node.functions.enrich import Enrich
+from weft.edge_node.functions.sql import SqlFunction
+from weft.edge_node.functions.thinning import DeadbandFunction
+from weft.edge_node.functions.windows import WindowFunction
 
 TOP = "SELECT value, count(*) OVER () AS n FROM input ORDER BY value DESC, time LIMIT 2"
 AREAS = "SELECT area, sum(value) AS total, min(value / 3.0) AS least FROM input GROUP BY area ORDER BY area"

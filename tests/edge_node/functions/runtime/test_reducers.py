@@ -13,7 +13,7 @@ from tests.edge_node.functions.runtime import power_cuts
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Minutes, definition
 from tests.storage.fakes import FakeFileSystem
 from tests.support.slices import SLICE
-from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, SwingingDoor
+from weft.config.functions.step import Changes, Deadband, Dedupe, Sample, SwingingDoor
 from weft.edge_node.functions.contract import Function
 from weft.edge_node.functions.registry import KINDS
 

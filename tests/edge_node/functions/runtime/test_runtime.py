@@ -12,11 +12,10 @@ from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem
 from weft.config.functions.windows import Window
+from weft.edge_node.functions.counters import FunctionCounters, Rejections
 from weft.edge_node.functions.definitions import Definition
-from weft.edge_node.functions.kinds.window import WindowFunction
-from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.functions.runtime.rejections import Rejections
-from weft.edge_node.functions.runtime.replays import ReplayRefused
+from weft.edge_node.functions.derived import ReplayRefused
+from weft.edge_node.functions.windows import WindowFunction
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFull, LogSettings
 

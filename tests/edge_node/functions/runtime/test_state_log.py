@@ -9,9 +9,9 @@ from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, M
 from tests.edge_node.functions.runtime.power_cuts import Seen
 from tests.storage.fakes import FakeFileSystem
 from weft.config.functions.windows import Window
+from weft.edge_node.functions import steps as state_log
 from weft.edge_node.functions.definitions import Definition
-from weft.edge_node.functions.kinds.window import WindowFunction
-from weft.edge_node.functions.runtime import state_log
+from weft.edge_node.functions.windows import WindowFunction
 from weft.protocols.batch import decode_header, records
 
 MINUTE = 60 * SECOND

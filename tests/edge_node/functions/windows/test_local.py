@@ -10,12 +10,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.edge_node.functions.restart import SECOND, Cut, context, row, run, same_after_restarts
-from weft.config.functions.window_grid import HOUR_US, Grid
-from weft.config.functions.windows import Window
+from weft.config.functions.windows import HOUR_US, Grid, Window
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.kinds.window import WindowFunction
-from weft.edge_node.functions.windows.plan import WindowError
-from weft.edge_node.functions.windows.times import event_time_reader
+from weft.edge_node.functions.window_plan import WindowError, event_time_reader
+from weft.edge_node.functions.windows import WindowFunction
 
 BERLIN = "Europe/Berlin"
 HOUR = 3600 * SECOND

@@ -16,8 +16,8 @@ from tests.edge_node.functions.windows.test_property import SHAPES, UNTIL, input
 from tests.support.steps import quickest_s, worked_s
 from weft.config.functions.windows import Sql
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.kinds.sql import SqlFunction
-from weft.edge_node.functions.kinds.window import WindowFunction
+from weft.edge_node.functions.sql import SqlFunction
+from weft.edge_node.functions.windows import WindowFunction
 
 HOUR = 3600 * SECOND
 LITTLE = 2_000

@@ -15,7 +15,7 @@ from tests.support.slices import SLICE
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.contract import Function
 from weft.edge_node.functions.definitions import Definition
-from weft.edge_node.functions.kinds.window import WindowFunction
+from weft.edge_node.functions.windows import WindowFunction
 
 EMIT = {"mean": "mean(value / 3)", "deviation": "stddev(value)", "p": "quantile(value, 0.9)", "curve": "lttb(value, 4)"}
 SHAPES: dict[str, dict[str, Any]] = {

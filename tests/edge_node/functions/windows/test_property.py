@@ -13,9 +13,9 @@ from tests.edge_node.functions.windows.reference import Reference, Times, by_tim
 from tests.support.examples import given
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.kinds.window import WindowFunction
-from weft.edge_node.functions.windows.missing import GAPS_MAX
-from weft.edge_node.functions.windows.times import iso_text
+from weft.edge_node.functions.window_plan import iso_text
+from weft.edge_node.functions.window_store import GAPS_MAX
+from weft.edge_node.functions.windows import WindowFunction
 
 UNTIL = 600 * SECOND
 EMIT = {

@@ -17,9 +17,9 @@ from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, worked_s
 from weft.edge_node.functions.chain import Chain, Outputs
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.formats.json_format import JsonFormat
-from weft.edge_node.functions.windows.columns import COLUMNS_MAX
-from weft.edge_node.functions.windows.shares import topic_of
+from weft.edge_node.functions.formats import JsonFormat
+from weft.edge_node.functions.select import COLUMNS_MAX
+from weft.edge_node.functions.window_plan import topic_of
 
 HOUR = 3600 * SECOND
 BIG = 1 << 20

@@ -19,10 +19,10 @@ from tests.support.examples import given
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 from weft.config.functions.windows import Sql
+from weft.edge_node.functions import sql as module
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.kinds import sql as module
-from weft.edge_node.functions.kinds.sql import SqlFunction
-from weft.edge_node.functions.windows.plan import WindowError
+from weft.edge_node.functions.sql import SqlFunction
+from weft.edge_node.functions.window_plan import WindowError
 
 LEVELS = {b"p/l1": {"line": "l1"}, b"p/l2": {"line": "l2"}}
 

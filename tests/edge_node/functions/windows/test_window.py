@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from tests.edge_node.functions.restart import SECOND, context, row, run, stateful
 from weft.config.functions.windows import Window
+from weft.edge_node.functions.aggregates import BINS_MAX, Sketches
 from weft.edge_node.functions.contract import Context, Function, Gap, Row
-from weft.edge_node.functions.kinds.window import WindowFunction
-from weft.edge_node.functions.windows.plan import WindowError
-from weft.edge_node.functions.windows.sketch import BINS_MAX, Sketches
-from weft.edge_node.functions.windows.times import EVENT_TIME_END, event_time_reader, iso_text
+from weft.edge_node.functions.window_plan import EVENT_TIME_END, WindowError, event_time_reader, iso_text
+from weft.edge_node.functions.windows import WindowFunction
 
 NOON = 1_780_000_020 * SECOND
 

@@ -26,7 +26,7 @@ from tests.edge_node.inspect.view.logs import (
 )
 from weft.edge_node.inspect.query import Query, QueryRefused, QuerySettings, QueryStopped
 from weft.edge_node.inspect.view import Durability, LogDirectory
-from weft.protocols.origin import OriginKind
+from weft.protocols.lane import OriginKind
 from weft.protocols.segment import EntryKind
 from weft.storage.segment_log import SegmentLog
 

@@ -7,9 +7,16 @@ import sqlite3
 import pytest
 
 from tests.edge_node.inspect.view.logs import T0
-from weft.edge_node.inspect.query.errors import QueryRefused
-from weft.edge_node.inspect.query.times import earliest_ns, time_text, time_texts
-from weft.edge_node.inspect.query.tokens import earliest_wanted, few_wanted, refuse_other_times, words
+from weft.edge_node.inspect.query import (
+    QueryRefused,
+    earliest_ns,
+    earliest_wanted,
+    few_wanted,
+    refuse_other_times,
+    time_text,
+    time_texts,
+    words,
+)
 
 T0_TEXT = "2023-11-14 22:13:20.000000000"
 

@@ -6,7 +6,7 @@ import random
 from array import array
 from pathlib import Path
 
-from weft.edge_node.timing.clock import clock_reader
+from weft.edge_node.timing import clock_reader
 from weft.protocols import batch, segment
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs, columns_from_lists
 from weft.protocols.segment import EntryKind, SegmentHeader, StreamEntry

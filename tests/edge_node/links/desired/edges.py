@@ -7,14 +7,12 @@ import asyncio
 from pathlib import Path
 
 from weft.commands.common import located_edge
-from weft.commands.edges.hub_overlay import HubOverlay
+from weft.commands.edge_overlay import HubOverlay
 from weft.config.models import EdgeConfig
-from weft.edge_node.links.desired.node import Prepared, Unfit
-from weft.edge_node.links.desired.stored import ConfigFolder, StoredConfig
-from weft.edge_node.links.desired.trial import ConfigTrial
-from weft.edge_node.orders.reconfigure import ConfigUnusable
-from weft.protocols.link.configuration import ConfigDesired, ConfigLayer, ConfigOutcome, ConfigState, desired_of
-from weft.replication.status import LinkStatus
+from weft.edge_node.links.desired import ConfigFolder, ConfigTrial, Prepared, StoredConfig, Unfit
+from weft.edge_node.reconfigure import ConfigUnusable
+from weft.protocols.link import ConfigDesired, ConfigLayer, ConfigOutcome, ConfigState, desired_of
+from weft.replication.events import LinkStatus
 from weft.storage.filesystem import OSFileSystem
 
 HUB, CLUSTER = "https://hub.example.com", "5e1f60a2c3d84b7796a0b1c2d3e4f506"

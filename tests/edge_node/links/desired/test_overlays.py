@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from tests.edge_node.links.desired.edges import FILE, HUB, Edge, wanted
-from weft.cloud_hub.declared import config_changes
-from weft.cloud_hub.declared.changes import CannotDeclare
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.config.errors import ConfigError
+from weft.config.load import PUSHABLE, check_overlay, leaves
 from weft.config.models import EdgeConfig
-from weft.config.reading.overlays import PUSHABLE, check_overlay, leaves
 from weft.config.schema import settings
-from weft.protocols.link.configuration import ConfigOutcome
+from weft.protocols.link import ConfigOutcome
 
 RIGHTS = tuple(f"links.<name>.{name}" for name in (
     "config_from_hub", "cluster", "down", "pull", "redirects", "proxy", "retry_m", "ping_interval", "silence",
@@ -54,7 +54,7 @@ def test_every_file_credential_and_right_is_refused_by_the_command() -> None:
         assert known in paths
     for path in paths:
         with pytest.raises(CannotDeclare, match="cannot be set by a hub"):
-            config_changes.set_config(("default", "edge", "press-7"), overlay(path))
+            edge_configs.set_config(("default", "edge", "press-7"), overlay(path))
 
 
 async def test_every_one_of_them_is_refused_by_the_edge_itself(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_the_short_form_of_a_file_is_refused_too(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s3cret: s3cret")
     text = f"streams: {{telemetry: {{schema: {tmp_path}/secret}}}}"
     with pytest.raises(CannotDeclare, match="cannot be set by a hub"):
-        config_changes.set_config(("default", "edge", "press-7"), text)
+        edge_configs.set_config(("default", "edge", "press-7"), text)
     edge = Edge(tmp_path, "allowed")
     await edge.push(wanted(text))
     assert edge.outcome[0] is ConfigOutcome.REFUSED

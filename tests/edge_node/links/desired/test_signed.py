@@ -10,10 +10,9 @@ import pytest
 
 from tests.edge_node.links.desired.edges import HUB, Edge
 from tests.support.processes import weft
-from weft.config.signing.keys import make_key, sign
-from weft.config.signing.statement import Statement, message_of, with_signature
-from weft.edge_node.orders.reconfigure import ConfigUnusable
-from weft.protocols.link.configuration import ConfigDesired, ConfigLayer, ConfigOutcome, desired_of
+from weft.config.signing import Statement, make_key, message_of, sign, with_signature
+from weft.edge_node.reconfigure import ConfigUnusable
+from weft.protocols.link import ConfigDesired, ConfigLayer, ConfigOutcome, desired_of
 
 CONFIRMED, REFUSED, TRIAL = ConfigOutcome.CONFIRMED, ConfigOutcome.REFUSED, ConfigOutcome.TRIAL
 FILE = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.links.desired.edges import CLUSTER, HUB, Edge, Killed, wanted
-from weft.edge_node.links.desired.stored import NOTHING, STARTS_MAX
-from weft.protocols.link.configuration import ConfigDesired, ConfigLayer, ConfigOutcome
+from weft.edge_node.links.desired import NOTHING, STARTS_MAX
+from weft.protocols.link import ConfigDesired, ConfigLayer, ConfigOutcome
 
 GOOD = "streams: {telemetry: {from: 'plant/+/telemetry'}, alarms: {from: 'alarms/#'}}"
 WRONG_URL = "links: {cloud: {to: 'https://hub.exmaple.com'}}"

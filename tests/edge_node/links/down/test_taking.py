@@ -11,12 +11,12 @@ import pytest
 from weft.config.links import Down, Link
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.links.down.memory import KEPT_MAX
-from weft.edge_node.links.down.part import DownPart
+from weft.edge_node.links.down import KEPT_MAX
+from weft.edge_node.links.down_part import DownPart
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import records
-from weft.protocols.link.down import DownMessage, MessageOutcome, OutcomeKind, Outcomes
-from weft.replication.runner.messages import MessageTaker
+from weft.protocols.link import DownMessage, MessageOutcome, OutcomeKind, Outcomes
+from weft.replication.runner.settings import MessageTaker
 from weft.storage.segment_log import LogFull
 
 HOUR = 3600 * 10**9

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.edge_node.links.pull.pace import PIECE_BYTES_MAX, PIECE_BYTES_MIN, PullPace
-from weft.edge_node.links.pull.plan import STEP_BYTES, PullPlan
+from weft.edge_node.links.pulls import PIECE_BYTES_MAX, PIECE_BYTES_MIN, STEP_BYTES, PullPace, PullPlan
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log.read.windows import FoundBatch
+from weft.storage.segment_log.reader import FoundBatch
 
 
 def run(pace: PullPace, line: int, commit_s: float, seconds: float) -> list[tuple[float, int]]:

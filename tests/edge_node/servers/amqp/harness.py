@@ -16,10 +16,9 @@ from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.servers.amqp.counters import AmqpCounters
+from weft.edge_node.servers.amqp.client import AmqpCounters, AmqpSettings
 from weft.edge_node.servers.amqp.part import Amqp
-from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.edge_node.servers.listeners.by_prefix import ByPrefix
+from weft.edge_node.servers.listeners.listeners import ByPrefix
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import (
     BODY,

@@ -12,8 +12,7 @@ from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
-from weft.protocols.amqp.errors import ReplyCode
-from weft.protocols.amqp.frames import HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, frame
+from weft.protocols.amqp.frames import HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, ReplyCode, frame
 from weft.protocols.amqp.methods import commands, write_method
 
 Basic, Confirm = commands.Basic, commands.Confirm

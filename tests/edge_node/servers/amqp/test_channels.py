@@ -11,10 +11,10 @@ import pytest
 from tests.edge_node.servers.amqp.harness import RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.ingest.routes import COPY_COST
-from weft.edge_node.servers.amqp import transaction
-from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.protocols.amqp.errors import ReplyCode
+from weft.edge_node.ingest.record import COPY_COST
+from weft.edge_node.servers.amqp import publishing
+from weft.edge_node.servers.amqp.client import AmqpSettings
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import commands
 from weft.storage.segment_log import LogSettings
 
@@ -122,7 +122,7 @@ async def test_a_transaction_that_would_be_a_long_step_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """406 precondition-failed at the publish that is one too many; what came before it is rolled back."""
-    monkeypatch.setattr(transaction, "TRANSACTION_COST_MAX", 10 * COPY_COST)
+    monkeypatch.setattr(publishing, "TRANSACTION_COST_MAX", 10 * COPY_COST)
     async with serving(tmp_path) as node:
         client = await RawClient.connect(node.port)
         await client.ask(Queue.Declare(0, "work"), Queue.DeclareOk)

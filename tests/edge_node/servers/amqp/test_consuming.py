@@ -12,7 +12,7 @@ import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, Returned, serving
 from tests.support.waiting import PATIENCE_S
-from weft.protocols.amqp.errors import ReplyCode
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import commands
 
 Basic, Channel, Queue, Tx = commands.Basic, commands.Channel, commands.Queue, commands.Tx

@@ -13,8 +13,7 @@ from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
 from weft.edge_node.servers.amqp.publishing import Publishing
 from weft.protocols.amqp.content import write_content
-from weft.protocols.amqp.errors import ReplyCode
-from weft.protocols.amqp.frames import FRAME_BYTES_MIN
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN, ReplyCode
 from weft.protocols.amqp.methods import Method, commands
 from weft.storage.segment_log import LogSettings
 
@@ -134,7 +133,7 @@ async def test_what_a_client_sends_behind_its_last_word_is_no_reset(tmp_path: Pa
 
 async def test_a_client_that_never_closes_is_closed_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By time, by bytes, and when the node stops; it counts as a connection of its user until then."""
-    module = "weft.edge_node.servers.amqp.lingering"
+    module = "weft.edge_node.servers.amqp.connection"
     async with serving(tmp_path) as node:
 
         async def closing() -> RawClient:

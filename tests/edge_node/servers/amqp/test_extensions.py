@@ -10,8 +10,8 @@ import pika
 import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
-from weft.edge_node.access.credentials import AccessDenied, Denial
-from weft.protocols.amqp.errors import ReplyCode
+from weft.edge_node.access.identity import AccessDenied, Denial
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import commands
 from weft.protocols.amqp.typed_values import Float32, Int8, Int16, Int64, UInt8, UInt16, UInt32
 

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
-from weft.edge_node.access.credentials import AccessDenied, Denial
-from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.protocols.amqp.errors import ReplyCode
-from weft.protocols.amqp.field_table import write_table
-from weft.protocols.amqp.frames import FRAME_BYTES_MIN, PROTOCOL_HEADER
-from weft.protocols.amqp.methods import Method, commands, write_method
+from weft.edge_node.access.identity import AccessDenied, Denial
+from weft.edge_node.servers.amqp.client import AmqpSettings
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN, PROTOCOL_HEADER, ReplyCode
+from weft.protocols.amqp.methods import Method, commands, write_method, write_table
 
 Connection = commands.Connection
 
@@ -197,7 +195,7 @@ async def test_frame_max_and_channel_max_hold(tmp_path: Path) -> None:
 async def test_who_never_says_connection_open_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
-    monkeypatch.setattr("weft.edge_node.servers.amqp.liveness.TERMS_S_MAX", 0.05)
+    monkeypatch.setattr("weft.edge_node.servers.amqp.handshake.TERMS_S_MAX", 0.05)
     async with serving(tmp_path) as node:
         client = await tuned(node)
         client.send(sent)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.servers.amqp.harness import RawClient, serving
-from weft.protocols.amqp.errors import ReplyCode
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import commands
 
 Basic, Exchange, Queue = commands.Basic, commands.Exchange, commands.Queue

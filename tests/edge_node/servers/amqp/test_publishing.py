@@ -13,11 +13,10 @@ import pytest
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.queues.topics import origin_of
-from weft.edge_node.servers.amqp.settings import AmqpSettings
+from weft.edge_node.queues.definitions import origin_of
+from weft.edge_node.servers.amqp.client import AmqpSettings
 from weft.protocols.amqp.content import write_content
-from weft.protocols.amqp.errors import ReplyCode
-from weft.protocols.amqp.frames import BODY, HEADER, frame
+from weft.protocols.amqp.frames import BODY, HEADER, ReplyCode, frame
 from weft.protocols.amqp.methods import commands, write_method
 from weft.storage.segment_log import LogSettings
 
@@ -312,7 +311,7 @@ async def test_without_confirms_a_full_log_ends_the_connection(tmp_path: Path) -
 
 async def test_a_client_that_is_held_for_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """connection.blocked: reason; connection.unblocked."""
-    monkeypatch.setattr("weft.edge_node.servers.amqp.liveness.BLOCKED_AFTER_S", 0.05)
+    monkeypatch.setattr("weft.edge_node.servers.amqp.handshake.BLOCKED_AFTER_S", 0.05)
     gate = SyncGate()
     async with serving(tmp_path, filesystem=gate, pending_bytes_max=100_000) as node:
         client = await confirming(node, capabilities={"connection.blocked": True})

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
-from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import Accounts
-from weft.protocols.amqp.errors import ReplyCode
+from weft.edge_node.access.identity import parse
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import Method, commands
 
 Basic, Exchange, Queue = commands.Basic, commands.Exchange, commands.Queue

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import Destination, Route
-from weft.edge_node.servers.amqp.target import KNOWN_BYTES_MAX, Target, Targets
-from weft.protocols.amqp.content import write_content
+from weft.edge_node.ingest.record import Destination, Gathering, Route
+from weft.edge_node.servers.amqp.client import KNOWN_BYTES_MAX, Target, Targets
+from weft.protocols.amqp.content import write_content, write_properties
+from weft.protocols.amqp.frames import Form, scan
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp.properties import write_properties
-from weft.protocols.amqp.publish_run import Form, scan
-from weft.protocols.columns import HeaderPairs
-from weft.protocols.fields import PackedHeaders
+from weft.protocols.batch import HeaderPairs
 from weft.protocols.message_headers import EXPIRES, MESSAGE_ID, REPLY_TO
+from weft.protocols.ranges import PackedHeaders
 
 PLAIN = b"\0\0"
 ROUTE = Route(Destination((1,), False, False), live=False, marked=False)

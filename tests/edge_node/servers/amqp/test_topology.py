@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
-from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.protocols.amqp.errors import ReplyCode
+from weft.edge_node.servers.amqp.client import AmqpSettings
+from weft.protocols.amqp.frames import ReplyCode
 from weft.protocols.amqp.methods import Method, commands
 
 ANY_OF: Any = {"x-match": "any", "a": 1, "b": True}

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tests.edge_node.servers.amqp1.harness import AMQP, Message, amqp, in_thread
 from tests.support.waiting import PATIENCE_S
-from weft.protocols.amqp1.types import Symbol, described, encode, fields, symbols, ubyte, uint, ulong
+from weft.protocols.amqp.typed_values import Symbol
+from weft.protocols.amqp1 import described, encode, fields, symbols, ubyte, uint, ulong
 
 AT_ONCE = 16
 

@@ -25,9 +25,9 @@ from tests.edge_node.servers.mqtt.harness import BrokerNode, Guest, running
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.connection import Amqp1Connection
-from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.listeners.by_prefix import ByPrefix
-from weft.protocols.amqp1.opening import AMQP, SASL
+from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.listeners.listeners import ByPrefix
+from weft.protocols.amqp1 import AMQP, SASL
 
 __all__ = [
     "AMQP", "PATIENCE_S", "SASL", "Amqp", "AtMostOnce", "BlockingReceiver", "BlockingSender", "ConnectionException",

@@ -12,7 +12,7 @@ import pytest
 from tests.edge_node.servers.amqp1.fuzz_frames import FRAMES, attach, transfer
 from tests.edge_node.servers.amqp1.harness import AMQP, SASL, Message, Raw, amqp, in_thread
 from tests.support.waiting import until
-from weft.edge_node.servers.amqp1.parts import SESSION_LINKS
+from weft.edge_node.servers.amqp1.context import SESSION_LINKS
 
 
 def fuzz(seed: int, count: int) -> None:

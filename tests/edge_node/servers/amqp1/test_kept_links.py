@@ -7,7 +7,7 @@ import time
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import commit_all, open_log
 from weft.bounds import Bound, Owner, OwnerKind, Refusals
-from weft.edge_node.servers.amqp1.kept_links import VERSION, KeptLink, KeptLinks, LinkName
+from weft.edge_node.servers.amqp1.context import VERSION, KeptLink, KeptLinks, LinkName
 
 NAME = LinkName(Owner(OwnerKind.USER, "ann"), "container", "link")
 

@@ -30,13 +30,11 @@ from tests.edge_node.servers.amqp1.harness import Message, amqp, in_thread, symb
 from tests.edge_node.servers.mqtt.harness import RawClient
 from weft.edge_node.servers.amqp1.mapping import to_headers, to_message
 from weft.edge_node.subscriptions.message import Message as Stored
-from weft.protocols.amqp.typed_values import TYPES, UInt32
-from weft.protocols.amqp1.message import Body, decode_message, encode_message
-from weft.protocols.amqp1.message import Message as Received
-from weft.protocols.amqp1.types import Symbol
+from weft.protocols.amqp.typed_values import TYPES, Symbol, UInt32
+from weft.protocols.amqp1 import Body, decode_message, encode_message
+from weft.protocols.amqp1 import Message as Received
 from weft.protocols.message_headers import EXPIRES
-from weft.protocols.mqtt.packets import Publish
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import Properties, Publish
 
 IDENTIFIER = uuid.uuid4()
 

@@ -22,16 +22,17 @@ from tests.edge_node.servers.amqp1.harness import (
 )
 from tests.support.certificates import Authority
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.access.credentials import AccessDenied, Denial
-from weft.edge_node.servers.amqp1 import opening, parts
-from weft.network.tls.contexts import server_context
-from weft.network.tls.files import TlsFiles
-from weft.protocols.amqp1 import types
-from weft.protocols.amqp1.types import Symbol, encode
+from weft.edge_node.access.identity import AccessDenied, Denial
+from weft.edge_node.servers.amqp1 import connection as opening
+from weft.edge_node.servers.amqp1 import context as parts
+from weft.network.tls import TlsFiles, server_context
+from weft.protocols import amqp1
+from weft.protocols.amqp.typed_values import Symbol
+from weft.protocols.amqp1 import encode
 
 
 def sasl_init(mechanism: str, response: bytes) -> bytes:
-    body = types.described(0x41, types.fields([encode(Symbol(mechanism)), encode(response)]))
+    body = amqp1.described(0x41, amqp1.fields([encode(Symbol(mechanism)), encode(response)]))
     return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\0\0" + body
 
 

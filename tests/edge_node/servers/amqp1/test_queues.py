@@ -9,7 +9,7 @@ import pytest
 from tests.edge_node.servers.amqp1.harness import Amqp, LinkDetached, Message, amqp, in_thread
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import LOCAL, Owner, OwnerKind
-from weft.edge_node.queues.queue.queue import QueueClient
+from weft.edge_node.queues.queue import QueueClient
 
 
 def declare(node: Amqp, name: str = "orders", **arguments: object) -> None:

@@ -11,9 +11,9 @@ import pytest
 from tests.edge_node.servers.amqp1.harness import Amqp, Delivery, LinkDetached, Message, ProtonClient, amqp, in_thread
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Owner, OwnerKind
-from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.queues.queue.queue import QueueClient
+from weft.edge_node.access.identity import parse
+from weft.edge_node.queues.queue import QueueClient
 
 RULES = """\
 user alice

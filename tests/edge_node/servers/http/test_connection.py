@@ -10,7 +10,7 @@ from tests.edge_node.servers.http.harness import CONFIG, HttpNode
 from tests.support.waiting import PATIENCE_S
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
+from weft.edge_node.check.rules import check
 from weft.edge_node.servers.http.connection import longest_body_by
 from weft.edge_node.servers.http.part import Http
 from weft.edge_node.servers.http.request import KNOWN_HEADS_MAX, KnownHeads, Request, RequestParser

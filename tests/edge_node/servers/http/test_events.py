@@ -18,7 +18,8 @@ import websockets
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.servers.http.out import feed, topic_feed
+from weft.edge_node.servers.http import feeds as feed
+from weft.edge_node.servers.http import feeds as topic_feed
 from weft.edge_node.servers.http.part import Http
 
 __all__ = ["guarded"]

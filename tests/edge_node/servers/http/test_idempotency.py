@@ -11,10 +11,9 @@ import pytest
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
 from weft.bounds import LOCAL, Owner, OwnerKind
-from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, RememberedAnswer
 from weft.edge_node.servers.http.part import Http
-from weft.edge_node.servers.http.settings import HttpSettings
+from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.protocols.errors import UnsupportedVersion
 
 __all__ = ["guarded"]

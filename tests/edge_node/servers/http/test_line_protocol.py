@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.edge_node.servers.http.writes.line_protocol import BadLine, Point, lines_of, parse_line
+from weft.edge_node.servers.http.influx import BadLine, Point, lines_of, parse_line
 
 
 def fields(line: bytes) -> Any:

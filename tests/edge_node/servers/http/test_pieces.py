@@ -17,17 +17,14 @@ from tests.edge_node.servers.http.harness import CONFIG, HttpNode, running
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support import live_node
 from tests.support.waiting import until
-from weft.bounds.turn_budget import TurnBudget
+from weft.bounds.rounds import TurnBudget
 from weft.config.units import Address
-from weft.edge_node.ingest import turn
+from weft.edge_node.ingest import ingest
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.servers.http import idempotency
-from weft.edge_node.servers.http.connection import HttpConnection
-from weft.edge_node.servers.http.counters import HttpCounters
+from weft.edge_node.servers.http import idempotency, storing
+from weft.edge_node.servers.http.connection import HttpConnection, Steps
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
-from weft.edge_node.servers.http.settings import HttpSettings
-from weft.edge_node.servers.http.steps import Steps
-from weft.edge_node.servers.http.writes import storing
+from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.mqtt.packets import PubAck, Publish
 from weft.storage.segment_log import LogFull
@@ -43,7 +40,7 @@ COST_MAX = 90
 
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (turn, storing):
+    for module in (ingest, storing):
         monkeypatch.setattr(module, "COST_MAX", COST_MAX)
     monkeypatch.setattr(storing, "PIECE_COST_MAX", COST_MAX)
     monkeypatch.setattr(storing, "ONCE_COST_MAX", 2 * COST_MAX)

@@ -14,9 +14,8 @@ from tests.edge_node.servers.mqtt.test_listeners import running
 from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node.node import EdgeNode
-from weft.network import client_slots
-from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.network import admission
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp, ReasonCode
 
 CLIENTS, HALF_OPEN = 10, 5
 TEXT = f"""
@@ -72,7 +71,7 @@ async def test_all_take_over_their_old_connections(tmp_path: Path) -> None:
 
 
 async def test_one_more_waits_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_slots, "WAIT_S", 10.0)
+    monkeypatch.setattr(admission, "WAIT_S", 10.0)
     async with full_node(tmp_path) as (node, port, clients):
         late = await RawClient.open(port)
         late.version = 5

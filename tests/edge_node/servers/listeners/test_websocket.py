@@ -15,7 +15,7 @@ from aiohttp import WSMsgType
 from tests.network.echo import EchoListener, echoing
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
-from weft.network.settings import AdmissionLimits
+from weft.network.admission import AdmissionLimits
 
 MESSAGE_BYTES_MAX = 64 << 10
 LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX, connect_timeout_s=0.5)

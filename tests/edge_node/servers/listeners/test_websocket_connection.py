@@ -16,7 +16,7 @@ import pytest
 from tests.network.echo import EchoListener, echoing
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
-from weft.network.settings import AdmissionLimits
+from weft.network.admission import AdmissionLimits
 
 MESSAGE_BYTES_MAX = 64 << 10
 LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX)

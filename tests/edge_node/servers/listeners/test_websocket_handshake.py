@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
-from weft.edge_node.servers.listeners.websocket_handshake import (
+from weft.edge_node.servers.listeners.websocket_connection import (
     END,
     REASON_LENGTH_MAX,
     UpgradeRefused,

@@ -15,25 +15,20 @@ from typing import Any
 
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals, TurnBudget
-from weft.edge_node.access.acl import Permission
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
-from weft.edge_node.access.credentials import Credentials
-from weft.edge_node.access.identity import Identity
+from weft.edge_node.access.identity import Credentials, Identity, Permission
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.ingest.unrouted import Policy, Unrouted
-from weft.edge_node.servers.clients.context import ClientSettings, ProtocolContext
-from weft.edge_node.servers.clients.turns import TURN_COST_MAX
+from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.routing import Unrouted, UnroutedPolicy
+from weft.edge_node.servers.clients.context import TURN_COST_MAX, ClientSettings, ProtocolContext
 from weft.edge_node.servers.mqtt.connection import ClientConnection
 from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.sessions.broker_state import BrokerState
+from weft.edge_node.sessions.records import SessionLimits, StateCounters, StateSettings
 from weft.protocols.batch import ClockReading, ClockState, Record, records
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.packets import Connect, Packet, SubAck, Subscribe, Subscription
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Connect, Packet, Properties, SubAck, Subscribe, Subscription
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
 
@@ -199,7 +194,7 @@ async def running(
     pending_bytes_max: int = 8 << 20,
     wall_clock: Callable[[], int] = time.time_ns,
     kill: bool = False,
-    unrouted: Policy = "keep",
+    unrouted: UnroutedPolicy = "keep",
     **settings: Any,
 ) -> AsyncIterator[BrokerNode]:
     """A node until the block ends.

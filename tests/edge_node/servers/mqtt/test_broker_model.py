@@ -26,15 +26,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.sessions.records import SessionLimits, StateSettings
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, UNROUTED_STREAM
-from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
+from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.batch import records
 from weft.protocols.mqtt.packets import (
     Disconnect,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
@@ -45,7 +45,6 @@ from weft.protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from weft.protocols.mqtt.properties import Properties
 from weft.protocols.topics import matches
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.edge_node.servers.clients.turns import READS_S_MAX, Turns
+from weft.edge_node.servers.clients.context import READS_S_MAX, Turns
 from weft.edge_node.servers.mqtt.connection import cost
 from weft.protocols.mqtt.packets import PingReq, Publish, Subscribe, Subscription
 

@@ -22,11 +22,13 @@ from weft.protocols.mqtt.packets import (
     Packet,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     SubAck,
     Subscribe,
     Subscription,
@@ -34,8 +36,6 @@ from weft.protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFull, LogSettings
 
 TOPIC = b"plant/a/t"

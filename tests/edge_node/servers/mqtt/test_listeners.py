@@ -26,7 +26,7 @@ from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.servers.listeners.listeners import with_files_for
-from weft.network.settings import AdmissionLimits
+from weft.network.admission import AdmissionLimits
 from weft.service.serving import Signals
 
 PASSWORD = "a secret of press-7"

@@ -11,25 +11,25 @@ from paho.mqtt.properties import Properties as PahoProperties
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.access.credentials import AccessDenied, Denial
-from weft.edge_node.ingest.unrouted import Policy
+from weft.edge_node.access.identity import AccessDenied, Denial
+from weft.edge_node.ingest.routing import UnroutedPolicy
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     Subscribe,
     Subscription,
     Will,
 )
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
 async def gone(node: BrokerNode, *clients: RawClient) -> None:
@@ -97,7 +97,7 @@ async def test_access_rules_have_reason_codes(tmp_path: Path) -> None:
     ("unrouted", "nobody"), [("live", ReasonCode.NO_MATCHING_SUBSCRIBERS), ("keep", ReasonCode.SUCCESS)]
 )
 async def test_an_acknowledgement_says_when_nothing_takes_a_message(
-    tmp_path: Path, unrouted: Policy, nobody: ReasonCode
+    tmp_path: Path, unrouted: UnroutedPolicy, nobody: ReasonCode
 ) -> None:
     """A message that the log keeps is taken, also where no client is subscribed (MQTT 5.0 section 3.4.2.1)."""
     async with running(tmp_path, unrouted=unrouted) as node:

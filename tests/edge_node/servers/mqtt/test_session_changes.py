@@ -6,10 +6,8 @@ from pathlib import Path
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.waiting import until
-from weft.edge_node.sessions.store.settings import StateSettings
-from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Subscribe, Subscription
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.sessions.records import StateSettings
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Properties, ReasonCode, Subscribe, Subscription
 
 SETTINGS = StateSettings(journal_bytes_per_user=2_000)
 FILTERS = tuple(Subscription(f"plant/{number}/{'x' * 600}", 1) for number in range(200))

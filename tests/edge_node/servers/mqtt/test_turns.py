@@ -9,27 +9,26 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.edge_node.ingest import turn
-from weft.edge_node.servers.clients import turns
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.ingest import ingest
+from weft.edge_node.servers.clients import context
+from weft.edge_node.sessions.records import SessionLimits, StateSettings
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
     Disconnect,
     PingReq,
     PingResp,
+    Properties,
     PubAck,
     PubComp,
     Publish,
     PubRec,
     PubRel,
+    ReasonCode,
     SubAck,
     Subscribe,
     Subscription,
     Will,
 )
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogSettings, StreamPolicy
 
 
@@ -289,7 +288,7 @@ async def test_a_publisher_waits_while_too_much_waits_for_the_disk(tmp_path: Pat
 
 async def test_a_long_turn_is_stored_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or what thousands of clients send at once would be in memory and not counted."""
-    monkeypatch.setattr(turn, "TURN_BYTES_MAX", 5000)
+    monkeypatch.setattr(ingest, "TURN_BYTES_MAX", 5000)
     gate = SyncGate()
     async with running(tmp_path, filesystem=gate) as node:
         clients = await fleet(node, 30)
@@ -352,7 +351,7 @@ async def test_packets_that_come_in_pieces_fill_a_turn_by_all_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_s_max: float
 ) -> None:
     """Their last pieces alone are few: a turn would pass the bound of what may wait, and clients be refused."""
-    monkeypatch.setattr(turns, "READS_S_MAX", reads_s_max)
+    monkeypatch.setattr(context, "READS_S_MAX", reads_s_max)
     mib, clients = 1 << 20, 20
     settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib, pending_bytes_max=4 * mib)
     gate = SyncGate()

@@ -16,10 +16,9 @@ from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
-from weft.edge_node.sessions.records import SessionRecord
-from weft.edge_node.sessions.store import broker_state
-from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.sessions import broker_state
+from weft.edge_node.sessions.broker_state import BrokerState
+from weft.edge_node.sessions.records import SessionRecord, StateCounters, StateSettings
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 20, tail_bytes=4000, pending_bytes_max=1 << 20)

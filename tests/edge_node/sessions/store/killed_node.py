@@ -10,12 +10,11 @@ import sys
 import time
 
 from weft.bounds import Refusals
-from weft.edge_node.sessions.records import SessionRecord
-from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.edge_node.sessions.broker_state import BrokerState
+from weft.edge_node.sessions.records import SessionRecord, StateCounters, StateSettings
+from weft.edge_node.timing import clock_reader, wall_clock
 from weft.protocols.batch import Flag
-from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.protocols.mqtt.packets import NO_PROPERTIES
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20)

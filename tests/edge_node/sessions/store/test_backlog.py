@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all, open_log, put
-from weft.edge_node.sessions.store.backlog import Backlog
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.batch import Flag
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog

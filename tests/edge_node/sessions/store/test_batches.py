@@ -9,9 +9,9 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import commit_all
-from weft.edge_node.sessions.store.batches import TOPICS_MAX, DecodedBatch
-from weft.edge_node.sessions.store.entries import Ended, Snapshot, Unsubscribed
-from weft.edge_node.sessions.store.journal_reader import read_journal
+from weft.edge_node.sessions.backlog import TOPICS_MAX, DecodedBatch
+from weft.edge_node.sessions.records import Ended, Snapshot, Unsubscribed
+from weft.edge_node.sessions.session_store import read_journal
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
 
 

@@ -13,12 +13,11 @@ import pytest
 from tests.edge_node.sessions.store.helpers import record
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
-from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.database import DatabaseFailed
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.timing.clock import clock_reader, wall_clock
-from weft.protocols.mqtt.packets import Subscription
-from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.edge_node.sessions.broker_state import BrokerState
+from weft.edge_node.sessions.database import DatabaseFailed
+from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.timing import clock_reader, wall_clock
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Subscription
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 QUICK = StateSettings(save_interval_s=0.02)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.sessions.store.helpers import Owner
-from weft.edge_node.sessions.store.database import Database, DatabaseFailed
+from weft.edge_node.sessions.database import Database, DatabaseFailed
 
 
 def schema(database: sqlite3.Connection) -> None:

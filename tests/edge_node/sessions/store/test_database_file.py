@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.edge_node.sessions.store.database_file import open_database, primary_code
+from weft.edge_node.sessions.database import open_database, primary_code
 from weft.storage.filesystem import OSFileSystem
 
 

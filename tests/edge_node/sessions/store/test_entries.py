@@ -8,33 +8,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.store.helpers import record
-from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.store import entries
-from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, ids_of_acks, pack_ids, unpack_ids
-from weft.edge_node.sessions.store.stored import pack_properties, pack_record, unpack_properties, unpack_record
+from weft.edge_node.sessions import records
+from weft.edge_node.sessions.records import (
+    Entry,
+    Sent,
+    decode_entry,
+    encode_entry,
+    ids_of_acks,
+    pack_ids,
+    pack_properties,
+    pack_record,
+    unpack_ids,
+    unpack_properties,
+    unpack_record,
+)
 from weft.protocols.mqtt.encoder import PUBACK
-from weft.protocols.mqtt.packets import Subscription, Will
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties, Subscription, Will
 
 PINNED: list[tuple[Entry, str]] = [
-    (entries.Restarted({1: 2}), "9201810102"),
-    (entries.Snapshot(b"{}"), "9202c4027b7d"),
-    (entries.Ended(), "9103"),
-    (entries.Subscribed("a", 2, True, False, 1, 7), "9804a16102c3c2010780"),
-    (entries.Subscribed("a", 0, False, False, 0, None, {1: 2}), "9804a16100c2c200c0810102"),
-    (entries.Unsubscribed("a"), "9205a161"),
-    (entries.Received(b"\0\1", ((1, 2, 3),)), "9306c40200019193010203"),
-    (entries.Released(b"\0\1"), "9207c4020001"),
-    (entries.Sending({1: Sent(2, 3, 2)}), "9208810194020302c2"),
-    (entries.Taken(b"\0\1"), "9209c4020001"),
-    (entries.Completed(b"\0\1"), "920ac4020001"),
-    (entries.Positions({1: 300}), "920b8101cd012c"),
-    (entries.Published(b"\0\1\0\2", ()), "930cc4040001000290"),
-    (entries.WillPublished(((1, 2, 3),)), "920d9193010203"),
-    (entries.Lost(1_700_000_000_000_000_000), "920ecf17979cfe362a0000"),
-    (entries.SharedMoved({1: 300}, ((1, 2),)), "930f8101cd012c91920102"),
-    (entries.SharedMoved({1: 300}), "930f8101cd012cc0"),
-    (entries.SharedEnded(), "9110"),
+    (records.Restarted({1: 2}), "9201810102"),
+    (records.Snapshot(b"{}"), "9202c4027b7d"),
+    (records.Ended(), "9103"),
+    (records.Subscribed("a", 2, True, False, 1, 7), "9804a16102c3c2010780"),
+    (records.Subscribed("a", 0, False, False, 0, None, {1: 2}), "9804a16100c2c200c0810102"),
+    (records.Unsubscribed("a"), "9205a161"),
+    (records.Received(b"\0\1", ((1, 2, 3),)), "9306c40200019193010203"),
+    (records.Released(b"\0\1"), "9207c4020001"),
+    (records.Sending({1: Sent(2, 3, 2)}), "9208810194020302c2"),
+    (records.Taken(b"\0\1"), "9209c4020001"),
+    (records.Completed(b"\0\1"), "920ac4020001"),
+    (records.Positions({1: 300}), "920b8101cd012c"),
+    (records.Published(b"\0\1\0\2", ()), "930cc4040001000290"),
+    (records.WillPublished(((1, 2, 3),)), "920d9193010203"),
+    (records.Lost(1_700_000_000_000_000_000), "920ecf17979cfe362a0000"),
+    (records.SharedMoved({1: 300}, ((1, 2),)), "930f8101cd012c91920102"),
+    (records.SharedMoved({1: 300}), "930f8101cd012cc0"),
+    (records.SharedEnded(), "9110"),
 ]
 
 
@@ -45,7 +54,7 @@ def test_what_an_earlier_release_wrote_means_the_same(entry: Entry, written: str
 
 
 def test_what_was_written_before_a_field_was_added_means_the_same() -> None:
-    assert decode_entry(bytes.fromhex("9704a16102c3c20107")) == entries.Subscribed("a", 2, True, False, 1, 7)
+    assert decode_entry(bytes.fromhex("9704a16102c3c20107")) == records.Subscribed("a", 2, True, False, 1, 7)
 
 
 def test_every_kind_is_pinned() -> None:

@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.fakes import FakeFileSystem, eio
-from weft.edge_node.sessions.records import SessionRecord
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.sessions.records import SessionRecord, StateSettings
 from weft.protocols.batch import Flag, records
 from weft.protocols.mqtt.encoder import PUBACK
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings

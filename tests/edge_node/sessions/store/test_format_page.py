@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tests.edge_node.sessions.store.helpers import StoredNode
-from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, unpack_ids
+from weft.edge_node.sessions.records import Entry, decode_entry, encode_entry, unpack_ids
 
 PAGE = (Path(__file__).parents[4] / "docs/reference/formats/mqtt-state.md").read_text("utf-8")
 

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all
-from weft.edge_node.sessions.records import Sent, SessionRecord
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.sessions.records import Sent, SessionRecord, StateSettings
 from weft.protocols.mqtt.packets import Subscription, Will
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings
 

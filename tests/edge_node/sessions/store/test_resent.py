@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
-from weft.edge_node.sessions.store.journal import SessionJournal
-from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.sessions.journal import RecentPublishes, SessionJournal
+from weft.edge_node.sessions.records import StateSettings
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import PUBACK
 

@@ -8,14 +8,11 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
-from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.store.entries import Subscribed
-from weft.edge_node.sessions.store.folding import FoldedSession
-from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
-from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.sessions.journal import RecentPublishes
+from weft.edge_node.sessions.records import Sent, StateSettings, Subscribed
+from weft.edge_node.sessions.session_store import FoldedSession
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
-from weft.protocols.mqtt.packets import Subscription, Will
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import Properties, Subscription, Will
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFull, LogSettings
 

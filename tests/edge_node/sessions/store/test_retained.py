@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from tests.edge_node.sessions.store.helpers import Owner
 from weft.bounds import Refusals, user_or_address
-from weft.edge_node.sessions.store.database import Database
-from weft.edge_node.sessions.store.retained import RetainedMessages, create_tables
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.sessions.store.topic_tree import TopicTree
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.edge_node.sessions.database import Database
+from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.sessions.retained import RetainedMessages, TopicTree, create_tables
+from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties
 from weft.protocols.topics import matches
 
 SECOND = 1_000_000_000

@@ -10,12 +10,21 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.storage.segment_log.helpers import put
-from weft.edge_node.sessions.records import Sent, SessionRecord, SharedRecord
-from weft.edge_node.sessions.store.compaction import first_needed
-from weft.edge_node.sessions.store.entries import Ended, JournalRecord, Restarted, SharedEnded, SharedMoved
-from weft.edge_node.sessions.store.folding import FoldedSession, FoldedShared, fold
-from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
-from weft.edge_node.sessions.store.stored import pack_record, unpack_shared
+from weft.edge_node.sessions.broker_state import first_needed
+from weft.edge_node.sessions.journal import RecentPublishes
+from weft.edge_node.sessions.records import (
+    Ended,
+    JournalRecord,
+    Restarted,
+    Sent,
+    SessionRecord,
+    SharedEnded,
+    SharedMoved,
+    SharedRecord,
+    pack_record,
+    unpack_shared,
+)
+from weft.edge_node.sessions.session_store import FoldedSession, FoldedShared, fold
 from weft.protocols.ranges import RangeSet
 
 NAME = "$share/g/t"

@@ -6,18 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from weft.bounds import Crowd
 from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.packets_out import WindowParts, Wire
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.window.client_window import ClientWindow
-from weft.edge_node.sessions.window.packets_out import Wire
-from weft.edge_node.sessions.window.parts import WindowParts
-from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.outbox import Outbox
-from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, QueueBudget
-from weft.edge_node.subscriptions.subscriber import ClientSubscription
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.protocols.mqtt.packets import Subscription
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.sessions.window import ClientWindow
+from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueBudget
+from weft.edge_node.subscriptions.message import Message, Outbox
+from weft.edge_node.subscriptions.subscriptions import ClientSubscription, FanOut, Subscriptions
+from weft.protocols.mqtt.packets import ReasonCode, Subscription
 
 ROOM = MESSAGE_OVERHEAD_BYTES + 1
 """What a message of one byte takes."""

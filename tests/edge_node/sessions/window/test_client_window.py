@@ -3,15 +3,13 @@
 import pytest
 
 from tests.edge_node.sessions.window.clients import ROOM, Clients, Socket
+from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.window.packets_out import Wire
-from weft.edge_node.sessions.window.states import WindowState
-from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.sessions.window import WindowState
 from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.subscriber import DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import DeliveryOptions, FanOut
 from weft.protocols.mqtt.encoder import PUBREL, encode_publish
-from weft.protocols.mqtt.errors import ProtocolViolation
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.packets import ProtocolViolation, ReasonCode
 
 
 def run(fan_out: FanOut, *payloads: bytes, stream: int = NOWHERE, seq: int = 0) -> None:

@@ -6,15 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.window.clients import Clients
+from weft.edge_node.sessions.packets_out import PacketWriter, Wire
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.window.in_flight import InFlight
-from weft.edge_node.sessions.window.packet_writer import PacketWriter
-from weft.edge_node.sessions.window.packets_out import Wire
+from weft.edge_node.sessions.window import InFlight
+from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueAccount
 from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, QueueAccount
-from weft.edge_node.subscriptions.subscriber import DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import DeliveryOptions
 from weft.protocols.mqtt.encoder import PUBACK
-from weft.protocols.mqtt.errors import ProtocolViolation
+from weft.protocols.mqtt.packets import ProtocolViolation
 
 OPTIONS = DeliveryOptions(None, 2)  # type: ignore[arg-type]
 STEPS = st.lists(

@@ -1,14 +1,12 @@
 """Packets as each client wants them: shared by clients of a kind where they can be."""
 
 from tests.edge_node.sessions.window.clients import Clients, Socket
-from weft.edge_node.sessions.window.packet_writer import PacketWriter
-from weft.edge_node.sessions.window.packets_out import SentAliases, Wire
+from weft.edge_node.sessions.packets_out import PacketWriter, SentAliases, Wire
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriber import DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import DeliveryOptions
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode_publish
-from weft.protocols.mqtt.packets import Publish
-from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.packets import Properties, Publish
 
 
 def writer(clients: Clients, wire: Wire) -> tuple[PacketWriter, Socket]:

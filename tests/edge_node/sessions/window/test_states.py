@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft.edge_node.sessions.window.states import (
+from weft.edge_node.sessions.window import (
     CONNECTED,
     QUEUEING,
     SENDING,

@@ -1,11 +1,10 @@
 """What waits for room."""
 
 from tests.edge_node.sessions.window.clients import ROOM
-from weft.edge_node.sessions.window.in_flight import Delivery
-from weft.edge_node.sessions.window.waiting import Waiting
+from weft.edge_node.sessions.window import Delivery, Waiting
+from weft.edge_node.subscriptions.limits import QueueAccount, QueueBudget
 from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.queue_budget import QueueAccount, QueueBudget
-from weft.edge_node.subscriptions.subscriber import DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import DeliveryOptions
 
 
 def delivery(payload: bytes, stream: int) -> Delivery:

@@ -17,7 +17,7 @@ from tests.support.mqtt_client import PahoClient
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.status.page import live, messages, newest
+from weft.edge_node.status import messages
 
 OPEN = """
 node: press-shop-7
@@ -63,7 +63,7 @@ async def topics(session: aiohttp.ClientSession, node: EdgeNode, query: str = ""
 async def test_the_newest_message_of_each_topic_is_there_with_its_numbers(
     session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest, "POINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(messages, "POINT_INTERVAL_S", 0.0)
     async with running(tmp_path, OPEN) as node:
         client = await publisher(node)
         await client.publish("plant/a/early", b"not seen: nobody looked")
@@ -90,7 +90,7 @@ async def test_the_newest_message_of_each_topic_is_there_with_its_numbers(
 async def test_a_node_that_nobody_looks_at_does_not_look_at_messages(
     session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest, "WATCHED_S", 0.05)
+    monkeypatch.setattr(messages, "WATCHED_S", 0.05)
     async with running(tmp_path, OPEN) as node:
         await topics(session, node)
         subscriptions = node._context.subscriptions
@@ -101,7 +101,7 @@ async def test_a_node_that_nobody_looks_at_does_not_look_at_messages(
 async def test_topics_are_bounded_and_the_newest_stay(
     session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest, "TOPICS_MAX", 3)
+    monkeypatch.setattr(messages, "TOPICS_MAX", 3)
     async with running(tmp_path, OPEN) as node:
         await topics(session, node)
         client = await publisher(node)
@@ -170,7 +170,7 @@ async def test_a_page_of_strangers_gets_no_message(session: aiohttp.ClientSessio
 async def test_without_users_other_machines_get_no_messages_under_any_setting(
     session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.edge_node.status.page.readers.is_loopback", lambda _: False)
+    monkeypatch.setattr("weft.edge_node.status.messages.is_loopback", lambda _: False)
     text = OPEN.replace("http: {bind: 127.0.0.1:0}", "http: {bind: 127.0.0.1:0, anonymous: allowed_beyond_loopback}")
     async with running(tmp_path, text) as node, session.get(url(node, "topics")) as answer:
         assert answer.status == 403
@@ -181,12 +181,12 @@ async def test_a_flood_is_counted_and_not_shown(session: aiohttp.ClientSession, 
     async with running(tmp_path, OPEN) as node:
         client = await publisher(node)
         async with session.get(url(node, "live?filter=plant/%23")) as answer:
-            for _ in range(5 * live.PER_S_MAX):
+            for _ in range(5 * messages.PER_S_MAX):
                 client.paho.publish("plant/a", b"x", 0)
             await client.publish("office", "not matched")
             await client.publish("plant/a", "last")
             shown = skipped = 0
-            while shown + skipped < 5 * live.PER_S_MAX + 1:
+            while shown + skipped < 5 * messages.PER_S_MAX + 1:
                 found = await event(answer)
                 shown, skipped = shown + len(found["messages"]), skipped + found["skipped"]
                 assert all(each["topic"] == "plant/a" for each in found["messages"])

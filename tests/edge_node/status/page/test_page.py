@@ -15,7 +15,7 @@ from tests.support.axe import axe_finds
 from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.live_node import running
 from tests.support.mqtt_client import PahoClient
-from weft.edge_node.status.page import newest
+from weft.edge_node.status import messages
 
 pytestmark = [pytest.mark.slow, needs_browser]
 WIDTHS = (360, 768, 1280)
@@ -60,7 +60,7 @@ async def test_a_person_sees_what_waits_and_what_comes_at_every_width(page: Brow
 
 
 async def test_numbers_of_a_topic_are_drawn(page: BrowserPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(newest, "POINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(messages, "POINT_INTERVAL_S", 0.0)
     async with running(tmp_path, OPEN) as node:
         await page.open(url(node, ""))
         await page.until('document.querySelector("#topics .tree")')

@@ -13,11 +13,10 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.pipelines.catalog import located
 from spark_sinks.pipelines.job import start
-from spark_sinks.tables.query import TablesJob
-from spark_sinks.tables.writer import SparkWriter
+from spark_sinks.tables.query import SparkWriter, TablesJob
 from tests.spark_sinks.cluster.jobs.start import run
 from tests.spark_sinks.sinks.killed_jobs import arm_tables
-from weft.storage.table_maker.settings import TableSettings
+from weft.storage.table_writer.settings import TableSettings
 
 SETTINGS = TableSettings(compact_files_min=2, checkpoint_versions=3, vacuum_interval_s=0.0, file_bytes_max=256)
 

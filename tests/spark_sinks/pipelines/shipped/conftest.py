@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from bench.log_writer import Delivery, LogWriter
 from spark_sinks.pipelines.catalog import located
 from spark_sinks.pipelines.job import start
-from weft.config.pipelines.sinks import DeltaTable as DeltaTarget
-from weft.config.pipelines.sinks import PipelineSink
+from weft.config.pipelines import DeltaTable as DeltaTarget
+from weft.config.pipelines import PipelineSink
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 

@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from spark_sinks.pipelines.catalog import located
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.catalog import PipelineError, located
 from spark_sinks.pipelines.shipped.anomalies import AlertRule, find_alerts
+from spark_sinks.pipelines.steps import Context
 from tests.spark_sinks.pipelines.shipped.conftest import Machines, Reading
 
 pytestmark = pytest.mark.spark

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.catalog import PipelineError
 from spark_sinks.pipelines.shipped.clean import drop_repeats, settle_times
+from spark_sinks.pipelines.steps import Context
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines import Pipeline
 
 pytestmark = pytest.mark.spark
 START = datetime(2026, 3, 1, 6, tzinfo=UTC)

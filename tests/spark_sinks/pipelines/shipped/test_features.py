@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.errors import PipelineError
-from spark_sinks.pipelines.shipped import model as models
-from spark_sinks.pipelines.shipped.features import FEATURES
-from spark_sinks.pipelines.shipped.model import MAGIC, apply_model, read_model, write_model
+from spark_sinks.pipelines.catalog import PipelineError
+from spark_sinks.pipelines.shipped import features as models
+from spark_sinks.pipelines.shipped.features import FEATURES, MAGIC, apply_model, read_model, write_model
 from spark_sinks.pipelines.shipped.training import main
+from spark_sinks.pipelines.steps import Context
 from tests.spark_sinks.pipelines.shipped.conftest import Machines, Reading
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines import Pipeline
 
 pytestmark = pytest.mark.spark
 SERIES = "weft/demo/data/machine_temperature_system_failure.csv.gz"
@@ -75,7 +74,7 @@ def test_a_model_of_another_version_is_refused(
 ) -> None:
     text = (
         "name: s\nsource: {store: s, stream: t}\nsink: {console: {}}\n"
-        "steps: [python: spark_sinks.pipelines.shipped.model:apply_model]\n"
+        "steps: [python: spark_sinks.pipelines.shipped.features:apply_model]\n"
     )
     context = Context(parse(text, "s.yaml", Pipeline).config)
     frame = spark.createDataFrame([], ", ".join(f"{name} double" for name in FEATURES))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks.pipelines.shipped.rolling import Lineage, pasts
+from spark_sinks.pipelines.shipped.features import Lineage, pasts
 
 PARTS = st.builds(
     lambda edge, log, first, more, count: {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from spark_sinks.pipelines.context import Context
-from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.catalog import PipelineError
 from spark_sinks.pipelines.shipped.sessions import find_sessions
+from spark_sinks.pipelines.steps import Context
 from tests.spark_sinks.pipelines.shipped.conftest import START, Machines, Reading
 from weft.config.load import parse
-from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines import Pipeline
 
 pytestmark = pytest.mark.spark
 SILENCE_S, REMEMBER_S = 300, 86_400

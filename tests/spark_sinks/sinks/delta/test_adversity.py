@@ -16,11 +16,10 @@ from pyspark.sql import functions as F
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta import DeltaSink
 from spark_sinks.sinks.delta import sink as sink_module
-from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.table import TableReading, guarded
+from spark_sinks.sinks.delta.table import TableReading, guarded, place_of
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.delta.tables import rows
-from weft.storage.table.errors import TableConflict
+from weft.storage.table.actions import TableConflict
 
 pytestmark = pytest.mark.spark
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks.sinks.delta.keys import last_of_each, later, match
+from spark_sinks.sinks.delta.table import last_of_each, later, match
 
 ROWS = st.lists(
     st.tuples(

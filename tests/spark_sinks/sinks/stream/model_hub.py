@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from spark_sinks.sinks.stream.connection import Connection, ConnectionFailed
-from spark_sinks.sinks.stream.positions import Position
+from spark_sinks.sinks.stream.lane import Position
+from spark_sinks.sinks.stream.link import Connection, ConnectionFailed
 from weft.protocols.batch import records
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
@@ -18,8 +18,8 @@ from weft.replication.events import (
     MarksReceived,
     ReceiverEvent,
 )
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.receiver import Receiver
-from weft.replication.settings import ReceiverSettings
 
 
 def payload_of(position: Position) -> bytes:

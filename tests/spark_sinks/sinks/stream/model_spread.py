@@ -11,14 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.beginning import StoredHub
-from spark_sinks.sinks.stream.connection import Connection, ConnectionFailed
-from spark_sinks.sinks.stream.last_record import LastRecord
-from spark_sinks.sinks.stream.link import Link
-from spark_sinks.sinks.stream.positions import Position, parse_ends
-from spark_sinks.sinks.stream.settings import ProducerSettings
+from spark_sinks.sinks.stream.lane import Position, parse_ends
+from spark_sinks.sinks.stream.link import Connection, ConnectionFailed, Link, ProducerSettings
+from spark_sinks.sinks.stream.recovery import LastRecord, StoredHub
 from weft.protocols.batch import records
-from weft.protocols.chunk import LaneFlag
+from weft.protocols.chunk_index import LaneFlag
 from weft.protocols.lane import Lane
 from weft.protocols.link import LaneOpen, RefuseCode
 from weft.protocols.message_headers import POSITION_BEHIND
@@ -32,8 +29,8 @@ from weft.replication.events import (
     MarksReceived,
     ReceiverEvent,
 )
+from weft.replication.flow_control import ReceiverSettings
 from weft.replication.receiver import Receiver
-from weft.replication.settings import ReceiverSettings
 
 
 def payload_of(position: Position) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import sys
 
-from spark_sinks.sinks.stream.settings import ProducerSettings
+from spark_sinks.sinks.stream.link import ProducerSettings
 from tests.spark_sinks.sinks.stream.conftest import rows, send
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream import last_record
+from spark_sinks.sinks.stream import recovery
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.support.certificates import Authority, Pem
 from tests.support.processes import Node
@@ -116,8 +116,8 @@ def test_a_lanes_last_record_is_found_in_the_table_as_in_the_log(hub: StreamHub)
     lane = settings.lane(4)
 
     async def both(seq: int) -> list[object]:
-        log, state = await last_record.lane_state(settings, "", lane)
-        found = [await last_record._in_logs(log, state, lane, seq), last_record._in_table(log.store, lane, seq)]
+        log, state = await recovery.lane_state(settings, "", lane)
+        found = [await recovery._in_logs(log, state, lane, seq), recovery._in_table(log.store, lane, seq)]
         return [(headers or {}).get("weft.position") for headers in found]
 
     assert asyncio.run(both(59)) == ["4:29:1", "4:29:1"]

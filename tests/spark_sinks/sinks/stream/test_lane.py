@@ -9,11 +9,8 @@ from functools import partial
 import pytest
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.encoding import BatchEncoder, Row
-from spark_sinks.sinks.stream.lane import Batch, ProducerLane, Superseded
-from spark_sinks.sinks.stream.link import Link
-from spark_sinks.sinks.stream.positions import Position, parse_position
-from spark_sinks.sinks.stream.settings import ProducerSettings
+from spark_sinks.sinks.stream.lane import Batch, BatchEncoder, Position, ProducerLane, Row, Superseded, parse_position
+from spark_sinks.sinks.stream.link import Link, ProducerSettings
 from tests.spark_sinks.sinks.stream.model_hub import OneLaneHub, payload_of
 from tests.support.slices import SLICE
 from weft.protocols.lane import Lane

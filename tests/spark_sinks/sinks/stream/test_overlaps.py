@@ -9,13 +9,19 @@ from functools import partial
 
 import pytest
 
-from spark_sinks.sinks.stream import beginning
-from spark_sinks.sinks.stream.beginning import StoredHub, begin
-from spark_sinks.sinks.stream.encoding import BatchEncoder, Row
-from spark_sinks.sinks.stream.lane import Claim, LaneFact, ProducerLane, Superseded
-from spark_sinks.sinks.stream.link import Link
-from spark_sinks.sinks.stream.positions import Position, ends_text
-from spark_sinks.sinks.stream.settings import ProducerSettings
+from spark_sinks.sinks.stream import recovery
+from spark_sinks.sinks.stream.lane import (
+    BatchEncoder,
+    Claim,
+    LaneFact,
+    Position,
+    ProducerLane,
+    Row,
+    Superseded,
+    ends_text,
+)
+from spark_sinks.sinks.stream.link import Link, ProducerSettings
+from spark_sinks.sinks.stream.recovery import StoredHub, begin
 from tests.spark_sinks.sinks.stream.model_spread import ManyLanesHub, ModelStore, payload_of
 from tests.support.slices import SLICE
 
@@ -118,18 +124,18 @@ def others_first(
     settings: ProducerSettings, hub: StoredHub, link: Link, shard: int, fact: LaneFact | None
 ) -> ProducerLane:
     """As ``begin``, in the order in which it must not be."""
-    others = beginning.others_of(settings, hub, shard)
+    others = recovery.others_of(settings, hub, shard)
     lane = ProducerLane(settings.spread_lane(shard), 0, Claim.TAKE_OVER)
     link.open(lane)
     lane.behind = ends_text({each.log_id: end for each, end in others.items()})
-    return beginning._resumed(hub, lane, shard, fact, others)
+    return recovery._resumed(hub, lane, shard, fact, others)
 
 
 own_offer = ProducerLane.offer
 FAULTS: dict[str, tuple[object, str, object]] = {
     "the other lanes are taken over first": (sys.modules[__name__], "begin", others_first),
     "the first lane can be claimed again": (ProducerLane, "offer", sealed_by_the_clock),
-    "lanes of other spreads are not looked at": (beginning, "_stopped", lambda *_, **__: 0),
+    "lanes of other spreads are not looked at": (recovery, "_stopped", lambda *_, **__: 0),
     "the clock claims a lane again on each connection": (ProducerLane, "offer", newest_on_each_connection),
     "facts outlive a take-over": (ProducerLane, "is_next", True),
 }

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from spark_sinks import complete_until
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import SourceStream, StreamSink, TargetStream
-from spark_sinks.sinks.stream.rows import ordered
+from spark_sinks.sinks.stream.lane import ordered
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.processes import Node

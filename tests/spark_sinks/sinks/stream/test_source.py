@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import SourceStream, StreamSink, TargetStream
-from spark_sinks.sinks.stream import task
+from spark_sinks.sinks.stream import sink as task
 from spark_sinks.source.options import parse_options
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send

@@ -13,12 +13,10 @@ import pytest
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.lane import SEALED_EPOCH, LaneFact, ProducerLane, Superseded
-from spark_sinks.sinks.stream.last_record import held_epoch
+from spark_sinks.sinks.stream.lane import SEALED_EPOCH, LaneFact, Position, ProducerLane, Superseded
 from spark_sinks.sinks.stream.link import Link
-from spark_sinks.sinks.stream.marks import tell_marks
-from spark_sinks.sinks.stream.positions import Position
-from spark_sinks.sinks.stream.task import SendTask
+from spark_sinks.sinks.stream.recovery import held_epoch
+from spark_sinks.sinks.stream.sink import SendTask, tell_marks
 from tests.spark_sinks.sinks.stream.conftest import TIME_US, StreamHub, rows, send
 from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import get_json

@@ -9,12 +9,9 @@ import pyarrow as pa
 import pytest
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.encoding import BatchEncoder, Row
-from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded
-from spark_sinks.sinks.stream.link import Link
-from spark_sinks.sinks.stream.positions import Position
-from spark_sinks.sinks.stream.settings import ProducerSettings
-from spark_sinks.sinks.stream.task import SendTask
+from spark_sinks.sinks.stream.lane import BatchEncoder, LaneFact, Position, ProducerLane, Row, Superseded
+from spark_sinks.sinks.stream.link import Link, ProducerSettings
+from spark_sinks.sinks.stream.sink import SendTask
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import get_json

@@ -10,12 +10,17 @@ import pytest
 
 from weft.protocols.errors import Corrupt
 from weft.storage.filesystem import OSFileSystem, write_atomically
-from weft.storage.segment_log.sealed import cipher, source
-from weft.storage.segment_log.sealed.disk import SealedFileSystem
-from weft.storage.segment_log.sealed.errors import KeyUnavailable
-from weft.storage.segment_log.sealed.layout import HEAD
-from weft.storage.segment_log.sealed.ring import COPY, FILE, KeyRing, make_ring
-from weft.storage.segment_log.sealed.source import KeySource
+from weft.storage.segment_log import cipher, encryption
+from weft.storage.segment_log.encryption import (
+    COPY,
+    FILE,
+    KeyRing,
+    KeySource,
+    KeyUnavailable,
+    SealedFileSystem,
+    make_ring,
+)
+from weft.storage.segment_log.settings import HEAD
 
 FIRST, SECOND = "11" * 32, "22" * 32
 DISK = OSFileSystem()
@@ -139,7 +144,7 @@ def test_a_key_comes_in_hex_or_base64_from_a_file_a_command_or_a_variable(
 def test_a_command_that_gives_no_key_is_refused_in_time(
     program: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "COMMAND_SECONDS", 0.5 if "sleep" in program else 30.0)
+    monkeypatch.setattr(encryption, "COMMAND_SECONDS", 0.5 if "sleep" in program else 30.0)
     with pytest.raises(KeyUnavailable, match=message):
         KeySource(command=(sys.executable, "-c", program)).masters()
 

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.delta.entries import DataFile
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.state import DeltaState
+from weft.storage.table.actions import DataFile, DeltaState
+from weft.storage.table.delta_log import TableLog
 
 KEY = "tables/default/telemetry"
 SCHEMA = pa.schema([("_shard", pa.int32()), ("_offset", pa.int64()), ("text", pa.string())])

@@ -18,10 +18,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from tests.storage.table.delta.tables import KEY, SCHEMA, checkpointed, create, new_file, reading, table
 from tests.support.speed import slowness
 from weft.storage.object_store import NotFound, ObjectStore, open_store
-from weft.storage.table.delta.entries import TableSize
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.small_files import SmallFiles
-from weft.storage.table.errors import TableConflict, TableError
+from weft.storage.table.actions import TableConflict, TableError, TableSize
+from weft.storage.table.delta_log import SmallFiles, TableLog
 
 APP = "weft/00/telemetry/0"
 
@@ -254,8 +252,8 @@ MEASURE = """
 import asyncio, json, sys, time
 from pathlib import Path
 from weft.storage.object_store import open_store
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta_log import TableLog
+from weft.storage.table.actions import DataFile
 
 def memory():
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]

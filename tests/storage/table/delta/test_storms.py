@@ -15,11 +15,9 @@ from tests.storage.table.delta.tables import KEY, reading, stats
 from tests.support.outcomes import outcome
 from tests.support.slices import SLICE
 from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table.delta.entries import DataFile, TableSize
-from weft.storage.table.delta.log import TableLog
-from weft.storage.table.delta.small_files import SmallFiles
-from weft.storage.table.errors import TableConflict
+from weft.storage.object_store.directory import MemoryStore
+from weft.storage.table.actions import DataFile, TableConflict, TableSize
+from weft.storage.table.delta_log import SmallFiles, TableLog
 
 APP = "weft/00/telemetry/0"
 END = 60

@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.edge_node.functions.kinds.sparkplug.messages import number, payload, rpm, temperature
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.functions.formats.sparkplug.schema import Payload
+from weft.edge_node.functions.sparkplug_payloads import Payload
 
 
 class EdgeNodeClient:

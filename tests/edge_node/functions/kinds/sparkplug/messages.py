@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.edge_node.functions.restart import SECOND, Chain, context
-from weft.config.functions.sparkplug import Sparkplug
+from weft.config.functions.step import Sparkplug
 from weft.edge_node.functions.contract import Function, Row
-from weft.edge_node.functions.formats.sparkplug.schema import Payload
-from weft.edge_node.functions.kinds.sparkplug.make import make_sparkplug
+from weft.edge_node.functions.registry import make_sparkplug
+from weft.edge_node.functions.sparkplug_payloads import Payload
 
 START = 1_700_000_000 * SECOND
 SENT = 1_700_000_000_000

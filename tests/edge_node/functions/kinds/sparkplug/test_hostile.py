@@ -9,16 +9,16 @@ import pytest
 
 from tests.edge_node.functions.kinds.sparkplug.messages import Plant, made, number, requests, temperature
 from tests.edge_node.functions.restart import run, stateful
+from weft.edge_node.functions import sparkplug
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.formats.bounds import PAYLOAD_BYTES_MAX
-from weft.edge_node.functions.formats.sparkplug.schema import Payload
-from weft.edge_node.functions.kinds.sparkplug import nodes
+from weft.edge_node.functions.formats import PAYLOAD_BYTES_MAX
+from weft.edge_node.functions.sparkplug_payloads import Payload
 
 EMPTY = {"datatype": 3, "is_null": True}
 
 
 def test_births_have_a_bound_for_all_and_for_one_edge_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "NODE_METRICS_MAX", 6)
+    monkeypatch.setattr(sparkplug, "NODE_METRICS_MAX", 6)
     plant = Plant()
     many = [EMPTY | {"name": f"m{at}"} for at in range(4)]
     plant.say("NBIRTH line1", number(0), *many, seq=0)

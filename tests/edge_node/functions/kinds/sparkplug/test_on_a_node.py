@@ -15,8 +15,8 @@ from tests.edge_node.functions.test_pages_on_a_node import Clock, caught_up, cli
 from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node import node as node_module
-from weft.edge_node.functions.formats.sparkplug.schema import Payload
 from weft.edge_node.functions.part import FunctionsPart
+from weft.edge_node.functions.sparkplug_payloads import Payload
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record
 

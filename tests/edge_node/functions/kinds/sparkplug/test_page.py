@@ -13,8 +13,8 @@ from tests.edge_node.functions.restart import run
 from tests.support.processes import weft
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.check.flow import Flow
+from weft.edge_node.check.rules import check
+from weft.edge_node.check.streams import Flow
 from weft.edge_node.functions.definitions import definitions
 
 PAGE = Path(__file__).parents[5] / "docs/functions/sparkplug.md"

@@ -10,9 +10,9 @@ from tests.edge_node.functions.kinds.sparkplug.messages import made
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.check.flow import Flow
-from weft.edge_node.functions.check import function_findings, function_notes
+from weft.edge_node.check.rules import check
+from weft.edge_node.check.streams import Flow
+from weft.edge_node.functions.definitions import function_findings, function_notes
 
 HEAD = "node: a\ndata_dir: /data\nstreams:\n"
 RAW = '  raw: {from: "spBv1.0/#", payload: sparkplug}\n'
@@ -66,6 +66,6 @@ def test_it_has_a_memory() -> None:
 
 
 def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "weft.edge_node.functions.kinds.sparkplug.function", None)
+    monkeypatch.setitem(sys.modules, "weft.edge_node.functions.sparkplug", None)
     with pytest.raises(ValueError, match=r"pip install 'weft-fabric\[sparkplug\]'"):
         made()

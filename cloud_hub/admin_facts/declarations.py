@@ -1,0 +1,467 @@
+"""The cluster log in a hub process: followed, and given to those who use its facts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.cloud_hub.admin_facts.changes import DeclaredTables
+from weft.cloud_hub.admin_facts.credentials import Credentials
+from weft.cloud_hub.admin_facts.documents import (
+    BACKUP,
+    CONFIG,
+    GROUP,
+    NODE,
+    PULL_KIND,
+    REGION,
+    STREAM,
+    TABLE,
+    TENANT,
+    TOKEN,
+    BackupDocument,
+    NodeDocument,
+    PullDocument,
+    RegionDocument,
+    StreamDocument,
+    UnreadableDocument,
+    decode,
+    parse_stream_name,
+)
+from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+from weft.cloud_hub.admin_facts.tenants import DeclaredQuotas
+from weft.cloud_hub.api.tokens import TokenFile
+from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.settings import HubSettings
+from weft.config.metrics.exposition import Sample
+from weft.protocols.chunk_index import StreamKey
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.lane import NodeName
+from weft.protocols.link import PULLS_MAX, PullRequest
+from weft.storage.cluster import ClusterUnusable
+from weft.storage.cluster_log import ClusterLog, ClusterLogFollower, ClusterState, Fact
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.schemas import QUALITY, SCHEMA, DeclaredQuality, Schemas
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.jwt import Jwts
+
+
+# Edges without which streams are not complete: declared in the cluster log, or in this host's configuration.
+
+_logger = logging.getLogger(__name__)
+NAMED_MAX = 20
+"""Maximum number of streams that a line of the log names."""
+
+
+class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
+    """(tenant, stream) -> names and patterns of edges.
+
+    The word of the cluster log about a stream wins: hosts with different configurations would disagree about what is
+    complete.
+
+    Args:
+        configured: of this host's configuration.
+    """
+
+    def __init__(self, configured: Mapping[StreamKey, tuple[str, ...]]) -> None:
+        self._configured = configured
+        self._edges = dict(configured)
+        self._overruled: frozenset[str] = frozenset()
+        self._seen: tuple[ClusterState, int] | None = None
+        """The state as of the last ``refresh``, with its last entry about a stream."""
+        self.unusable: dict[str, str] = {}
+        """Names of streams whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log. They are read only after an entry about a stream: the log of a
+        fleet has many others."""
+        last = state.last(STREAM)
+        if self._seen is not None and self._seen[0] is state and self._seen[1] == last:
+            return
+        self._seen = state, last
+        found: dict[StreamKey, tuple[str, ...]] = {}
+        self.unusable = {}
+        for name, fact in state.facts(STREAM).items():
+            try:
+                edges = decode(fact.document, StreamDocument).expected_edges
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+                continue
+            if edges is not None:
+                found[parse_stream_name(name)] = edges
+        self._edges = {**self._configured, **found}
+        given = {key: edges for key, edges in self._configured.items() if edges}
+        overruled = frozenset("/".join(key) for key in given.keys() & found.keys() if given[key] != found[key])
+        if overruled - self._overruled:
+            _logger.warning(
+                "expected_edges of this configuration does not count where the cluster log declares other edges: %s",
+                ", ".join(sorted(overruled)[:NAMED_MAX]),
+            )
+        self._overruled = overruled
+
+    def __getitem__(self, key: StreamKey) -> tuple[str, ...]:
+        return self._edges[key]
+
+    def __iter__(self) -> Iterator[StreamKey]:
+        return iter(self._edges)
+
+    def __len__(self) -> int:
+        return len(self._edges)
+
+
+# The pulls of the cluster log, by edge.
+
+
+class KnownPulls:
+    """The pulls that a process knows, as of the last ``refresh``."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, PullDocument] = {}
+        self._running: dict[NodeName, dict[str, PullDocument]] = {}
+        """Edge -> name -> pull that is not over."""
+        self._seen: tuple[ClusterState, int] | None = None
+        self._facts: dict[str, Fact] = {}
+        self._ahead: dict[str, Fact] = {}
+        """Facts that this process wrote, until the followed state has them."""
+        self.unusable: dict[str, str] = {}
+        """Names of facts that cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> bool:
+        """Take over the declarations of the cluster log, if there is an entry about a pull since the last call.
+
+        Returns:
+            Whether there was one.
+        """
+        last = state.last(PULL_KIND)
+        if self._seen is not None and self._seen[0] is state and self._seen[1] == last:
+            return False
+        self._seen, self._facts = (state, last), dict(state.facts(PULL_KIND))
+        self._ahead = {name: fact for name, fact in self._ahead.items() if fact.version > state.n}
+        self._take()
+        return True
+
+    def note(self, name: str, state: ClusterState) -> None:
+        """Take over a pull that this process has written, before the followed state has it.
+
+        Args:
+            state: that of the log after the entry.
+        """
+        fact, known = state.facts(PULL_KIND).get(name), self._facts.get(name)
+        if fact is not None and (known is None or known.version < fact.version):
+            self._ahead[name] = fact
+            self._take()
+
+    def _take(self) -> None:
+        self._documents, self._running, self.unusable = {}, {}, {}
+        for name, fact in (self._facts | self._ahead).items():
+            try:
+                document = decode(fact.document, PullDocument)
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+                continue
+            self._documents[name] = document
+            if not document.is_over:
+                edge = NodeName(name.partition("/")[0], document.edge)
+                self._running.setdefault(edge, {})[name] = document
+
+    @property
+    def documents(self) -> dict[str, PullDocument]:
+        """Return all pulls by the names of their facts, in the order of their last change."""
+        return self._documents
+
+    @property
+    def edges(self) -> list[NodeName]:
+        """Return the edges that are asked for something."""
+        return list(self._running)
+
+    def is_running(self, name: str) -> bool:
+        """Return whether there is such a pull, and it is not over."""
+        document = self._documents.get(name)
+        return document is not None and not document.is_over
+
+    def running(self, edge: NodeName) -> dict[str, PullDocument]:
+        """Return the pulls that an edge is asked for, by name, the oldest first."""
+        found = self._running.get(edge)
+        if found is None:
+            return {}
+        return dict(sorted(found.items(), key=lambda each: (each[1].asked, each[0]))[:PULLS_MAX])
+
+
+def request_of(name: str, document: PullDocument) -> PullRequest:
+    """Return a pull as the edge gets it."""
+    return PullRequest(
+        name.partition("/")[2], document.stream, document.first, document.end, document.bytes_max
+    )  # fmt: skip
+
+
+UNUSABLE_SHOWN_MAX = 16
+
+
+class Drained:
+    """Names of hub processes and machines that are to give their shards and edges to others."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self.facts: list[Fact] = []
+        """The declarations that drain, by name."""
+        self.unusable: dict[str, str] = {}
+        """Names of nodes whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> bool:
+        """Take over the declarations of the cluster log. Return whether others are drained than before."""
+        before, found = self._names, set[str]()
+        self.unusable = {}
+        for name, fact in state.facts(NODE).items():
+            try:
+                if decode(fact.document, NodeDocument).drained:
+                    found.add(name)
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+        self._names = frozenset(found)
+        self.facts = [state.facts(NODE)[name] for name in sorted(found)]
+        return self._names != before
+
+    def covers(self, host: str, name: str) -> bool:
+        """Return whether a process is drained, itself or with its machine.
+
+        Args:
+            host: name of its machine.
+            name: its own name.
+        """
+        return host in self._names or name in self._names
+
+
+class DeclaredRegions:
+    """Orders to the links to other regions."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, RegionDocument] = {}
+        self.unusable: dict[str, str] = {}
+        """Names of regions whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log. Of one that cannot be read, the last order remains."""
+        found, self.unusable = {}, {}
+        for name, fact in state.facts(REGION).items():
+            try:
+                found[name] = decode(fact.document, RegionDocument)
+            except UnreadableDocument as error:
+                self.unusable[name] = str(error)
+                if name in self._regions:
+                    found[name] = self._regions[name]
+        self._regions = found
+
+    def of(self, name: str) -> RegionDocument:
+        """Return the orders to the links of one region."""
+        return self._regions.get(name, _NO_ORDERS)
+
+
+_NO_ORDERS = RegionDocument()
+
+
+class LastBackup(NamedTuple):
+    """The complete backup that has the latest moment."""
+
+    place: str
+    started: int
+    """Moment up to which it has everything, nanoseconds since 1970."""
+
+
+class Backups:
+    """Complete backups of the store, as the commands that made them declared."""
+
+    def __init__(self) -> None:
+        self.last: LastBackup | None = None
+        self.unusable: dict[str, str] = {}
+        """Names of places whose declaration cannot be read, each with the reason."""
+
+    def refresh(self, state: ClusterState) -> None:
+        """Take over the declarations of the cluster log."""
+        self.last, self.unusable = None, {}
+        for place, fact in state.facts(BACKUP).items():
+            try:
+                found = LastBackup(place, decode(fact.document, BackupDocument).started)
+            except UnreadableDocument as error:
+                self.unusable[place] = str(error)
+                continue
+            if self.last is None or found.started > self.last.started:
+                self.last = found
+
+    def age_s(self, now: int) -> float:
+        """Return the age of the last one in seconds; infinity for none.
+
+        Args:
+            now: nanoseconds since 1970.
+        """
+        return math.inf if self.last is None else max(0, now - self.last.started) / 1e9
+
+
+class Declarations:
+    """The declared facts that this process knows.
+
+    Args:
+        now: nanoseconds since 1970, on a clock that is not this machine's alone.
+        changed: called after a change of tokens.
+        drains: called when other processes than before are to give their shards to others.
+        doubted: returns by how much this machine's clock is off; None while it is right.
+
+    Raises:
+        TokensUnusable, OSError: the tokens file cannot be used.
+    """
+
+    def __init__(
+        self, settings: HubSettings, now: Callable[[], int], changed: Callable[[Credentials], None],
+        drains: Callable[[], None] = lambda: None, doubted: Callable[[], str | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        file = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        self.credentials = Credentials(file, settings.tokens_required, now, doubted, _jwts(settings, now, doubted))
+        self.expected_edges = ExpectedEdges(settings.expected_edges)
+        self.groups = Groups()
+        self.configs = DesiredConfigs(self.groups)
+        self.schemas = Schemas()
+        self.configured: Callable[[], None] = lambda: None
+        """Called when other configurations than before may be desired of edges."""
+        self.pulls = KnownPulls()
+        self.pulled: Callable[[], None] = lambda: None
+        """Called when other records than before may be asked of edges."""
+        self.grown: Callable[[], None] = lambda: None
+        """Called when the cluster log has grown."""
+        self.tables = DeclaredTables()
+        self.quotas = DeclaredQuotas()
+        self.limited: Callable[[], None] = lambda: None
+        """Called when quotas of tenants are others than before."""
+        self.quality = DeclaredQuality()
+        self.backups = Backups()
+        self.regions = DeclaredRegions()
+        self._now = now
+        self.drained = Drained()
+        self._drains = drains
+        self._interval_s = settings.cluster_log_interval_s
+        self._told = changed
+        self._follower: ClusterLogFollower | None = None
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """Return the number of the last entry that this process acts on."""
+        return self._position
+
+    async def start(self, store: ObjectStore, cluster_id: bytes) -> None:
+        """Read the cluster log, and follow it.
+
+        Raises:
+            ClusterUnusable: a later release wrote an entry.
+            StoreError: the store did not answer.
+        """
+        follower = ClusterLogFollower(ClusterLog(store, cluster_id), self._changed, self._interval_s)
+        try:
+            await follower.start()
+        except UnsupportedVersion as error:
+            raise ClusterUnusable(str(error)) from None
+        self._follower = follower
+        self._refresh(follower)
+        if self.credentials.jwts is not None:
+            self.credentials.jwts.start()
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self.credentials.jwts is not None:
+            await self.credentials.jwts.close()
+        if self._follower is not None:
+            await self._follower.close()
+
+    def reload(self) -> None:
+        """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
+        is_usable = self.credentials.reload()
+        if is_usable is None:
+            _logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
+        elif is_usable:
+            _logger.info("SIGHUP: read the tokens file again; tokens: %d", self.credentials.count)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the figures of the cluster log for Prometheus."""
+        follower = self._running
+        yield Sample("weft_hub_cluster_log_entry", follower.state.n)
+        yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
+        yield Sample("weft_hub_token_next_end_seconds", self.credentials.seconds_to_next_end)
+        yield Sample("weft_hub_backup_age_seconds", self.backups.age_s(self._now()))
+        jwts = self.credentials.jwts
+        keys, failing_s, verified = (0, 0.0, 0) if jwts is None else jwts.figures()
+        yield Sample("weft_hub_jwt_keys", keys)
+        yield Sample("weft_hub_jwt_keys_failing_seconds", failing_s)
+        yield Sample("weft_hub_jwt_verified_total", verified)
+        unusable = sum(map(len, self._unusable().values()))
+        yield Sample("weft_hub_cluster_log_unusable", len(follower.state.skipped) + unusable)
+
+    def view(self) -> View:
+        """Return the state of the cluster log in this process for its status page."""
+        follower = self._running
+        unusable = self._unusable().items()
+        end = self.credentials.next_end
+        named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable for name, why in of.items())
+        return {
+            "entry": follower.state.n,
+            "seen_seconds_ago": follower.age_s,
+            "trouble": follower.trouble,
+            "tokens": self.credentials.declared,
+            "next_end": None if end is None else {"token": end.name, "until": moment(end.until)},
+            "skipped": [{"entry": each.n, "why": each.why} for each in follower.state.skipped],
+            "unusable": list(islice(named, UNUSABLE_SHOWN_MAX)),
+        }
+
+    def backup_view(self) -> View | None:
+        """Return the last complete backup for the status page; None if none is known."""
+        last = self.backups.last
+        return None if last is None else {"place": last.place, "up_to": moment(last.started)}
+
+    def jwt_view(self) -> View | None:
+        """Return the state of the issuer's keys for the status page; None if no tokens of an issuer are taken."""
+        return None if self.credentials.jwts is None else self.credentials.jwts.view()
+
+    def _unusable(self) -> dict[str, dict[str, str]]:
+        return {
+            TOKEN: self.credentials.unusable, STREAM: self.expected_edges.unusable, NODE: self.drained.unusable,
+            GROUP: self.groups.unusable, CONFIG: self.configs.unusable, SCHEMA: self.schemas.unusable,
+            PULL_KIND: self.pulls.unusable, TABLE: self.tables.unusable, QUALITY: self.quality.unusable,
+            TENANT: self.quotas.unusable, BACKUP: self.backups.unusable, REGION: self.regions.unusable,
+        }  # fmt: skip
+
+    @property
+    def _running(self) -> ClusterLogFollower:
+        assert self._follower is not None, "the hub has not been started"
+        return self._follower
+
+    def _changed(self) -> None:
+        if self._follower is not None:
+            self._refresh(self._follower)
+            self._told(self.credentials)
+            self.grown()
+
+    def _refresh(self, follower: ClusterLogFollower) -> None:
+        self.credentials.refresh(follower.state)
+        self.expected_edges.refresh(follower.state)
+        self.schemas.refresh(follower.state)
+        self.tables.refresh(follower.state)
+        self.backups.refresh(follower.state)
+        self.regions.refresh(follower.state)
+        self.quality.refresh(follower.state)
+        if self.quotas.refresh(follower.state):
+            self.limited()
+        if self.groups.refresh(follower.state) | self.configs.refresh(follower.state):
+            self.configured()
+        if self.pulls.refresh(follower.state):
+            self.pulled()
+        if self.drained.refresh(follower.state):
+            self._drains()
+        self._position = follower.state.n
+
+
+def _jwts(settings: HubSettings, now: Callable[[], int], doubted: Callable[[], str | None]) -> Jwts | None:
+    if settings.jwt is None:
+        return None
+    from weft.cloud_hub.api.jwt import Jwts  # imports cryptography, which few hubs need
+
+    return Jwts(settings.jwt, now, doubted)

@@ -1,1 +1,0 @@
-"""Those who ask a hub: what they may do, and certificates beside tokens."""

@@ -1,0 +1,271 @@
+"""Numbers of a stream's payloads over time, as rows for charts: one row a value, or one an interval."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.answers import choice, integer, time_parameter
+from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.views import Search, View, parse_moment
+from weft.cloud_hub.api.views import moment as moment_text
+from weft.config.units import parse_duration_ns
+from weft.protocols.chunk_index import StreamKey
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.topics import InvalidTopic, check_filter, matches
+
+ROWS_DEFAULT, ROWS_MAX = 5_000, 10_000
+SERIES_MAX = 200
+"""Number of series of an answer: pairs of edge and key, each with every field."""
+FIELDS_MAX = 8
+VALUES_MAX = 100_000
+"""Number of values that one answer is made of: each takes some 130 bytes until then."""
+RECORDS_READ_MAX = 50_000
+RECORD_BYTES_READ_MAX = 32 << 20
+"""Records, and bytes of their payloads, that one request reads in all shards together."""
+READ_AT_ONCE = 2_000
+STEP_NS_MAX = 31 * 86_400 * 10**9
+LATE = "10m"
+"""Longest time between the span's end and the receipt of a record of the answer, unless the request says another."""
+VALUES = ("mean", "last", "min", "max")
+ROW_BYTES = 80
+"""Bytes of a row in an answer, beside its labels: a device chooses how long its keys are."""
+LABELS = ("edge", "key", "field")
+ITSELF = "value"
+"""Name of the number in a payload that is one."""
+
+
+class Point(NamedTuple):
+    """A number of a record."""
+
+    time: int
+    """Nanoseconds since 1970."""
+    value: float
+
+
+class SeriesWanted(NamedTuple):
+    """Span, fields and form of a request. Times are nanoseconds since 1970."""
+
+    since: int
+    until: int
+    received_end: int
+    fields: tuple[tuple[str, ...], ...]
+    """Paths of numbers; an empty one is the payload itself."""
+    edge: str | None
+    key_filter: str
+    step: int
+    """Length of an interval in nanoseconds; 0 for every value."""
+    value: str
+    rows_max: int
+
+    @classmethod
+    def of(cls, request: web.Request) -> SeriesWanted:
+        """Read the query.
+
+        Raises:
+            ApiError: 400.
+        """
+        since, until = time_parameter(request, "since"), time_parameter(request, "until")
+        if since is None:
+            raise ApiError(400, "since= is missing", "a series begins at a time: since=2026-01-31T12:00:00Z")
+        until = (1 << 62) if until is None else until
+        fields = request.query.get("fields", "").split(",")
+        if len(fields) > FIELDS_MAX or any(len(each) > 256 for each in fields):
+            advice = f"ask for {FIELDS_MAX} at most: fields=celsius,motor.rpm"
+            raise ApiError(400, "there are too many fields, or too long ones", advice)
+        key_filter = request.query.get("key", "#")
+        try:
+            check_filter(key_filter)
+        except InvalidTopic as error:
+            raise ApiError(400, str(error), "write key= as a filter of MQTT: plant/+/temperature") from None
+        received_end = min(until + _duration(request, "late", LATE), 1 << 62)
+        return cls(
+            since, until, received_end, tuple(tuple(filter(None, each.split("."))) for each in fields),
+            request.query.get("edge"), key_filter, _duration(request, "step", "0s"),
+            choice(request, "value", VALUES), integer(request, "limit", ROWS_DEFAULT, 1, ROWS_MAX),
+        )  # fmt: skip
+
+
+def _duration(request: web.Request, name: str, default: str) -> int:
+    text = request.query.get(name, default)
+    try:
+        found = parse_duration_ns(text)
+    except ValueError as error:
+        raise ApiError(400, f"{name}= is no duration", str(error)) from None
+    if found > STEP_NS_MAX:
+        raise ApiError(400, f"{name}= is longer than 31 days", "ask for a shorter one")
+    return found
+
+
+class SeriesAnswer:
+    """The answer to one request, which is made shard by shard within one budget.
+
+    Args:
+        bytes_max: longest answer; the last row may go beyond.
+    """
+
+    def __init__(self, stream: StreamKey, payload: PayloadKind, wanted: SeriesWanted, bytes_max: int) -> None:
+        self._stream, self._payload, self._wanted, self._bytes_max = stream, payload, wanted, bytes_max
+        self._search = Search(records_bytes=RECORD_BYTES_READ_MAX)
+        self._left = RECORDS_READ_MAX
+        self._values_left = VALUES_MAX
+        self._points: dict[tuple[str, str, str], list[Point]] = {}
+        """Numbers by edge, key and field."""
+        self._lanes: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        """Numbers and times of the records of each edge and log."""
+        self.is_whole = True
+
+    def goes_on(self) -> bool:
+        """Return whether more may be read. If not, the answer is not whole."""
+        if self._search.looks_left > 0 and not self._search.is_spent and min(self._left, self._values_left) > 0:
+            return True
+        self.is_whole = False
+        return False
+
+    async def read(self, state: ShardState, reader: RecordReader) -> None:
+        """Read a shard's part. Raises as ``RecordReader.read``."""
+        end, wanted = state.next_offset.get(self._stream, 0), self._wanted
+        beginning = await reader.first(state, self._stream, self._search, since=wanted.since)
+        if beginning.offset is None:
+            self.is_whole = False
+            return
+        offset, chunk = beginning.offset, beginning.chunk
+        while offset < end and self.goes_on():
+            limit = min(READ_AT_ONCE, self._left)
+            helping = await reader.read(
+                self._stream, offset, end, limit, payload=self._payload, chunk=chunk, search=self._search
+            )
+            self._left -= max(len(helping.records), 1)
+            if await asyncio.to_thread(self._take, helping.records):
+                return
+            if helping.next_offset == offset and helping.next_chunk is None:
+                return  # retention or an erasure has removed the rest
+            offset, chunk = helping.next_offset, helping.next_chunk or 0
+
+    def _take(self, records: list[View]) -> bool:
+        """Add records. Return whether the end of the span is behind them."""
+        wanted = self._wanted
+        for record in records:
+            if parse_moment(record["received"]) >= wanted.received_end:
+                return True
+            time, edge = parse_moment(record["time"]), record["edge"]
+            if wanted.edge is not None and edge != wanted.edge:
+                continue
+            self._lanes.setdefault((edge, record["log"]), []).append((record["seq"], time))
+            key = record["key"]
+            if not wanted.since <= time < wanted.until or "payload" not in record:
+                continue  # it is there, whatever its clock says: no gap
+            if not matches(wanted.key_filter, key):
+                continue
+            for name, value in numbers(record["payload"], wanted.fields):
+                series = (edge, key, name)
+                if series not in self._points and len(self._points) >= SERIES_MAX * len(wanted.fields):
+                    self.is_whole = False
+                    continue
+                self._values_left -= 1
+                self._points.setdefault(series, []).append(Point(time, value))
+        return False
+
+    def rows(self) -> list[View]:
+        """Return the rows by time. A row without a value stands where records of the edge are missing."""
+        gaps: dict[str, list[tuple[int, int]]] = {}
+        for (edge, _), numbered in self._lanes.items():
+            gaps.setdefault(edge, []).extend(missing(numbered))
+        step, most = self._wanted.step, self._wanted.rows_max
+        begins = {edge: gap_begins(found, step) for edge, found in gaps.items()}
+        series = [
+            zip(joined(points, step, self._wanted.value, begins[edge]), itertools.repeat(at))
+            for at, ((edge, _, _), points) in enumerate(self._points.items())
+        ]
+        labels = [dict(zip(LABELS, each, strict=True)) for each in self._points]
+        sizes = [len(msgspec.json.encode(each)) + ROW_BYTES for each in labels]
+        found, size = list[View](), 0
+        # One after the other by time: all rows of all series would be a hundred times as many as are wanted.
+        for row, at in heapq.merge(*series, key=lambda each: each[0].time):
+            if len(found) >= most or size >= self._bytes_max:
+                self.is_whole = False
+                break
+            found.append({"time": moment_text(row.time), **labels[at], "value": row.value, "count": row.values})
+            size += sizes[at]
+        return found
+
+
+def numbers(payload: str, fields: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each wanted field that is a number."""
+    try:
+        whole: Any = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, RecursionError):  # too deep for a decoder: a device sends what it likes
+        return
+    for path in fields:
+        found = whole
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e300:
+            yield ".".join(path) or ITSELF, float(found)
+
+
+def missing(numbered: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the times before and behind each run of missing numbers.
+
+    Args:
+        numbered: numbers and times of one lane's records, in any order.
+    """
+    numbered.sort()
+    return [
+        (time, later) for (number, time), (following, later) in itertools.pairwise(numbered)
+        if following > number + 1 and later > time
+    ]  # fmt: skip
+
+
+def gap_begins(gaps: Iterable[tuple[int, int]], step: int) -> list[int]:
+    """Return the times before the gaps that no interval of ``step`` bridges, ascending."""
+    if step:
+        gaps = ((begin - begin % step, end - end % step) for begin, end in gaps)
+    return sorted({begin for begin, end in gaps if begin < end})
+
+
+class Joined(NamedTuple):
+    """A row of one series."""
+
+    time: int
+    value: float | None
+    """None in a gap."""
+    values: int
+
+
+def joined(points: list[Point], step: int, value: str, begins: list[int]) -> Iterator[Joined]:
+    """Yield the rows of a series by time: of each interval of ``step``, or of each point without one. Between two of
+    them stands a row without a value if a gap begins there, however many do.
+
+    Args:
+        begins: times before gaps, ascending.
+    """
+    points.sort()
+    rows: Iterable[Joined] = (Joined(each.time, each.value, 1) for each in points)
+    if step:
+        grouped = itertools.groupby(points, lambda each: each.time - each.time % step)
+        joined_values = ((time, [each.value for each in some]) for time, some in grouped)
+        rows = (Joined(time, _one(values, value), len(values)) for time, values in joined_values)
+    before: Joined | None = None
+    for row in rows:
+        if before is not None:
+            at = bisect.bisect_left(begins, before.time)
+            if at < len(begins) and begins[at] < row.time:
+                yield Joined(begins[at] + (step // 2 or 1), None, 0)
+        yield row
+        before = row
+
+
+def _one(values: list[float], value: str) -> float:
+    if value == "mean":
+        return sum(values) / len(values)
+    return {"last": values[-1], "min": min(values), "max": max(values)}[value]

@@ -1,1 +1,0 @@
-"""Summaries of shards: what lists of streams, edges and troubles are made of."""

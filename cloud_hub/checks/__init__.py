@@ -1,1 +1,0 @@
-"""Checks before a hub starts: of its configuration, and of its machine."""

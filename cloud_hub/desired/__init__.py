@@ -1,1 +1,0 @@
-"""Configurations of edges: told over links, reported, and rolled out in steps."""

@@ -1,0 +1,939 @@
+"""Pulls in one hub process: edges are asked on their links, and what they say becomes an entry of the cluster log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision, read_fact
+from weft.cloud_hub.admin_facts.declarations import Declarations, KnownPulls, request_of
+from weft.cloud_hub.admin_facts.documents import (
+    PULL_KIND,
+    PullDocument,
+    PullStateName,
+    UnreadableDocument,
+    decode,
+    encode,
+)
+from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.tokens import Right
+from weft.cloud_hub.api.views import View, moment, parse_moment
+from weft.cloud_hub.clock import ADVICE, HubClock
+from weft.cloud_hub.down.requests import read_body
+from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.cloud_hub.shard.shards import READ_AGE_S_MAX, Shards
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk_index import GapRange, LaneFlag
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.lane import NAME_RULE, Lane, NodeName, valid_name
+from weft.protocols.link import PULL, PULLS_MAX, Hello, LaneOpen, PullRequest, Pulls, PullStage, PullState, RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.replication.runner import LinkRefused, LinkSession
+from weft.storage.cluster_log import Author, Change, ChangeRefused, ClusterLog, ClusterState, Contended
+from weft.storage.object_store import ObjectStore, StoreError
+
+# Changes to the pulls of the cluster log: decisions on its state, as all its changes are.
+
+RUNNING_PER_TENANT_MAX = 64
+PULLS_PER_HOUR_MAX = 120
+"""Maximum number of pulls that a tenant asks for within an hour: each is some entries of the cluster log, for good."""
+KEPT_PER_TENANT_MAX = 1000
+"""Maximum number of pulls of a tenant that are remembered."""
+KEPT_NS = 7 * 86_400 * 1_000_000_000
+"""Time for which a pull that is over is remembered, unless newer ones need its place."""
+LOST_MAX = 64
+"""Maximum number of ranges that the edge no longer had, of those that are remembered."""
+HOUR_NS = 3600 * 1_000_000_000
+OTHER_LOGS = "the edge named a third log: if its disk is sound, another node has its name"
+
+
+class PullsFull(CannotDeclare):
+    """A tenant or an edge has as many pulls as it may have."""
+
+
+class NoPull(CannotDeclare):
+    """There is no such pull."""
+
+
+def ask(name: str, document: PullDocument) -> Decision:
+    """Declare a pull.
+
+    Raises:
+        PullsFull: from the decision.
+    """
+    tenant = name.partition("/")[0]
+
+    def decide(state: ClusterState) -> Change:
+        if len(_allowed(state, tenant, document)) >= KEPT_PER_TENANT_MAX:
+            raise PullsFull(f"{KEPT_PER_TENANT_MAX} pulls of the tenant are remembered, its limit: ask again")
+        return Change(PULL_KIND, name, encode(document))
+
+    return decide
+
+
+def make_room(tenant: str, document: PullDocument) -> Decision:
+    """Withdraw the pull of a tenant that ended first, if as many are remembered as may be.
+
+    Args:
+        document: the pull that is to have its place.
+
+    Raises:
+        PullsFull: from the decision: there would be no room for it nevertheless.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        known = _allowed(state, tenant, document)
+        over = [(each.ended, name) for name, each in known if each.is_over]
+        return Change(PULL_KIND, min(over)[1], None) if len(known) >= KEPT_PER_TENANT_MAX and over else None
+
+    return decide
+
+
+def _allowed(state: ClusterState, tenant: str, document: PullDocument) -> list[tuple[str, PullDocument]]:
+    """Return the pulls of a tenant that may ask for one more."""
+    known = list(_of_tenant(state, tenant))
+    running = [each for _, each in known if not each.is_over]
+    if sum(each.edge == document.edge for each in running) >= PULLS_MAX:
+        raise PullsFull(f"edge {document.edge} has {PULLS_MAX} pulls that run: wait for one, or cancel one")
+    if len(running) >= RUNNING_PER_TENANT_MAX:
+        raise PullsFull(f"{len(running)} pulls of the tenant run, its limit: wait for one, or cancel one")
+    if sum(each.asked > document.asked - HOUR_NS for _, each in known) >= PULLS_PER_HOUR_MAX:
+        raise PullsFull(f"the tenant asked for {PULLS_PER_HOUR_MAX} pulls in an hour, its limit: wait a while")
+    return known
+
+
+def plan(name: str, told: PullState, now: int) -> Decision:
+    """Note what the edge sends. What it found first stays: records that it deletes later are then known by number.
+
+    An edge may have another log once. With one after the other, each an entry for good, it would fill the cluster log.
+
+    Raises:
+        CannotDeclare: from the decision: there is no such pull.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        before = _pull(state, name)
+        if before.is_over or (before.state == "sending" and before.log_id == told.log_id):
+            return None
+        if before.reason:
+            return end(name, "failed", now, OTHER_LOGS)(state)
+        reason = "" if not before.log_id else "the edge's log is another one since: what the first one had is lost"
+        changed = msgspec.structs.replace(
+            before, state="sending", log_id=told.log_id, ranges=_joined(told), records=told.records,
+            bytes=told.bytes, kept_from=told.kept_from, started=now, reason=reason,
+        )  # fmt: skip
+        return Change(PULL_KIND, name, encode(changed, state.facts(PULL_KIND)[name].document))
+
+    return decide
+
+
+def end(name: str, how: PullStateName, now: int, reason: str = "", held: RangeSet | None = None) -> Decision:
+    """Note that a pull is over.
+
+    Args:
+        held: numbers of the edge's lane that the hub has; None if that is unknown.
+
+    Raises:
+        CannotDeclare: from the decision: there is no such pull.
+    """
+
+    def decide(state: ClusterState) -> Change | None:
+        before = _pull(state, name)
+        if before.is_over:
+            return None
+        lost = RangeSet() if held is None else RangeSet(part for run in before.ranges for part in held.missing(*run))
+        total = sum(last - first for first, last in before.ranges)
+        changed = msgspec.structs.replace(
+            before, state=how, ended=now, reason=(reason or before.reason)[:500], lost=tuple(lost)[:LOST_MAX],
+            received=0 if held is None else total - lost.count(), ranges=(),
+        )  # fmt: skip
+        return Change(PULL_KIND, name, encode(changed, state.facts(PULL_KIND)[name].document))
+
+    return decide
+
+
+def forget(now: int) -> Decision:
+    """Withdraw one pull that is over for long."""
+
+    def decide(state: ClusterState) -> Change | None:
+        for name, fact in state.facts(PULL_KIND).items():
+            try:
+                document = decode(fact.document, PullDocument)
+            except UnreadableDocument:
+                continue
+            if document.is_over and document.ended < now - KEPT_NS:
+                return Change(PULL_KIND, name, None)
+        return None
+
+    return decide
+
+
+def _joined(told: PullState) -> tuple[tuple[int, int], ...]:
+    """Return an edge's ranges without empty ones and overlaps: it chose them, and they are counted later."""
+    return tuple(RangeSet((first, end) for first, end in told.ranges if first < end))
+
+
+def _pull(state: ClusterState, name: str) -> PullDocument:
+    fact = state.facts(PULL_KIND).get(name)
+    if fact is None:
+        raise NoPull(f"there is no pull {name.partition('/')[2]}")
+    return read_fact(name, PULL_KIND, fact.document, PullDocument)
+
+
+def _of_tenant(state: ClusterState, tenant: str) -> Iterator[tuple[str, PullDocument]]:
+    for name, fact in state.facts(PULL_KIND).items():
+        if name.startswith(f"{tenant}/"):
+            try:
+                yield name, decode(fact.document, PullDocument)
+            except UnreadableDocument:
+                continue
+
+
+# The pulls of one link: what the edge was asked for, and a guard of the lanes that bring it.
+
+SAID_MAX = 256
+"""Maximum number of words of an edge about its pulls between two frames from the hub about them. Each may become an
+entry of the cluster log."""
+SPARE_BYTES = 1 << 20
+"""Bytes, beside twice those that the edge announced, that may come: it may join batches, and send some again."""
+
+
+class Broken(Exception):
+    """Records or words of an edge that it was not asked for. The message says why."""
+
+
+class _Asked(NamedTuple):
+    """A pull on this link."""
+
+    request: PullRequest
+    ranges: RangeSet
+    """Numbers that the edge announced; empty before."""
+    log_id: int
+    bytes_max: int
+
+
+class LinkPulls:
+    """The guard of one link."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Asked] = {}
+        self._came: dict[str, int] = {}
+        """Pull -> bytes that came on this link."""
+        self._said = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the edge was asked for nothing."""
+        return not self._asked
+
+    def ask(self, requests: Iterable[PullRequest]) -> list[PullRequest] | None:
+        """Ask for these pulls and no others. Return the frame's content; None if the edge knows it already."""
+        wanted = {each.id: each for each in requests}
+        if wanted.keys() == self._asked.keys():
+            return None
+        self._asked = {id_: self._asked.get(id_) or _Asked(each, RangeSet(), 0, 0) for id_, each in wanted.items()}
+        self._came = {id_: size for id_, size in self._came.items() if id_ in wanted}
+        self._said = 0
+        return list(wanted.values())
+
+    def says(self, state: PullState) -> bool:
+        """Take a word of the edge. Return whether it is about a pull of this link.
+
+        Raises:
+            Broken: it announces what it was not asked for.
+        """
+        asked = self._asked.get(state.id)
+        if state.stage == PullStage.WAITING:
+            return asked is not None  # no entry comes of it, and an edge whose disk is ill says it again and again
+        self._said += 1
+        if self._said > SAID_MAX:
+            raise Broken(f"the edge said more than {SAID_MAX} words about its pulls")
+        if asked is None:
+            return False
+        if state.stage == PullStage.SENDING:
+            if state.bytes > asked.request.bytes_max:
+                raise Broken(f"the edge announced {state.bytes} bytes; {asked.request.bytes_max} are possible")
+            ranges = RangeSet((first, end) for first, end in state.ranges if first < end)
+            if ranges.count() != state.records:
+                raise Broken(f"the edge announced {state.records} records in ranges of {ranges.count()}")
+            self._asked[state.id] = _Asked(asked.request, ranges, state.log_id, 2 * state.bytes + SPARE_BYTES)
+        return True
+
+    def covers(self, stream: str, log_id: int) -> bool:
+        """Return whether an announced pull brings records of a stream of a log."""
+        return any(each.request.stream == stream and each.ranges and each.log_id == log_id for each in self._all())
+
+    def _all(self) -> Iterable[_Asked]:
+        return self._asked.values()
+
+    def check(self, stream: str, headers: Iterable[BatchHeader]) -> None:
+        """Check batches of a stream.
+
+        Raises:
+            Broken: one was not announced, or is of another time.
+        """
+        for header in headers:
+            found = next((id_ for id_, each in self._asked.items() if _has(each, stream, header)), None)
+            if found is None:
+                raise Broken(
+                    f"records {header.base_seq} to {header.end_seq - 1} of stream {stream} are in none of the windows "
+                    "that the edge was asked for"
+                )
+            self._came[found] = self._came.get(found, 0) + header.length
+            if self._came[found] > self._asked[found].bytes_max:
+                raise Broken(f"the edge sent more bytes than it announced for pull {found}")
+
+
+def _has(asked: _Asked, stream: str, header: BatchHeader) -> bool:
+    request, times = asked.request, (header.first_time, header.last_time)
+    return (
+        request.stream == stream
+        and asked.ranges.covers(header.base_seq, header.end_seq)
+        and min(times) < request.end
+        and max(times) >= request.first
+    )
+
+
+# The hub's side of a link whose edge can be asked for records: an ``EdgeLink`` behind a guard.
+
+FAULT_ADVICE = "run the same release on edge and hub; if they do, report this as a fault of the edge"
+AGAIN = "nothing: it is asked again if need be"
+COUNTS = (
+    "a link of the edge carried this stream before, and its lane counts for completeness. Numbers that a pull leaves "
+    "out would look like missing ones; let a link carry the stream again"
+)
+OTHER_LINK = (
+    "another link of the edge, which connected later, sent records of this stream since. The pull goes on when this "
+    "link connects again"
+)
+"""To take the lane from it with a lower epoch would look like a copy of the edge."""
+
+
+class AllPulls(Protocol):
+    """The owner of all links' pulls (``cloud_hub.pulls.HubPulls``)."""
+
+    def greeted(self, link: GuardedLink) -> None:
+        """Ask the edge of a new link for what it is to send."""
+
+    def said(self, link: GuardedLink, state: PullState) -> None:
+        """Take an edge's word about one of its pulls."""
+
+    def failed(self, link: GuardedLink, stream: str, reason: str) -> None:
+        """End the pulls of a stream: the edge does not send what it was asked for, or the hub cannot take it."""
+
+    def left(self, link: GuardedLink) -> None:
+        """Note the end of a link."""
+
+
+class GuardedLink:
+    """One connection (``replication.runner.LinkHandler``). PARTIAL lanes of an edge that knows pulls bring what it was
+    asked for, and nothing else.
+
+    Args:
+        link: takes all that the guard lets through.
+        pulls: of all links.
+    """
+
+    def __init__(self, link: EdgeLink, pulls: AllPulls, shards: Shards) -> None:
+        self._link, self._pulls, self._shards = link, pulls, shards
+        self._session: LinkSession
+        self.guard: LinkPulls | None = None
+        """None for an edge that knows no pulls."""
+        self._guarded: dict[int, Lane] = {}
+        """Lanes of pulls."""
+        # Processes know only their own links: an edge that stays with two of them is asked by both.
+        link.taken = lambda number: OTHER_LINK if number in self._guarded else None
+        self.add_origins = link.add_origins
+        self.clock = link.clock
+        self.canary = link.canary
+        self.config_state = link.config_state
+        self.report = link.report
+        self.room = link.room
+        self.down = link.down
+
+    @property
+    def node(self) -> NodeName | None:
+        """Return the edge's name; None before HELLO."""
+        hello = self._link.hello
+        return None if hello is None else NodeName(hello.tenant, hello.edge)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the hub has ended the link."""
+        return self._link.is_over
+
+    async def open(self, hello: Hello, session: LinkSession) -> None:
+        """Accept the link, or raise ``LinkRefused``."""
+        await self._link.open(hello, session)
+        self._session = session
+        if PULL in hello.features:
+            self.guard = LinkPulls()
+            # The WELCOME follows at once, and has to go first.
+            asyncio.get_running_loop().call_soon(self._pulls.greeted, self)
+
+    def ask(self, requests: list[PullRequest]) -> None:
+        """Ask the edge for these pulls, and no others."""
+        if self.guard is None or self.is_over or (told := self.guard.ask(requests)) is None:
+            return
+        self._session.say(Pulls(told))
+        for number, lane in list(self._guarded.items()):
+            if not self.guard.covers(lane.stream, lane.log_id):
+                self._close(number, RefuseCode.CLOSED, "the pull has ended", "nothing: it is not asked for more")
+
+    def pull_state(self, state: PullState) -> None:
+        """Take the edge's word about a pull.
+
+        Raises:
+            LinkRefused: it says too much.
+        """
+        try:
+            if self.guard is not None and self.guard.says(state):
+                self._pulls.said(self, state)
+        except Broken as error:
+            raise LinkRefused(RefuseCode.PROTOCOL_ERROR, str(error), FAULT_ADVICE) from error
+
+    async def open_lane(self, opening: LaneOpen) -> None:
+        """Begin to open a lane; that of a pull if the edge was asked for it."""
+        lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
+        if self.guard is not None and opening.flags & LaneFlag.PARTIAL and not opening.flags & LaneFlag.RELAY:
+            if (why := await self._refusal(self.guard, lane, opening.epoch)) is not None:
+                self._session.close_lane(opening.lane, RefuseCode.CLOSED, why, AGAIN)
+                return
+            self._guarded[opening.lane] = lane
+        await self._link.open_lane(opening)
+
+    async def _refusal(self, guard: LinkPulls, lane: Lane, epoch: int) -> str | None:
+        if not guard.covers(lane.stream, lane.log_id):
+            return f"the hub did not ask for records of stream {lane.stream}"
+        sequencer = await self._shards.get(self._shards.place(lane))
+        held = sequencer.state.lanes.get(lane) if sequencer.loaded else None
+        if held is not None and held.epoch > epoch:
+            return OTHER_LINK
+        if held is None or held.partial or held.is_empty:
+            return None
+        self._pulls.failed(self, lane.stream, COUNTS)
+        return COUNTS
+
+    def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        """Pass verified batches on; those of a pull if they were asked for."""
+        pulled = self._guarded.get(lane)
+        if pulled is not None and self.guard is not None:
+            try:
+                self.guard.check(pulled.stream, (header for header, _ in batches))
+            except Broken as error:
+                self._break(lane, pulled, str(error))
+                return
+        self._link.data(lane, batches)
+
+    async def gap(self, lane: int, gap: GapRange) -> None:
+        """Pass a gap notice on; there is none of a pull."""
+        pulled = self._guarded.get(lane)
+        if pulled is not None:
+            self._break(lane, pulled, "the edge sent a gap notice in place of records that it was asked for")
+        else:
+            await self._link.gap(lane, gap)
+
+    def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        """Pass marks on, except for those of pulls: they claim nothing."""
+        self._link.marks(time, self._unguarded(lanes))
+
+    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        """Pass last marks on, likewise."""
+        self._link.last_words(time, self._unguarded(lanes))
+
+    def _unguarded(self, lanes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [pair for pair in lanes if pair[0] not in self._guarded] if self._guarded else lanes
+
+    def _break(self, number: int, lane: Lane, why: str) -> None:
+        self._close(number, RefuseCode.PROTOCOL_ERROR, why, FAULT_ADVICE)
+        self._pulls.failed(self, lane.stream, why)
+
+    def _close(self, number: int, code: RefuseCode, message: str, advice: str) -> None:
+        """Close the lane of a pull. What came before is still committed."""
+        self.close_lane(number)
+        self._session.close_lane(number, code, message, advice)
+
+    def close_lane(self, lane: int) -> None:
+        """Handle the end of a lane."""
+        self._guarded.pop(lane, None)
+        self._link.close_lane(lane)
+
+    def closed(self, reason: str) -> None:
+        """Handle the end of the connection."""
+        self._pulls.left(self)
+        self._link.closed(reason)
+
+
+_logger = logging.getLogger(__name__)
+BY = "weft hub"
+RETRY_S = 2.0
+CATCH_UP_S = 5.0
+LOOK_S = 10.0
+"""Interval at which pulls that ran out of time are ended."""
+FORGOTTEN_AT_ONCE = 64
+_STEPS: dict[int, str] = {PullStage.SENDING: "sending", PullStage.DONE: "done", PullStage.REFUSED: "refused"}
+DUE_MAX = 4096
+"""Maximum number of words of edges that wait for the store. Of further ones the edges are asked again."""
+
+
+class _NotLoaded(Exception):
+    """The shard of a pull's edge is not loaded: what the hub has of the pull is unknown for now."""
+
+
+class HubPulls:
+    """The pulls of a process (``guarded_link.AllPulls``).
+
+    Args:
+        is_own: whether this process owns a shard.
+        clock: while it is wrong, nothing is written: the times of pulls are for good.
+    """
+
+    def __init__(
+        self, store: ObjectStore, cluster_id: bytes, declared: Declarations, shards: Shards,
+        *, is_own: Callable[[int], bool], clock: HubClock,
+    ) -> None:  # fmt: skip
+        self._log = ClusterLog(store, cluster_id)
+        self._declared, self._shards, self._is_own, self._clock = declared, shards, is_own, clock
+        self._links: dict[NodeName, dict[GuardedLink, None]] = {}
+        """Links of an edge, in their order. The last one is asked: two would take a lane from each other."""
+        self._asked: set[NodeName] = set()
+        """Edges with links that were asked for something."""
+        self._due: dict[tuple[str, str], PullState | str] = {}
+        """(pull, step) -> the edge's word about it, or the reason of its end."""
+        self._unheard: set[NodeName] = set()
+        """Edges of whose words some found no room."""
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.waits: dict[str, str] = {}
+        """Pull -> the reason why its edge sends nothing for now, as its link told this process."""
+        declared.pulled = self._changed
+
+    def start(self) -> None:
+        """Begin."""
+        self._tasks = [
+            asyncio.create_task(self._write(), name="pulls"),
+            asyncio.create_task(self._look(), name="old-pulls"),
+        ]
+
+    async def close(self) -> None:
+        """Stop. What was not written, the edges say again."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # -- links
+
+    def guarded(self, link: EdgeLink) -> GuardedLink:
+        """Return a link behind the guard of its pulls."""
+        return GuardedLink(link, self, self._shards)
+
+    def greeted(self, link: GuardedLink) -> None:
+        """Ask the edge of a new link for what it is to send."""
+        if link.node is not None and not link.is_over:
+            links = self._links.setdefault(link.node, {})
+            for earlier in links:
+                earlier.ask([])
+            links[link] = None
+            self._ask(link.node)
+
+    def left(self, link: GuardedLink) -> None:
+        """Note the end of a link."""
+        if link.node is None or link not in (links := self._links.get(link.node, {})):
+            return
+        was_asked = link is _last(links)
+        del links[link]
+        if links and not was_asked:
+            return
+        for name in self._declared.pulls.running(link.node):
+            self.waits.pop(name, None)
+        if links:
+            self._ask(link.node)
+        else:
+            del self._links[link.node]
+            self._asked.discard(link.node)
+
+    def is_linked(self, edge: NodeName) -> bool:
+        """Return whether an edge that knows pulls is linked to this process."""
+        return edge in self._links
+
+    def _ask(self, edge: NodeName) -> None:
+        if (links := self._links.get(edge)) is None:
+            return
+        link = _last(links)
+        running = self._declared.pulls.running(edge)
+        link.ask([request_of(name, document) for name, document in running.items()])
+        if running:
+            self._asked.add(edge)
+        else:
+            self._asked.discard(edge)
+
+    def _changed(self) -> None:
+        known = self._declared.pulls
+        self.waits = {name: why for name, why in self.waits.items() if known.is_running(name)}
+        for edge in {*known.edges, *self._asked}:
+            self._ask(edge)
+
+    def said(self, link: GuardedLink, state: PullState) -> None:
+        """Take an edge's word about one of its pulls."""
+        if link.node is None:
+            return
+        name = f"{link.node.tenant}/{state.id}"
+        if state.stage == PullStage.WAITING:
+            self.waits[name] = state.reason
+            return
+        self.waits.pop(name, None)
+        if (step := _STEPS.get(state.stage)) is not None and not self._is_noted(name, state):
+            self._put(name, step, state)
+
+    def _is_noted(self, name: str, state: PullState) -> bool:
+        """Return whether the cluster log has a word already: an edge says it on each link."""
+        known = self._declared.pulls.documents.get(name)
+        return (
+            state.stage == PullStage.SENDING
+            and known is not None
+            and (known.state, known.log_id) == ("sending", state.log_id)
+        )
+
+    def failed(self, link: GuardedLink, stream: str, reason: str) -> None:
+        """End the pulls of a stream: the edge does not send what it was asked for, or the hub cannot take it."""
+        if link.node is not None:
+            for name, document in self._declared.pulls.running(link.node).items():
+                if document.stream == stream:
+                    self._put(name, "failed", reason)
+
+    def _put(self, name: str, step: str, what: PullState | str) -> None:
+        if len(self._due) < DUE_MAX or (name, step) in self._due:
+            self._due[name, step] = what
+            self._wake.set()
+        elif step != "expired" and (document := self._declared.pulls.documents.get(name)) is not None:
+            self._unheard.add(NodeName(name.partition("/")[0], document.edge))
+
+    def _put_again(self, name: str, step: str, what: PullState | str) -> None:
+        if (name, step) not in self._due and self._declared.pulls.is_running(name):
+            self._put(name, step, what)
+
+    # -- the cluster log
+
+    async def ask(self, name: str, document: PullDocument, author: Author) -> PullDocument:
+        """Declare a pull in the place of the tenant's oldest one, if need be. Raises as ``declare``."""
+        await self._log.append(make_room(name.partition("/")[0], document), author)
+        return await self.declare(name, ask(name, document), author)
+
+    async def declare(self, name: str, decision: Decision, author: Author) -> PullDocument:
+        """Write an entry about a pull, and ask its edge at once if it is linked here.
+
+        Returns:
+            The pull after it.
+
+        Raises:
+            CannotDeclare: from the decision.
+            ChangeRefused, Contended, UnsupportedVersion, StoreError: as ``ClusterLog.append``.
+        """
+        state = await self._log.append(decision, author)
+        self._declared.pulls.note(name, state)
+        self._changed()
+        return self._declared.pulls.documents[name]
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._due:
+                if self._clock.wrong() is not None:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                key, what = next(iter(self._due.items()))
+                try:
+                    await self.declare(key[0], await self._decision(*key, what), self._author(what))
+                except (StoreError, Contended) as error:
+                    _logger.warning("what became of pull %s waits for the store: %s", key[0], error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                except _NotLoaded:
+                    asyncio.get_running_loop().call_later(RETRY_S, self._put_again, *key, what)
+                except (CannotDeclare, ChangeRefused, UnsupportedVersion, KeyError) as error:
+                    _logger.warning("what became of pull %s is not noted: %s", key[0], error)
+                except Exception:  # without this task, pulls would never end
+                    _logger.exception("what became of pull %s could not be noted", key[0])
+                latest = self._due.pop(key)
+                if latest is not what:
+                    # Behind the others: an edge that goes on talking must not keep them waiting.
+                    self._due[key] = latest
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        edges, self._unheard = self._unheard, set()
+        for edge in edges:
+            if (links := self._links.get(edge)) is not None:
+                _last(links).ask([])  # of what it is asked for still, an edge says nothing twice
+                self._ask(edge)
+
+    def _author(self, what: PullState | str) -> Author:
+        return Author(self._clock.now(), f"{BY}@{platform.node()}", "" if isinstance(what, str) else "the edge's word")
+
+    async def _decision(self, name: str, step: str, what: PullState | str) -> Decision:
+        now = self._clock.now()
+        if isinstance(what, str):
+            how: PullStateName = "expired" if step == "expired" else "failed"
+            return end(name, how, now, what, await self.held(name))
+        if step == "sending":
+            return plan(name, what, now)
+        if step == "refused":
+            return end(name, "refused", now, what.reason, await self.held(name))
+        held, document = await self.held(name), self._declared.pulls.documents.get(name)
+        if held is None and document is not None and document.log_id:
+            raise _NotLoaded  # "done" without loss is a claim: it needs the ranges
+        return end(name, "done", now, held=held)
+
+    async def held(self, name: str) -> RangeSet | None:
+        """Return the numbers that the hub has of a pull's lane; None if that is unknown."""
+        document = self._declared.pulls.documents.get(name)
+        if document is None or not document.log_id:
+            return None
+        edge = NodeName(name.partition("/")[0], document.edge)
+        sequencer = await self._shards.get(self._shards.place(edge))
+        if not sequencer.loaded:
+            return None
+        with contextlib.suppress(TimeoutError):  # a store that hangs: what is known counts
+            async with asyncio.timeout(CATCH_UP_S):
+                await sequencer.catch_up(READ_AGE_S_MAX)
+        held = sequencer.state.lanes.get(Lane(*edge, document.log_id, document.stream))
+        return RangeSet() if held is None else held.ranges
+
+    async def _look(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            # By a wrong clock, any pull may seem to be out of time.
+            if not self._is_own(0) or not self._declared.pulls.documents or self._clock.wrong() is not None:
+                continue
+            now, looks = self._clock.now(), looks + 1
+            for name, document in list(self._declared.pulls.documents.items()):
+                if not document.is_over and document.expires <= now:
+                    self._put(name, "expired", "the edge did not send all of it in time")
+            if looks % 360 == 1:
+                await self._forget(now)
+
+    async def _forget(self, now: int) -> None:
+        """Withdraw pulls that are over for long, some at a time."""
+        old = sum(each.is_over and each.ended < now - KEPT_NS for each in self._documents())
+        try:
+            for _ in range(min(old, FORGOTTEN_AT_ONCE)):
+                author = Author(now, f"{BY}@{platform.node()}", "over for a week")
+                await self._log.append(forget(now), author)
+        except (StoreError, Contended, ChangeRefused, UnsupportedVersion) as error:
+            _logger.warning("old pulls are not forgotten: %s", error)
+
+    def _documents(self) -> list[PullDocument]:
+        return list(self._declared.pulls.documents.values())
+
+
+def _last(links: dict[GuardedLink, None]) -> GuardedLink:
+    return next(reversed(links))
+
+
+# ``/v1/pulls``: ask edges for windows of records, and see what became of it (docs/reference/api.md).
+
+WAY = "/v1/pulls"
+BODY_BYTES_MAX = 16 << 10
+BYTES_MAX = 1 << 30
+EXPIRES_S, EXPIRES_S_MAX = 86_400.0, 30 * 86_400.0
+WINDOW_S_MAX = 31 * 86_400
+SHOWN_MAX = 200
+_NS = 1_000_000_000
+_NOTHING = "nothing was asked for; try again"
+
+
+class PullWindow(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "end": "to"}):
+    """The body of a request: which records of which edge."""
+
+    edge: str
+    """An edge that has linked before."""
+    stream: str
+    """Stream at the edge."""
+    first: Annotated[str, Meta(max_length=64)]
+    """Start of the window: a time, or nanoseconds since 1970, by the edge's clock."""
+    end: Annotated[str, Meta(max_length=64)]
+    """End of the window, which it leaves out, and which is over."""
+    bytes_max: Annotated[int, Meta(ge=1, le=1 << 40)] = BYTES_MAX
+    """Bytes as stored at the edge beyond which it refuses."""
+    expires_s: Annotated[float, Meta(gt=0, le=EXPIRES_S_MAX)] = EXPIRES_S
+    """Seconds after which the edge is no longer asked."""
+
+
+class PullRequests:
+    """Handlers of the requests."""
+
+    def __init__(
+        self, pulls: HubPulls, known: KnownPulls, shards: Shards, access: Access, clock: HubClock
+    ) -> None:  # fmt: skip
+        self._pulls, self._known, self._shards = pulls, known, shards
+        self._access, self._clock = access, clock
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes(
+            [web.post(WAY, self.post), web.get(WAY, self.get), web.delete(f"{WAY}/{{id}}", self.delete)]
+        )
+
+    async def post(self, request: web.Request) -> web.Response:
+        """Ask an edge for a window. Answered when the request is durable."""
+        tenant, identity = self._access.puller(request)
+        wanted = await _read(request)
+        self._access.check(identity, Right.PULL, wanted.stream)
+        now = self._now()
+        first, end = _time("from", wanted.first), _time("to", wanted.end)
+        if not 0 <= first < end:
+            raise ApiError(400, f"the window from {wanted.first} to {wanted.end} is empty", "give a later `to`")
+        if end - first > WINDOW_S_MAX * _NS:
+            raise ApiError(400, "the window is longer than 31 days", "ask for shorter ones, one after the other")
+        if end > now:
+            raise ApiError(400, f"the window ends at {wanted.end}, which is not over", "give an earlier `to`")
+        edge = NodeName(tenant, wanted.edge)
+        await self._check_edge(edge)
+        name, by = f"{tenant}/{secrets.token_hex(6)}", "" if identity is None else identity.name
+        document = PullDocument(
+            wanted.edge, wanted.stream, first, end, wanted.bytes_max, now, now + int(wanted.expires_s * _NS), by
+        )
+        made = await _written(self._pulls.ask(name, document, self._author(by, request)))
+        return _json(await self._view(name, made), 202)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return pulls, the latest first: all, those of one edge, or one by its id."""
+        tenant, identity = self._access.puller(request)
+        id_, edge = request.query.get("id"), request.query.get("edge")
+        if edge is not None:
+            _check_name(edge)
+        found = [
+            (name, document)
+            for name, document in self._known.documents.items()
+            if name.startswith(f"{tenant}/")
+            and id_ in (None, name.partition("/")[2])
+            and edge in (None, document.edge)
+            and (identity is None or identity.rights.allow(Right.PULL, document.stream))
+        ]
+        if id_ is not None and not found:
+            raise ApiError(404, f"there is no pull {id_[:40]!r}", "GET /v1/pulls lists them; others are forgotten")
+        found.sort(key=lambda each: -each[1].asked)
+        # At once: each may wait for a store that hangs.
+        views = await asyncio.gather(*(self._view(*each) for each in found[:SHOWN_MAX]))
+        return _json({"tenant": tenant, "pulls": views, "more": max(0, len(found) - SHOWN_MAX)})
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Cancel a pull. What has come stays."""
+        tenant, identity = self._access.puller(request)
+        name = f"{tenant}/{request.match_info['id'][:64]}"
+        if (known := self._known.documents.get(name)) is not None:
+            self._access.check(identity, Right.PULL, known.stream)
+        by = "" if identity is None else identity.name
+        held = await self._pulls.held(name)
+        reason = f"by token {by}" if by else ""
+        decision = end(name, "cancelled", self._now(), reason, held)
+        made = await _written(self._pulls.declare(name, decision, self._author(by, request)))
+        return _json(await self._view(name, made))
+
+    def _author(self, by: str, request: web.Request) -> Author:
+        who = f"token {by}" if by else "the API"
+        return Author(self._now(), who, "", request.remote or "", f"{request.method} {WAY}")
+
+    async def _check_edge(self, edge: NodeName) -> None:
+        sequencer = await self._shards.get(self._shards.place(edge))
+        if not sequencer.loaded:
+            raise ApiError(503, f"the shard of edge {edge.edge} cannot be loaded: {sequencer.told}", _NOTHING)
+        if not sequencer.state.lane_count(*edge) and not self._pulls.is_linked(edge):
+            advice = "check the name and the tenant: GET /v1/edges lists the edges"
+            raise ApiError(404, f"no edge {edge.edge} of tenant {edge.tenant} has linked to the hub", advice)
+
+    async def _view(self, name: str, document: PullDocument) -> View:
+        tenant, _, id_ = name.partition("/")
+        received = document.received
+        if not document.is_over:
+            received = _count(document.ranges, await self._pulls.held(name))
+        share = received / document.records if document.records else 0.0
+        passed = (self._now() - document.started) / _NS
+        rest = passed * (1 - share) / share if share and not document.is_over else None
+        linked = self._pulls.is_linked(NodeName(tenant, document.edge))
+        return {
+            "id": id_,
+            "tenant": tenant,
+            "edge": document.edge,
+            "stream": document.stream,
+            "from": moment(document.first),
+            "to": moment(document.end),
+            "state": document.state,
+            "reason": document.reason or self._pulls.waits.get(name) or None,
+            "linked_here": linked,
+            "records": document.records,
+            "bytes": document.bytes,
+            "records_received": received,
+            "bytes_received": int(document.bytes * share),
+            "rest_seconds": rest,
+            "kept_from": moment(document.kept_from) if document.kept_from else None,
+            "lost": [{"first": first, "end": end} for first, end in document.lost if document.state == "done"],
+            "log": f"{document.log_id:016x}" if document.log_id else None,
+            "asked": moment(document.asked),
+            "expires": moment(document.expires),
+            "ended": moment(document.ended) if document.ended else None,
+            "by": document.by or None,
+        }
+
+    def _now(self) -> int:
+        if (wrong := self._clock.wrong()) is not None:
+            raise ApiError(503, wrong, ADVICE)
+        return self._clock.now()
+
+
+async def _written(writing: Awaitable[PullDocument]) -> PullDocument:
+    try:
+        return await writing
+    except NoPull as error:
+        raise ApiError(404, str(error), "GET /v1/pulls lists them") from error
+    except PullsFull as error:
+        raise ApiError(429, str(error), "GET /v1/pulls lists them") from error
+    except (CannotDeclare, ChangeRefused) as error:
+        raise ApiError(409, str(error), _NOTHING) from error
+    except (StoreError, Contended, UnsupportedVersion) as error:
+        raise ApiError(503, f"the cluster log cannot be written: {error}", _NOTHING) from error
+
+
+def _count(ranges: Iterable[tuple[int, int]], held: RangeSet | None) -> int:
+    if held is None:
+        return 0
+    return sum(end - first - sum(e - f for f, e in held.missing(first, end)) for first, end in ranges)
+
+
+def _time(name: str, text: str) -> int:
+    try:
+        return parse_moment(text)
+    except ValueError as error:
+        raise ApiError(400, f"{name}: {error}", "give a time such as 2026-11-25T10:00:00Z") from None
+
+
+async def _read(request: web.Request) -> PullWindow:
+    body = await read_body(request, BODY_BYTES_MAX, "a request has some hundred bytes")
+    try:
+        wanted = msgspec.json.decode(body, type=PullWindow)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not a request: {error}", "see docs/reference/api.md") from None
+    for name in (wanted.edge, wanted.stream):
+        _check_name(name)
+    return wanted
+
+
+def _check_name(name: str) -> None:
+    if not valid_name(name):
+        raise ApiError(400, f"{name[:80]!r} is no name", f"expected {NAME_RULE}")
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value) + b"\n", status=status, content_type="application/json")

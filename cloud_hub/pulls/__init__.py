@@ -1,1 +1,0 @@
-"""Windows of records that a hub asks of edges (``weft hub pull``)."""

@@ -1,1 +1,0 @@
-"""Sections of an edge node that bring records in: listeners, sources of other brokers, and queues."""

@@ -1,1 +1,0 @@
-"""Bounds on a program's log lines: repetitions, changes back and forth, floods. For edge nodes, hubs and links."""

@@ -1,1 +1,0 @@
-"""Reader of edge.yaml and hub.yaml: YAML into sections, and an error for each mistake."""

@@ -1,1 +1,0 @@
-"""The kinds of functions, a module for each."""

@@ -1,1 +1,0 @@
-"""Series of rows: their identity, their state, and bounds on numbers."""

@@ -1,1 +1,0 @@
-"""Records that a hub asks for: windows of streams that no link carries."""

@@ -1,0 +1,545 @@
+"""Movement of messages through queues: they arrive, wait, are settled and leave. Each step updates the log and
+bounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final, Protocol
+
+from weft.bounds import Bound, Owner
+from weft.edge_node.queues.definitions import EXCHANGE, QUEUES, ROUTING_KEY, QueueError, Reason, headers_of_route
+from weft.edge_node.queues.queue import Consumption, Queue
+from weft.edge_node.queues.ready import ENTRY_BYTES, Delivery, Holder, Outcome
+from weft.edge_node.queues.state import QueueStateWriter, RememberedQueue
+from weft.edge_node.subscriptions.message import LogRecord
+from weft.protocols.amqp.typed_values import TYPES, kinds_header, kinds_of
+from weft.protocols.batch import HeaderPairs, HeaderValue
+from weft.protocols.message_headers import EXPIRES
+from weft.protocols.ranges import RangeSet
+
+# Number of queues that still need each stored message.
+
+_BLOCK_BITS = 9
+_BLOCK = 1 << _BLOCK_BITS
+_ONES = b"\1" * _BLOCK
+_MANY = 255
+"""Number in a block that refers to the table of messages in more queues."""
+
+
+class Holders:
+    """Counts by the number of the message: a byte for each, in blocks of 512. Blocks without counts take no memory."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, bytearray] = {}
+        self._needed: dict[int, int] = {}
+        """Block -> messages in it that are needed."""
+        self._many: dict[int, int] = {}
+        """Message -> number of its queues, where it is 255 or more."""
+        self.free = RangeSet()
+        """Messages that no queue needs any more, and that the log still has to release."""
+
+    def hold(self, seq: int, queues: int = 1) -> None:
+        """Note that so many more queues need a message."""
+        number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = bytearray(_BLOCK)
+            self._needed[number] = 0
+        count = block[at]
+        if not count:
+            self._needed[number] += 1
+        total = queues + (self._many.pop(seq) if count == _MANY else count)
+        if total >= _MANY:
+            self._many[seq] = total
+        block[at] = min(total, _MANY)
+
+    def hold_run(self, first: int, end: int) -> None:
+        """Note that one more queue needs messages [first, end)."""
+        while first < end:
+            number, at = first >> _BLOCK_BITS, first & (_BLOCK - 1)
+            until = min(_BLOCK, at + end - first)
+            block = self._blocks.setdefault(number, bytearray(_BLOCK))
+            if any(block[at:until]):
+                self._needed.setdefault(number, 0)
+                for seq in range(first, first + until - at):
+                    self.hold(seq)
+            else:
+                block[at:until] = _ONES[: until - at]
+                self._needed[number] = self._needed.get(number, 0) + until - at
+            first += until - at
+
+    def drop(self, seq: int) -> None:
+        """Note that one queue no longer needs a message."""
+        number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
+        block = self._blocks[number]
+        count = block[at]
+        assert count, f"message {seq} is dropped by more queues than hold it"
+        if count == _MANY:
+            left = self._many.pop(seq) - 1
+            if left >= _MANY:
+                self._many[seq] = left
+            block[at] = min(left, _MANY)
+            return
+        block[at] = count - 1
+        if count > 1:
+            return
+        self.free.add(seq, seq + 1)
+        self._needed[number] -= 1
+        if not self._needed[number]:
+            del self._blocks[number], self._needed[number]
+
+    def drop_run(self, first: int, end: int) -> None:
+        """Note that one queue no longer needs messages [first, end)."""
+        while first < end:
+            number, at = first >> _BLOCK_BITS, first & (_BLOCK - 1)
+            until = min(_BLOCK, at + end - first)
+            block = self._blocks[number]
+            if block[at:until] == _ONES[: until - at]:
+                block[at:until] = bytes(until - at)
+                self.free.add(first, first + until - at)
+                self._needed[number] -= until - at
+                if not self._needed[number]:
+                    del self._blocks[number], self._needed[number]
+            else:
+                for seq in range(first, first + until - at):
+                    self.drop(seq)
+            first += until - at
+
+    def take_free(self) -> RangeSet:
+        """Return the messages that no queue needs any more, each once."""
+        free, self.free = self.free, RangeSet()
+        return free
+
+    def unneeded(self, end: int) -> RangeSet:
+        """Return all numbers below ``end`` that no queue needs."""
+        found = RangeSet([(0, end)])
+        for number in sorted(self._blocks):
+            block, base = self._blocks[number], number << _BLOCK_BITS
+            at = 0
+            while at < _BLOCK:
+                if not block[at]:
+                    at += 1
+                    continue
+                until = block.find(0, at)
+                until = _BLOCK if until < 0 else until
+                found.remove(base + at, base + until)
+                at = until
+        return found
+
+
+# ``x-death``: the history of a dead-lettered message, a header that is an array of tables in AMQP.
+#
+# Stored as every array of AMQP is: JSON text, and its types in the header ``amqp.types``.
+
+DEATHS: Final = "x-death"
+FIRST: Final = "x-first-death-"
+EXPIRATION: Final = "amqp.expiration"
+DEATHS_MAX: Final = 32
+"""Maximum number of queues named; a message that went through more loses the ones it left longest ago."""
+_TEXTS: Final = ("reason", "queue", "exchange", "original-expiration")
+_NUMBER_MAX: Final = (1 << 63) - 1
+_KINDS: Final = {"count": "l"}
+"""Types in an entry: clients in Java expect a ``Long``, which RabbitMQ sends."""
+_SECOND_NS = 1_000_000_000
+
+
+class Death(StrEnum):
+    """Reasons why a message left a queue without being handled."""
+
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    MAXLEN = "maxlen"
+    DELIVERY_LIMIT = "delivery_limit"
+
+
+def deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
+    """Return the entries of ``x-death``, the latest first; empty where a publisher wrote something else."""
+    for name, value in headers:
+        if name == DEATHS and isinstance(value, str):
+            try:
+                found = json.loads(value)
+            except (ValueError, RecursionError):  # a publisher may write any text
+                return []
+            if isinstance(found, list) and all(_is_entry(each) for each in found):
+                return [_known(each) for each in found[:DEATHS_MAX]]
+    return []
+
+
+def _is_entry(each: object) -> bool:
+    return isinstance(each, dict) and all(isinstance(each.get(name), str) for name in ("queue", "reason"))
+
+
+def _known(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return only the entries' keys that the node itself writes. Other values of a publisher, nested without end or
+    with numbers that have no text form, would fail here and hold up all dead letters."""
+    count, time, keys = entry.get("count"), entry.get("time"), entry.get("routing-keys")
+    known = {name: entry[name] for name in _TEXTS if isinstance(entry.get(name), str)}
+    known["count"] = count if _is_number(count) else 0
+    if isinstance(time, dict) and _is_number(seconds := time.get("$timestamp")):
+        known["time"] = {"$timestamp": seconds}
+    if isinstance(keys, list) and all(isinstance(each, str) for each in keys):
+        known["routing-keys"] = keys
+    return known
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < _NUMBER_MAX
+
+
+def left_before(headers: HeaderPairs) -> frozenset[str]:
+    """Return the queues to which a dead letter must not go, because it left them before and no client rejected it
+    meanwhile: it would circulate without end."""
+    entries = deaths_of(headers)
+    if any(each["reason"] == Death.REJECTED for each in entries):
+        return frozenset()
+    return frozenset(each["queue"] for each in entries)
+
+
+def with_death(  # noqa: PLR0917
+    headers: HeaderPairs,
+    death: Death,
+    queue: str,
+    came_by: tuple[str, str],
+    goes_by: tuple[str, str],
+    topic: str,
+    now_ns: int,
+) -> HeaderPairs:
+    """Return the headers of a dead letter.
+
+    Args:
+        headers: of the message in the queue.
+        came_by: exchange and routing key of its arrival there.
+        goes_by: those of the dead letter.
+        topic: of the dead letter.
+    """
+    own: dict[str, HeaderValue] = dict(headers)
+    expiration = own.get(EXPIRATION)
+    entries = _counted(deaths_of(headers), death, queue, came_by, expiration, now_ns)
+    dropped = {DEATHS, TYPES, EXCHANGE, ROUTING_KEY, QUEUES}
+    if death is Death.EXPIRED:
+        dropped |= {EXPIRES, EXPIRATION}  # or it would expire again at its destination
+    kept = tuple((name, value) for name, value in headers if name not in dropped)
+    if f"{FIRST}queue" not in own:
+        kept += (
+            (f"{FIRST}queue", queue), (f"{FIRST}reason", str(death)), (f"{FIRST}exchange", came_by[0])
+        )  # fmt: skip
+    kinds = {**kinds_of(headers), DEATHS: [_KINDS] * len(entries)}
+    kept += ((DEATHS, json.dumps(entries)), *kinds_header(kinds))
+    return kept + headers_of_route(*goes_by, topic)
+
+
+def _counted(  # noqa: PLR0917
+    entries: Sequence[dict[str, Any]], death: Death, queue: str, came_by: tuple[str, str], expiration: object,
+    now_ns: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    same = [each for each in entries if each["queue"] == queue and each["reason"] == death]
+    entry: dict[str, Any] = same[0] if same else {
+        "count": 0,
+        "reason": str(death),
+        "queue": queue,
+        "time": {"$timestamp": now_ns // _SECOND_NS},
+        "exchange": came_by[0],
+        "routing-keys": [came_by[1]],
+    }  # fmt: skip
+    entry["count"] += 1
+    if death is Death.EXPIRED and isinstance(expiration, str):
+        entry["original-expiration"] = expiration
+    return [entry, *(each for each in entries if each not in same)][:DEATHS_MAX]
+
+
+LOADED_BYTES_MAX = 16 << 20
+"""Memory of ready messages, about."""
+NEXT_MAX = 128
+"""Messages that a queue with consumers keeps beyond that limit until the consumers had a chance to take them."""
+EVICTED_MAX = 8
+"""Queues that release their memory at a time."""
+FREED_SLICE = 1024
+"""Runs of messages of a purged or deleted queue that are released before other owners have a turn."""
+FORGOTTEN_SLICE = 128
+"""Deliveries of a deleted queue that are forgotten before other owners have a turn."""
+
+
+class DeadLetterer(Protocol):
+    """Receiver of messages that leave a queue unhandled."""
+
+    def has_room(self, queue: Queue) -> bool:
+        """Return whether there is room for one more; if not, the queue is served when there is."""
+        ...
+
+    def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
+        """Take over a message; it is settled once it is stored at its destination."""
+
+
+class Contents:
+    """Moves messages in and out of queues. Event loop's thread only.
+
+    Args:
+        unacknowledged: bounds deliveries that are not settled.
+        waiting: bytes of messages in queues.
+        deliver_soon: called with queues that may have something to deliver.
+        next_round: calls back at an owner's turn.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        writer: QueueStateWriter,
+        holders: Holders,
+        unacknowledged: Bound,
+        waiting: Bound,
+        deliver_soon: Callable[[Queue], None],
+        next_round: Callable[[Owner | None, Callable[[], None]], None],
+    ) -> None:
+        self._writer = writer
+        self._holders = holders
+        self.unacknowledged = unacknowledged
+        self._waiting = waiting
+        self._deliver_soon = deliver_soon
+        self._next_round = next_round
+        self._starved: dict[Owner, dict[Queue, None]] = {}
+        """Owners that have too much unsettled -> queues with consumers of theirs."""
+        self._idle: dict[Queue, None] = {}
+        """Queues that had no consumer when their messages were loaded into memory."""
+        self.loaded_bytes = 0
+        self.added = self.accepted = self.expired = self.dropped = self.lost = 0
+        """Messages since the start, by their outcome; ``dropped`` counts those of queues that were too long."""
+        self.dead_letters: DeadLetterer | None = None
+
+    # --- in
+
+    def add(self, queue: Queue, message: LogRecord, priority: int) -> None:
+        """Add a new message to a queue. Call ``deliver`` afterwards."""
+        size = len(message.payload)
+        self.added += 1
+        is_next = len(queue.loaded.messages) == queue.ready.count
+        queue.add(message, priority)
+        self._waiting.hold(queue.owner, size + ENTRY_BYTES)
+        if is_next and (
+            self.loaded_bytes + size <= LOADED_BYTES_MAX
+            or (queue.consumptions and len(queue.loaded.messages) < NEXT_MAX)
+        ):
+            self.load(queue, message)
+
+    def limit(self, queue: Queue) -> None:
+        """Drop the oldest messages of a queue that exceeds its maximum length."""
+        while queue.ready.count and queue.is_full():
+            self.dropped += 1
+            self.remove_next(queue, Death.MAXLEN)
+
+    # --- out
+
+    def leave(self, queue: Queue, seq: int, size: int) -> None:
+        """Remove a message that was taken from its queue for good."""
+        self._waiting.free(queue.owner, size + ENTRY_BYTES)
+        self._holders.drop(seq)
+        queue.marks.left(seq)
+        self._writer.settled(queue, seq, seq + 1, size)
+
+    def forget(self, delivery: Delivery, queue: Queue) -> None:
+        """Forget a delivery that is settled."""
+        queue.unsettled.free(delivery)
+        holder = delivery.holder
+        if isinstance(holder, Consumption):
+            self.free_share(holder.client.owner)
+        holder.settled(delivery)
+
+    def has_share(self, queue: Queue, owner: Owner) -> bool:
+        """Return whether an owner may have one more unsettled delivery; if not, its queue is served when it may."""
+        if self.unacknowledged.fits(owner):
+            return True
+        self.unacknowledged.refuse(owner)
+        self._starved.setdefault(owner, {})[queue] = None
+        return False
+
+    def take_share(self, owner: Owner) -> None:
+        """Charge one delivery to an owner, before it is known whether there is a message.
+
+        Raises:
+            QueueError: the owner has too much unsettled.
+        """
+        if not self.unacknowledged.take(owner):
+            self.unacknowledged.refuse(owner)
+            raise QueueError(
+                Reason.TOO_MANY,
+                f"{owner} has used up its share of deliveries that are not acknowledged: acknowledge some, or raise "
+                "queues.unacknowledged_per_user",
+            )
+
+    def free_share(self, owner: Owner) -> None:
+        """Release one unsettled delivery of an owner, or one of its clients that waited for a message."""
+        total_was_used = self.unacknowledged.used >= self.unacknowledged.total
+        self.unacknowledged.free(owner)
+        if self._starved:
+            for each in list(self._starved) if total_was_used else [owner]:
+                for queue in self._starved.pop(each, ()):
+                    self._deliver_soon(queue)
+
+    def remove_next(self, queue: Queue, death: Death) -> None:
+        """Remove the next message of a queue, which no consumer has handled."""
+        seq, priority = queue.ready.peek()
+        size = queue.take(seq)
+        message = self.unload(queue, seq)
+        self.expired += death is Death.EXPIRED
+        if queue.loaded.is_gone(seq):
+            queue.loaded.passed(seq)
+            self.leave(queue, seq, size)
+        else:
+            self.bury(queue, Delivery(seq, size, 0, priority, redelivered=False, holder=NOBODY), message, death)
+
+    def may_bury(self, queue: Queue) -> bool:
+        """Return whether an expired message may leave its queue now; if not, the queue is served when it may."""
+        if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
+            return True
+        return self.dead_letters.has_room(queue)
+
+    def bury(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
+        """Dead-letter a message that was taken, or remove it for good where its queue has no dead-letter exchange."""
+        if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
+            self.leave(queue, delivery.seq, delivery.size)
+            return
+        delivery.holder = NOBODY
+        queue.unsettled.hold(delivery)
+        self.dead_letters.add(queue, delivery, message, death)
+
+    def lose(self, queue: Queue, seq: int) -> None:
+        """Skip a message that the log has deleted."""
+        self.lost += 1
+        self.leave(queue, seq, queue.lose(seq))
+
+    def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
+        """Settle deliveries; unknown ones are skipped."""
+        for delivery in deliveries:
+            holder = delivery.holder
+            if not isinstance(holder, Consumption):
+                continue  # it is being dead-lettered
+            queue = holder.queue
+            if delivery not in queue.unsettled:
+                continue
+            self.forget(delivery, queue)
+            if queue.deleted:
+                self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
+                self._holders.drop(delivery.seq)
+            elif outcome is Outcome.ACCEPT:
+                self.accepted += 1
+                self.leave(queue, delivery.seq, delivery.size)
+            elif outcome is Outcome.REJECT:
+                self.bury(queue, delivery, None, Death.REJECTED)
+            else:
+                self._give_back(queue, delivery, failed=outcome is Outcome.REQUEUE)
+
+    def _give_back(self, queue: Queue, delivery: Delivery, *, failed: bool) -> None:
+        attempts = queue.marks.came_back(delivery, failed=failed)
+        limit = queue.definition.arguments.attempts_max
+        # Without a limit, a message that makes its consumers fail would be redelivered without end.
+        if limit is not None and attempts > limit:
+            self.bury(queue, delivery, None, Death.DELIVERY_LIMIT)
+            return
+        self._writer.attempted(queue, delivery.seq)
+        queue.put_back(delivery)
+        self._deliver_soon(queue)
+
+    def purge(self, queue: Queue) -> int:
+        """Remove all ready messages. Return their number. The log records it at once; its room is released in turns."""
+        count, size = queue.count, queue.ready.bytes
+        self.unload_all(queue)
+        if count:
+            first, end = queue.ready.span()
+            # Messages of this queue between the two are the delivered ones.
+            for seq in queue.unsettled.between(first, end):
+                self._writer.settled(queue, first, seq, 0)
+                first = seq + 1
+            self._writer.settled(queue, first, end, size)
+            self._waiting.free(queue.owner, size + ENTRY_BYTES * count)
+        self._let_go(queue, queue.forget_ready())
+        return count
+
+    def drop_all(self, queue: Queue) -> None:
+        """Release all messages of a deleted queue, delivered ones included."""
+        count, size = queue.count, queue.ready.bytes
+        self.unload_all(queue)
+        if count:
+            self._waiting.free(queue.owner, size + ENTRY_BYTES * count)
+        self._let_go(queue, queue.forget_ready())
+        self._forget_unsettled(queue)
+
+    def _let_go(self, queue: Queue, runs: Iterator[tuple[int, int]]) -> None:
+        """Release the room of messages in the log: of some now, and of the rest in later turns."""
+        for first, end in islice(runs, FREED_SLICE):
+            self._holders.drop_run(first, end)
+        rest = next(runs, None)
+        if rest is not None:
+            self._next_round(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
+
+    def _forget_unsettled(self, queue: Queue) -> None:
+        """Forget the deliveries of a deleted queue, some now, and the rest in later turns."""
+        for delivery in queue.unsettled.first(FORGOTTEN_SLICE):
+            self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
+            self._holders.drop(delivery.seq)
+            self.forget(delivery, queue)
+        if queue.unsettled:
+            self._next_round(queue.owner, partial(self._forget_unsettled, queue))
+
+    def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
+        """Restore a queue from the state that a start read."""
+        queue.restore(remembered.levels, remembered.others, max(remembered.bytes, 0))
+        queue.marks.restore(remembered.suspect, remembered.attempts)
+        for runs in remembered.levels.values():
+            for first, end in runs.runs():
+                self._holders.hold_run(first, end)
+        for seq in remembered.others:
+            self._holders.hold(seq)
+        if queue.count:
+            self._waiting.hold(queue.owner, queue.ready.bytes + ENTRY_BYTES * queue.count)
+
+    # --- memory
+
+    def load(self, queue: Queue, message: LogRecord) -> None:
+        """Keep a ready message in memory."""
+        before = queue.loaded.bytes
+        queue.loaded.keep(message)
+        self.loaded_bytes += queue.loaded.bytes - before
+        if not queue.consumptions:
+            self._idle[queue] = None
+
+    def unload(self, queue: Queue, seq: int) -> LogRecord | None:
+        """Remove a message from memory and return it."""
+        before = queue.loaded.bytes
+        message = queue.loaded.drop(seq)
+        self.loaded_bytes += queue.loaded.bytes - before
+        return message
+
+    def make_room(self) -> None:
+        """Unload messages of queues without readers, where other queues need the memory."""
+        for _ in range(EVICTED_MAX):
+            if self.loaded_bytes * 2 <= LOADED_BYTES_MAX or not self._idle:
+                break
+            queue = next(iter(self._idle))
+            del self._idle[queue]
+            if not queue.consumptions:
+                self.unload_all(queue)
+
+    def trim(self, queue: Queue) -> None:
+        """Unload the messages that consumers did not take, where the queue has no memory for more; the log has them."""
+        if self.loaded_bytes > LOADED_BYTES_MAX and queue.loaded.messages:
+            self.unload_all(queue)
+
+    def unload_all(self, queue: Queue) -> None:
+        """Unload all of a queue's messages."""
+        self._idle.pop(queue, None)
+        self.loaded_bytes -= queue.loaded.bytes
+        queue.loaded.clear()
+        queue.set_timer()
+
+
+class _Nobody:
+    """Holder of messages that are being dead-lettered."""
+
+    def settled(self, delivery: Delivery) -> None:
+        """Do nothing."""
+
+
+NOBODY: Holder = _Nobody()

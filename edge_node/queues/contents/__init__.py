@@ -1,1 +1,0 @@
-"""Contents of queues, and the ways in which messages leave them."""

@@ -1,0 +1,372 @@
+"""Delivery of the messages of queues to their readers, in order and by turns, from memory or from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from weft.bounds import Owner
+from weft.edge_node.queues import contents as memory
+from weft.edge_node.queues.contents import Contents, Death
+from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
+from weft.edge_node.queues.ready import AHEAD_MAX, LOADED_ENTRY_BYTES, Delivery
+from weft.edge_node.queues.state import QueueStateWriter
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.subscriptions.message import LogRecord
+from weft.protocols.message_headers import EXPIRES
+from weft.storage.segment_log import LogError, LogFailed, SegmentLog
+
+DUE_S = 0.002
+"""Time for which queues are served at the end of a turn; the others wait for their owner's round."""
+SLICE = 128
+"""Messages of one queue's backlog that are delivered before other owners have a turn."""
+PAGE_BYTES = 256 << 10
+"""Payload bytes that a queue reads from the log at a time, about."""
+PAGE_RECORDS = 256
+PAGE_SHARE = 8
+"""Divisor of the remaining memory: the share that one page may take."""
+RETRY_S = 1.0
+"""Time after which delivery from a full log is tried again."""
+_MS_NS = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+
+class Deliveries:
+    """Delivery for all queues. Event loop's thread only.
+
+    Args:
+        stream: number of the stream with the messages.
+        at_end: calls back at the end of the turn of the loop.
+        next_round: calls back at an owner's turn.
+        clock: ns since 1970.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        log: SegmentLog,
+        stream: int,
+        messages: Backlog,
+        writer: QueueStateWriter,
+        contents: Contents,
+        at_end: Callable[[Callable[[], None]], None],
+        next_round: Callable[[Owner | None, Callable[[], None]], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._stream = stream
+        self._messages = messages
+        self._writer = writer
+        self._contents = contents
+        self._at_end = at_end
+        self._next_round = next_round
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[Queue, None] = {}
+        self._called = False
+        self._is_closed = False
+        self._loading: set[asyncio.Task[None]] = set()
+        self.delivered = self.redelivered = 0
+
+    def close(self) -> None:
+        """Stop reading and timing."""
+        self._is_closed = True
+        for task in self._loading:
+            task.cancel()
+
+    # --- out
+
+    def soon(self, queue: Queue) -> None:
+        """Deliver the messages that can be delivered, at the end of this turn of the loop."""
+        self._due[queue] = None
+        if not self._called:
+            self._called = True
+            self._at_end(self._deliver_due)
+
+    def _deliver_due(self) -> None:
+        self._called = False
+        due, self._due = self._due, {}
+        until = self._loop.time() + DUE_S
+        for queue in due:
+            if self._loop.time() < until:
+                self.deliver(queue)
+            else:
+                self._next_round(queue.owner, partial(self.deliver, queue))
+
+    def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
+        """Deliver the messages that were just stored, from ``first`` on."""
+        until = self._loop.time() + DUE_S
+        for queue in queues:
+            if queue.expires or self._loop.time() < until:
+                self.deliver(queue, first)
+            else:
+                self.soon(queue)
+
+    def deliver(self, queue: Queue, fresh: int = 1 << 63) -> None:
+        """Deliver the messages that can be delivered now.
+
+        Args:
+            fresh: first message that has just arrived: from it on, messages may be delivered before they expire,
+                however short their time to live.
+        """
+        # While messages are going back to the queue, a delivery could overtake older ones among them.
+        if queue.deleted or queue.returning or self._is_closed:
+            return
+        # A batch ends where another consumer has its turn: so a client with several consumers gets messages in order.
+        batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = []
+        latest: dict[QueueClient, tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = {}
+        has_share = partial(self._contents.has_share, queue)
+        left, until = SLICE, self._loop.time() + DUE_S
+        while left and queue.ready.count and (queue.consumptions or queue.getters):
+            left = left - 1 if self._loop.time() < until else 0
+            seq, priority = queue.ready.peek()
+            message = queue.loaded.messages.get(seq)
+            if message is None:
+                if queue.loaded.is_gone(seq):
+                    self._contents.lose(queue, seq)
+                    continue
+                # Read only when a reader can take a message: pages of idle queues would use the memory that all queues
+                # share.
+                if _chosen(queue, None, has_share) is not None:
+                    self._read(queue)
+                break
+            if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
+                if self._contents.may_bury(queue):
+                    self._contents.remove_next(queue, Death.EXPIRED)
+                    continue
+                break
+            consumption = _chosen(queue, message.topic, has_share)
+            if consumption is None:
+                # A consumer with the right to the message only lacks credit: wait for it, which keeps the order.
+                # Otherwise set the message aside, so that it does not block the messages behind it.
+                if queue.consumptions.may_anybody_read(message.topic):
+                    break
+                self._withhold(queue)
+                continue
+            # The mark must be durable before the first delivery: after a crash it flags the message as redelivered.
+            if queue.kept and seq >= queue.marks.durable:
+                self._mark(queue, consumption)
+                break
+            batch = latest.get(consumption.client)
+            if batch is None or batch[0] is not consumption:
+                batch = latest[consumption.client] = consumption, []
+                batches.append(batch)
+            batch[1].append(self._give(queue, consumption, message, priority))
+        self._send(batches)
+        self._after(queue, more=not left)
+
+    def _after(self, queue: Queue, *, more: bool) -> None:
+        if more:
+            self._next_round(queue.owner, partial(self.deliver, queue))
+        # The queue is empty, and no page is on its way: answer the waiting gets.
+        if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
+            for getter in queue.take_getters():
+                self._contents.free_share(getter.client.owner)
+                getter.end()
+                getter.consumer.deliver([])
+        if queue.expires and not more:
+            self._time(queue)
+
+    def _send(self, batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]]) -> None:
+        for consumption, batch in batches:
+            self.delivered += len(batch)
+            try:
+                consumption.consumer.deliver(batch)
+            except Exception:  # one client's failure must not keep messages from the others
+                logger.exception("messages of queue %r could not be sent to a consumer", consumption.queue.name)
+
+    def _give(
+        self, queue: Queue, consumption: Consumption, message: LogRecord, priority: int
+    ) -> tuple[Delivery, LogRecord]:
+        seq = message.seq
+        redelivered, attempts = queue.marks.was_delivered(seq), queue.marks.attempts.get(seq, 0)
+        delivery = Delivery(seq, queue.take(seq), attempts, priority, redelivered=redelivered, holder=consumption)
+        self._contents.unload(queue, seq)
+        self.redelivered += redelivered
+        consumption.take(1)
+        gets = consumption in queue.getters  # its share was taken when it asked
+        if consumption.needs_acks:
+            if not gets:
+                self._contents.unacknowledged.hold(consumption.client.owner)
+            queue.unsettled.hold(delivery)
+            consumption.unsettled.add(delivery)
+        else:
+            if gets:
+                self._contents.free_share(consumption.client.owner)
+            self._contents.leave(queue, seq, delivery.size)
+        if gets:
+            queue.answered(consumption)
+            consumption.end()
+        else:
+            queue.consumptions.took(consumption)
+        return delivery, message
+
+    # --- readers
+
+    def _withhold(self, queue: Queue) -> None:
+        """Set the next message aside until another reader comes."""
+        self._contents.unload(queue, queue.ready.withhold())
+
+    def reconsider(self, queue: Queue) -> None:
+        """Offer messages that no reader was allowed to have, after a new reader or new access rules."""
+        queue.ready.offer()
+        self.soon(queue)
+
+    # --- time to live
+
+    def _deadline(self, queue: Queue, message: LogRecord) -> int:
+        """Return the time at which a message expires, ns since 1970; a far one where it does not."""
+        deadline = 1 << 63
+        for name, value in message.headers:
+            if name == EXPIRES and type(value) is int:
+                deadline = value
+        ttl_ms = queue.definition.arguments.message_ttl_ms
+        return deadline if ttl_ms is None else min(deadline, message.time + ttl_ms * _MS_NS)
+
+    def _time(self, queue: Queue) -> None:
+        """Remove expired messages, and start a timer for the next one."""
+        queue.set_timer()
+        left, until = SLICE, self._loop.time() + DUE_S
+        while queue.ready.count:
+            seq, _ = queue.ready.peek()
+            message = queue.loaded.messages.get(seq)
+            if queue.loaded.is_gone(seq):
+                self._contents.lose(queue, seq)
+                continue
+            if message is None:
+                self._read(queue)
+                return
+            left_ns = self._deadline(queue, message) - self._clock()
+            if left_ns > 0:
+                if left_ns < _FAR_NS:
+                    queue.set_timer(self._loop.call_later(left_ns / 1e9 + _LATE_S, self._timed, queue))
+                return
+            if not self._contents.may_bury(queue):
+                return
+            left -= 1
+            if not left or self._loop.time() >= until:
+                self._next_round(queue.owner, partial(self.deliver, queue))
+                return
+            self._contents.remove_next(queue, Death.EXPIRED)
+
+    def _timed(self, queue: Queue) -> None:
+        queue.set_timer()
+        if not queue.deleted:
+            self.soon(queue)
+
+    # --- before a delivery
+
+    def before_store(self, first: int, queues: Iterable[tuple[Queue, ...]]) -> None:
+        """Mark messages that are about to be stored and can be delivered at once."""
+        rooms: dict[Queue, int] = {}
+        ends: dict[Queue, int] = {}
+        for seq, of_message in enumerate(queues, first):
+            for queue in of_message:
+                # Behind ready messages a new one is not delivered at once, so its mark can wait for ``_mark``.
+                if not queue.kept or not queue.consumptions or queue.ready.count:
+                    continue
+                room = rooms.get(queue)
+                if room is None:
+                    room = queue.consumptions.room(AHEAD_MAX)
+                if room > 0:
+                    ends[queue] = seq + 1
+                rooms[queue] = room - 1
+        for queue, end in ends.items():
+            if end > queue.marks.durable:
+                self._writer.marked(queue, end)
+                queue.marks.write_with_messages(end)
+        if ends:
+            with contextlib.suppress(LogError):  # the append of the messages reports the same error
+                self._writer.flush()
+
+    def _mark(self, queue: Queue, consumption: Consumption) -> None:
+        """Record in the log that the next messages may have been delivered, and deliver them once it is durable."""
+        if queue.marks.is_writing:
+            return
+        count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
+        end = max(queue.ready.next(queue.marks.ahead(count))) + 1
+        self._writer.marked(queue, end)
+        try:
+            self._writer.flush()
+        except LogError as error:
+            logger.warning("messages of queue %r wait: %s", queue.name, error)
+            self._loop.call_later(RETRY_S, self.soon, queue)
+            return
+        queue.marks.write(end)
+        self._log.on_durable(partial(self._marked, queue, end))
+
+    def _marked(self, queue: Queue, end: int, error: BaseException | None) -> None:
+        if error is None:
+            queue.marks.written(end)
+            self.soon(queue)
+
+    def _read(self, queue: Queue) -> None:
+        """Read the next messages from the log."""
+        if queue.loaded.may_read and not self._is_closed:
+            page = self._loop.create_task(self._read_page(queue))
+            queue.loaded.read(page)
+            self._loading.add(page)
+            page.add_done_callback(self._loading.discard)
+
+    async def _read_page(self, queue: Queue) -> None:
+        try:
+            self._contents.make_room()
+            room = max(memory.LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
+            mean = queue.ready.bytes // max(queue.count, 1) + LOADED_ENTRY_BYTES
+            wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
+            end = self._log.durable_end(self._stream)
+            missing = [seq for seq in wanted if seq not in queue.loaded.messages]
+            found = await self._messages.fetch(self._stream, missing)
+        except Exception as error:  # on any error: consumers must not wait until something else happens to the queue
+            expected = isinstance(error, (OSError, LogFailed))
+            logger.error("messages of queue %r cannot be read: %s", queue.name, error, exc_info=not expected)
+            queue.loaded.wait()
+            self._loop.call_later(RETRY_S, self._retry, queue)
+            return
+        finally:
+            queue.loaded.was_read()
+        if queue.deleted:
+            return
+        # Meanwhile messages may have been purged, or dropped.
+        for seq in queue.ready.next(len(wanted)):
+            record = found.get(seq)
+            if record is not None:
+                self._contents.load(queue, record)
+            elif seq in wanted and seq < end and seq not in queue.loaded.messages:
+                queue.loaded.gone(seq)
+        seq = queue.ready.peek()[0] if queue.ready.count else -1
+        if seq >= end and seq not in queue.loaded.messages:
+            queue.loaded.wait()
+            self._log.on_durable(partial(self._is_durable, queue))
+            return
+        self.deliver(queue)
+
+    def _retry(self, queue: Queue) -> None:
+        queue.loaded.go_on()
+        self.soon(queue)
+
+    def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
+        queue.loaded.go_on()
+        if error is None:
+            self.soon(queue)
+
+
+def _chosen(queue: Queue, topic: bytes | None, has_share: Callable[[Owner], bool]) -> Consumption | None:
+    """Return the reader that gets the next message; None when no reader can take it now.
+
+    Args:
+        topic: of the message; None when it is not known yet.
+        has_share: as for ``Consumers.choose``.
+    """
+    for getter in queue.getters:
+        if topic is None or getter.client.may_read(topic):
+            return getter
+    return queue.consumptions.choose(topic, has_share)
+
+
+_FAR_NS = 1 << 60
+_LATE_S = 0.001
+"""Delay added to a timer, because the two clocks differ."""

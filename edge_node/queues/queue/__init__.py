@@ -1,1 +1,0 @@
-"""One queue: its messages, their order and its readers."""

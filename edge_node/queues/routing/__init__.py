@@ -1,1 +1,0 @@
-"""Routing of messages to queues: exchanges, bindings, and remembered look-ups."""

@@ -1,1 +1,0 @@
-"""State of queues in the log: declarations and settlements, and how a start restores them."""

@@ -1,1 +1,0 @@
-"""Records and messages sent to browsers, as server-sent events or over WebSocket."""

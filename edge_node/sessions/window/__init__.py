@@ -1,1 +1,0 @@
-"""One client's window: its deliveries, their states and its answers."""

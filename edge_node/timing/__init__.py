@@ -1,1 +1,0 @@
-"""Clocks and timers: the only place of the node that reads the time."""

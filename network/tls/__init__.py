@@ -1,1 +1,0 @@
-"""TLS from PEM files: contexts, revocation lists, alerts."""

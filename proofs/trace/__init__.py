@@ -1,1 +1,0 @@
-"""Traces: from a row of a table back to the records of devices that went into it."""

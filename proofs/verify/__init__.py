@@ -1,1 +1,0 @@
-"""The verification of a hub's store, or of a backup of one: whether it is whole, and what it lacks."""

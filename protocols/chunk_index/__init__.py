@@ -1,1 +1,0 @@
-"""Index of a chunk: its values, and the bytes of both of its forms."""

@@ -1,1 +1,0 @@
-"""Attempts of a link to connect, without I/O: the next URL, the wait, the epoch, and the outcome."""

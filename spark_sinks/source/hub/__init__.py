@@ -1,1 +1,0 @@
-"""Reads through the hub's API, with a token of the tenant instead of a key of the store."""

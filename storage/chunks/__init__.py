@@ -1,1 +1,0 @@
-"""Readers of the objects of a shard's log."""

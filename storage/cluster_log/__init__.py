@@ -1,1 +1,0 @@
-"""The cluster log: facts that belong to no edge, declared by operators, in one log beside those of the shards."""

@@ -1,1 +1,0 @@
-"""Presence in a store: entries of hub processes and of makers of tables, written again and again."""

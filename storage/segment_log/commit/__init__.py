@@ -1,1 +1,0 @@
-"""Appending: from pending records to durable commits."""

@@ -1,1 +1,0 @@
-"""Reading batches of streams back."""

@@ -1,1 +1,0 @@
-"""Opening a log, and repairing what a crash left."""

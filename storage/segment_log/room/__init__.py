@@ -1,1 +1,0 @@
-"""Disk room: budget, eviction, retention."""

@@ -1,1 +1,0 @@
-"""Walking over the entries of a segment file."""

@@ -1,1 +1,0 @@
-"""Delta tables through deltalake and pyarrow, shared by the hub, the proofs and the sinks."""

@@ -1,0 +1,820 @@
+"""The log of a Delta table as objects: reading it without the table's files, commits, and what a power cut left.
+
+A commit is one object that must not exist yet: the store decides who wins a version, and what is there is durable.
+Others write entries as well: deltalake makes tables and checkpoints for Weft, and operators change tables with Spark.
+deltalake never syncs its files. On a directory, a power cut may therefore keep version n+1 and lose version n, and with
+it rows that the position of n+1 claims. So before a commit on top of a version, every entry up to it is synced; at most
+the newest entry can then be torn, and ``mend`` removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import IO, Any, NamedTuple, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from weft.protocols.chunk_index import StreamKey
+from weft.storage.cluster import Cluster
+from weft.storage.hub_keys import latest_key, table_key
+from weft.storage.object_store import AlreadyExists, Listed, NotFound, ObjectStore
+from weft.storage.object_store.protocol import ObjectFile
+from weft.storage.table.actions import (
+    ACTIONS_KEY,
+    Action,
+    AddedFile,
+    DataFile,
+    DeltaState,
+    EntryFollower,
+    Lines,
+    StateBuilder,
+    TableConflict,
+    TableError,
+    TableSize,
+    add_action,
+    app_ids,
+    encode_entry,
+    plain_path,
+    remove_action,
+    txn_actions,
+)
+
+# A table's checkpoint in Parquet, read by column: its additions of files, nearly all of it, mostly stay unread.
+#
+# A checkpoint has a column for each kind of action, and one row per action (Delta protocol, "Checkpoint Schema"). All
+# of it blocks.
+
+FACTS = ("txn", "metaData", "protocol")
+"""Kinds of actions that are read for a table's state."""
+BUFFER_BYTES = 1 << 20
+"""Bytes of a column that are read at a time: a row group may have a million paths and statistics."""
+BATCH_ROWS = 16 << 10
+_FILE_COLUMNS = ("path", "size", "stats", "deletionVector.storageType")
+
+
+def take_facts(file: IO[bytes], name: str, take: Callable[[Action], None]) -> None:
+    """Give the transactions, the metadata and the protocol of a checkpoint, or of a part of one, to ``take``.
+
+    Raises:
+        TableError: it is damaged.
+        NotFound, StoreError: as the object store, if ``file`` is of one.
+    """
+    for batch, kind in _batches(file, name, FACTS, lambda _: True):
+        column = batch.column(0)
+        if column.null_count < len(column):
+            for value in column.drop_null().to_pylist():
+                try:
+                    take(_action(kind, value))
+                except msgspec.ValidationError as error:
+                    raise TableError(f"{name} is damaged: {error}") from error
+
+
+def files(file: IO[bytes], name: str, bytes_max: int | None = None) -> Iterator[AddedFile]:
+    """Yield the files of a checkpoint, or of a part of one.
+
+    Args:
+        bytes_max: only files that have less bytes; None means all.
+
+    Raises:
+        As ``take_facts``.
+    """
+
+    def worth(group: pq.RowGroupMetaData) -> bool:
+        return bytes_max is None or _smallest(group) < bytes_max
+
+    for batch, _ in _batches(file, name, ("add",), worth, _FILE_COLUMNS):
+        adds = batch.column(0)
+        wanted = adds.is_valid() if bytes_max is None else pc.less(pc.struct_field(adds, "size"), bytes_max)
+        for value in adds.filter(wanted, null_selection_behavior="drop").to_pylist():
+            vector = value.get("deletionVector")
+            yield AddedFile(value["path"], value["size"], value.get("stats"), vector)
+
+
+def size(file: IO[bytes], name: str) -> TableSize:
+    """Return number and bytes of the files of a checkpoint, or of a part of one.
+
+    Raises:
+        As ``take_facts``.
+    """
+    count = total = 0
+    for batch, _ in _batches(file, name, ("add",), lambda _: True, ("size",)):
+        adds = batch.column(0)
+        sizes = pc.struct_field(adds.filter(adds.is_valid()), "size")
+        count, total = count + len(sizes), total + (pc.sum(sizes).as_py() or 0)
+    return TableSize(count, total)
+
+
+def _batches(
+    file: IO[bytes],
+    name: str,
+    kinds: Sequence[str],
+    worth: Callable[[pq.RowGroupMetaData], bool],
+    columns: Sequence[str] = (),
+) -> Iterator[tuple[pa.RecordBatch, str]]:
+    """Yield rows with one column, of each kind, from the row groups that may have it."""
+    try:
+        parquet = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
+        for index in range(parquet.num_row_groups):
+            group = parquet.metadata.row_group(index)
+            for kind in kinds:
+                if _has(group, kind) and worth(group):
+                    wanted = [f"{kind}.{column}" for column in columns] or [kind]
+                    for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[index], columns=wanted):
+                        yield batch, kind
+    except (OSError, pa.ArrowException) as error:
+        raise TableError(f"{name} is damaged: {error}") from error
+
+
+def _has(group: pq.RowGroupMetaData, kind: str) -> bool:
+    """Return whether a row group may have actions of a kind."""
+    for index in range(group.num_columns):
+        column = group.column(index)
+        if column.path_in_schema.startswith(f"{kind}."):
+            known = column.statistics
+            if known is None or not known.has_null_count or known.null_count < column.num_values:
+                return True
+    return False
+
+
+def _smallest(group: pq.RowGroupMetaData) -> int:
+    """Return the least size of a file of a row group, as far as its statistics tell."""
+    for index in range(group.num_columns):
+        column = group.column(index)
+        if column.path_in_schema == "add.size" and column.statistics and column.statistics.has_min_max:
+            return int(column.statistics.min)
+    return 0
+
+
+def _action(kind: str, value: dict[str, Any]) -> Action:
+    if kind != "metaData":
+        return msgspec.convert({kind: value}, Action)
+    told = value.get("format") or {}
+    return Action(
+        metaData=value
+        | {
+            # Arrow has maps as lists of pairs.
+            "format": told | {"options": dict(told.get("options") or ())},
+            "configuration": dict(value.get("configuration") or ()),
+            "partitionColumns": list(value.get("partitionColumns") or ()),
+        }
+    )
+
+
+# Demands of a table on its writers, which of them appends and joins of files meet, and what others may change before
+# a commit.
+#
+# Delta protocol, "Writer Requirements" and "Table Features". A feature that a table lists and does not use, such as
+# the constraints that writer version 3 may have, asks nothing of a writer.
+
+FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",  # appends and rewrites without changes need no change files
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",  # new files have none
+        "domainMetadata",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "vacuumProtocolCheck",
+    }
+)
+"""Features that may be listed. Those that compute, check or rename values are refused where a table uses them."""
+WRITER_VERSION_MAX = 7
+_COLUMN_DEMANDS = ("delta.generationExpression", "delta.identity", "delta.invariants")
+
+
+def demands_of(state: DeltaState) -> list[str]:
+    """Return the demands of a table that this writer does not meet, by the names that Delta has for them."""
+    protocol, properties = state.protocol, state.properties()
+    if protocol.minWriterVersion > WRITER_VERSION_MAX:
+        return [f"minWriterVersion {protocol.minWriterVersion}"]
+    found = set(protocol.writerFeatures or ()) - FEATURES
+    found |= {name for name in properties if name.startswith("delta.constraints.")}
+    if properties.get("delta.columnMapping.mode", "none") != "none":
+        found.add("delta.columnMapping.mode")
+    for column in state.fields():
+        told = column.get("metadata") or {}
+        found |= {f"{name} ({column['name']})" for name in told if name.startswith(_COLUMN_DEMANDS)}
+    partitions = state.metadata.get("partitionColumns") or []
+    return sorted([*found, *(f"partition by {name}" for name in partitions)])
+
+
+def check_writable(state: DeltaState, key: str) -> None:
+    """Check that rows can be added to a table.
+
+    Raises:
+        TableError: the table demands of its writers what this one does not do.
+    """
+    if demands := demands_of(state):
+        raise TableError(
+            f"{key} demands {', '.join(demands)} of its writers, which Weft does not do. Remove that from the table, "
+            "or move the table away: the hub makes it again from the log"
+        )
+
+
+def check_unconcerned(key: str, state: DeltaState, now: StateBuilder, applications: Collection[str]) -> None:
+    """Check that a commit that was decided on a state is still right on top of a later version.
+
+    Raises:
+        TableConflict: it is not.
+    """
+    if (now.protocol, now.metadata) != (state.protocol, state.metadata):
+        raise TableConflict(f"{key}: version {now.version} has another schema, properties or protocol")
+    moved = [name for name in applications if now.transactions.get(name) != state.transactions.get(name)]
+    if moved:
+        raise TableConflict(f"{key}: another writer has moved the position of {moved[0]}")
+    if now.removed:
+        raise TableConflict(f"{key}: another writer has removed {min(now.removed)}")
+
+
+_logger = logging.getLogger(__name__)
+_PARQUET_MAGIC = b"PAR1"
+_PART = re.compile(r"\.checkpoint\.\d{10}\.\d{10}\.parquet$")
+PIECE_BYTES = 1 << 20
+"""Bytes of an entry that are read at a time: what others commit may name any number of files."""
+READ_AHEAD = 8
+"""Maximum number of entries requested at once."""
+LOST_MAX = 64
+"""Number of versions of others after which a commit is given up: it is decided again on a new reading."""
+PARTS_MAX = 1000
+"""Maximum number of parts of a checkpoint."""
+READINGS_MAX = 3
+"""Number of times that a reading starts over because the log was cleaned up under it."""
+
+
+class LastCheckpoint(msgspec.Struct):
+    """The checkpoint that a log names as its newest."""
+
+    version: int = -1
+    size: int = 0
+    """Number of its actions, nearly all of them files."""
+
+
+def decode_pointer(data: bytes) -> LastCheckpoint:
+    """Return the checkpoint that ``_last_checkpoint`` names; of version -1 if it is damaged: a log is whole without."""
+    try:
+        return msgspec.json.decode(data, type=LastCheckpoint)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return LastCheckpoint()
+
+
+class TableLog:
+    """The ``_delta_log`` of the table at ``key``. Every method may raise ``StoreError``.
+
+    Args:
+        applications: beginning of the applications whose transactions are read.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, applications: str = "weft/") -> None:
+        self._store = store
+        self._key = key
+        self._folder = f"{key}/_delta_log"
+        self._applications = applications
+        self._synced: int | None = None
+
+    async def read(self) -> DeltaState | None:
+        """Return the newest version; None if there is no table.
+
+        It takes the newest checkpoint's facts and the entries since, in a few megabytes however large they are.
+
+        Raises:
+            TableError: the log is damaged, or has a form that cannot be read.
+        """
+        for _ in range(READINGS_MAX):
+            builder = StateBuilder(self._applications)
+            with contextlib.suppress(NotFound):
+                if (start := await self._start()) >= 0:
+                    facts = partial(take_facts, take=builder.take)
+                    builder.entry_hash = await self._read_checkpoint(start, facts)
+                    builder.version = start
+                await self._read_on(builder)
+            # An entry is missing at the end of the log, and where it was cleaned up. A commit there would hide all
+            # that comes after it. A newer checkpoint is named before it is cleaned up.
+            if await self.checkpoint_version() <= builder.version:
+                return builder.state() if builder.version >= 0 else None
+        raise self._outrun()
+
+    def _outrun(self) -> TableError:
+        return TableError(
+            f"{self._key}: its log was cleaned up {READINGS_MAX} times while it was read; try again later"
+        )
+
+    async def advance(self, state: DeltaState) -> DeltaState | None:
+        """Return the newest version, read on from an earlier one; None if only a new reading shows it: the table was
+        moved away, or its log was cleaned up.
+
+        Raises:
+            TableError: as ``read``.
+        """
+        if not await self.is_current(state):
+            return None
+        builder = StateBuilder.of(state, self._applications)
+        await self._read_on(builder)
+        return builder.state() if await self.checkpoint_version() <= builder.version else None
+
+    def anew(self) -> TableLog:
+        """Return the log of a table that is made where another one was."""
+        return TableLog(self._store, self._key, self._applications)
+
+    async def is_current(self, state: DeltaState | EntryFollower) -> bool:
+        """Return whether the entry of a version is in the log: the table was not moved away, and no other is there."""
+        try:
+            return await self._hash(state.version) == state.entry_hash
+        except NotFound:
+            return False
+
+    async def follow(self, files: EntryFollower) -> None:
+        """Bring a follower up to the newest version; it starts over if the table is another one by now. Of a table that
+        is not there, its version is -1.
+
+        Raises:
+            TableError: as ``read``.
+        """
+        for _ in range(READINGS_MAX):
+            if files.version >= 0 and not await self.is_current(files):
+                files.clear()
+            with contextlib.suppress(NotFound):
+                if files.version < 0 and (start := await self._start()) >= 0:
+                    files.entry_hash = await self._read_checkpoint(start, files.read_checkpoint)
+                    files.version = start
+                await self._read_on(files)
+            if await self.checkpoint_version() <= files.version:
+                return
+            files.clear()
+        raise self._outrun()
+
+    async def append(
+        self, state: DeltaState, files: Sequence[DataFile], transactions: Mapping[str, int], now_ms: int
+    ) -> DeltaState:
+        """Add files and move the positions of applications, in one version. Return it; it is durable.
+
+        Versions of others that came after ``state`` do not concern an append, unless they change what it relies on: the
+        same transactions, the schema, the properties or the protocol.
+
+        Raises:
+            TableConflict: they did. Only a new reading shows whether an earlier attempt of this very commit did it.
+            TableError: the table demands of its writers what this one does not do.
+            StoreError: the outcome is unknown; a new reading shows it.
+        """
+        check_writable(state, self._key)
+        actions = [*(add_action(file, data_change=True) for file in files), *txn_actions(transactions)]
+        entry = encode_entry("WRITE", {"mode": "Append"}, actions, now_ms, blind=True)
+        return await self.commit(state, entry, transactions.keys(), ())
+
+    async def replace(
+        self, state: DeltaState, old: Sequence[DataFile], new: DataFile, now_ms: int, *, listed: int
+    ) -> DeltaState:
+        """Replace files by one file with the same rows. Return the version; it is durable.
+
+        Args:
+            listed: version that had the files. Only entries after ``state`` are looked through for their removal.
+
+        Raises:
+            TableConflict: another writer removed one of them, or may have done so before ``state``, or changed the
+                table as for ``append``.
+            TableError, StoreError: as ``append``.
+        """
+        check_writable(state, self._key)
+        if listed < state.version:
+            raise TableConflict(f"{self._key}: files of version {listed} are to be replaced in version {state.version}")
+        actions = [add_action(new, data_change=False), *(remove_action(file, now_ms) for file in old)]
+        entry = encode_entry("OPTIMIZE", {"predicate": "[]"}, actions, now_ms, blind=False)
+        return await self.commit(state, entry, (), [file.path for file in old])
+
+    async def alter(self, state: DeltaState, operation: str, metadata: Mapping[str, Any], now_ms: int) -> DeltaState:
+        """Change a table's schema or properties. Return the version; it is durable.
+
+        Args:
+            operation: name for the table's history, such as ``ADD COLUMN``.
+            metadata: the whole action ``metaData``.
+
+        Raises:
+            TableConflict, TableError, StoreError: as ``append``.
+        """
+        check_writable(state, self._key)
+        entry = encode_entry(operation, {}, [{"metaData": metadata}], now_ms, blind=False)
+        return await self.commit(state, entry, (), ())
+
+    async def commit(
+        self, state: DeltaState, entry: bytes, applications: Collection[str], removes: Sequence[str]
+    ) -> DeltaState:
+        """Write an entry after a state, or after what others wrote since, if that does not concern it."""
+        builder = StateBuilder.of(state, self._applications, removes)
+        while builder.version - state.version <= LOST_MAX:
+            await self.sync(builder.version)
+            try:
+                await self._store.create(self._entry(builder.version + 1), entry)
+            except AlreadyExists:
+                if not await self._read_on(builder):
+                    raise TableConflict(f"{self._key}: version {builder.version + 1} came and went") from None
+                check_unconcerned(self._key, state, builder, applications)
+                continue
+            builder.version += 1
+            builder.entry_hash = sha256(entry).digest()
+            self._synced = builder.version
+            cutter = Lines(files=False)
+            for action in [*cutter.take(entry), *cutter.finish()]:
+                builder.take(action)
+            return builder.state()
+        raise TableConflict(f"{self._key}: others made {LOST_MAX} versions meanwhile")
+
+    async def _read_on(self, builder: StateBuilder | EntryFollower) -> int:
+        """Read the entries after a version. Return their number."""
+        first, ahead = builder.version + 1, 1
+        while True:
+            numbers = range(builder.version + 1, builder.version + 1 + ahead)
+            for number, piece in zip(numbers, await asyncio.gather(*map(self._first_piece, numbers)), strict=True):
+                if piece is None:
+                    return number - first
+                await self._take_entry(builder, number, piece)
+                await asyncio.sleep(0)  # a piece takes some milliseconds
+            ahead = min(READ_AHEAD, 2 * ahead)
+
+    async def _take_entry(self, builder: StateBuilder | EntryFollower, number: int, first: bytes) -> None:
+        lines, digest = Lines(builder.reads_files), sha256()
+        try:
+            async for piece in self._pieces(number, first):
+                digest.update(piece)
+                for action in lines.take(piece):
+                    builder.take(action)
+            for action in lines.finish():
+                builder.take(action)
+        except TableError as error:
+            raise TableError(f"{self._entry(number)}: {error}") from error
+        builder.version, builder.entry_hash = number, digest.digest()
+
+    async def _first_piece(self, number: int) -> bytes | None:
+        try:
+            return await self._store.get_range(self._entry(number), 0, PIECE_BYTES)
+        except NotFound:
+            return None
+
+    async def _pieces(self, number: int, first: bytes | None = None) -> AsyncIterator[bytes]:
+        """Yield the bytes of an entry. Raises NotFound."""
+        at, piece = 0, first
+        while True:
+            if piece is None:
+                piece = await self._store.get_range(self._entry(number), at, PIECE_BYTES)
+            yield piece
+            if len(piece) < PIECE_BYTES:
+                return
+            at, piece = at + len(piece), None
+
+    async def _listed_checkpoint(self) -> int:
+        """Return the newest checkpoint of a log whose pointer to it is missing; -1 without one."""
+        keys = (item.key.rpartition("/")[2] for item in await self._store.list(self._folder))
+        return max((int(name[:20]) for name in keys if name.endswith(".checkpoint.parquet")), default=-1)
+
+    async def _start(self) -> int:
+        """Return the version of the checkpoint at which a reading begins; -1 if it begins at version 0."""
+        version = await self.checkpoint_version()
+        is_there = version >= 0 or await self._first_piece(0) is not None
+        return version if is_there else await self._listed_checkpoint()
+
+    async def _read_checkpoint(self, version: int, read: Callable[[IO[bytes], str], None]) -> bytes:
+        """Give each part of a checkpoint to ``read``, in a thread. Return the hash of the version's entry."""
+        loop = asyncio.get_running_loop()
+        for part in self._usable(version, await self._listed(version)):
+            file = ObjectFile(self._store, part.key, part.size, loop)
+            await asyncio.to_thread(read, cast("IO[bytes]", file), part.key)
+        try:
+            return await self._hash(version)
+        except NotFound:
+            return b""  # cleaned up behind its checkpoint
+
+    def _usable(self, version: int, listed: Sequence[Listed]) -> list[Listed]:
+        for item in listed:
+            if item.key.endswith(f"{version:020d}.checkpoint.parquet"):
+                return [item]
+        parts = [item for item in listed if _PART.search(item.key)]
+        if not parts or len(parts) != int(parts[0].key[-18:-8]):
+            raise TableError(
+                f"{self._key}: the checkpoint of version {version} is missing, or has a form that Weft cannot read. "
+                "Weft reads checkpoints in Parquet of Delta's version 1"
+            )
+        return parts
+
+    async def _hash(self, version: int) -> bytes:
+        """Return a hash of an entry. Raises NotFound."""
+        digest = sha256()
+        async for piece in self._pieces(version):
+            digest.update(piece)
+        return digest.digest()
+
+    async def last_checkpoint(self) -> LastCheckpoint:
+        """Return the newest checkpoint that the log names; of version -1 without one."""
+        with contextlib.suppress(NotFound):
+            return decode_pointer((await self._store.get(f"{self._folder}/_last_checkpoint")).data)
+        return LastCheckpoint()
+
+    async def checkpoint_version(self) -> int:
+        """Return the version of the newest checkpoint that the log names; -1 without one."""
+        return (await self.last_checkpoint()).version
+
+    async def sync(self, version: int) -> None:
+        """Make every entry up to ``version`` durable, including those of other writers."""
+        if self._synced is None:
+            self._synced = await self.sync_checkpoint()
+        for number in range(self._synced + 1, version + 1):
+            # Another node may have cleaned up behind a checkpoint meanwhile.
+            with contextlib.suppress(NotFound):
+                await self._store.sync(self._entry(number))
+            self._synced = number
+
+    async def sync_checkpoint(self) -> int:
+        """Make the newest checkpoint durable. Return its version."""
+        version = await self.checkpoint_version()
+        if version >= 0:
+            for part in await self._parts(version):
+                await self._store.sync(part)
+            with contextlib.suppress(NotFound):
+                await self._store.sync(f"{self._folder}/_last_checkpoint")
+        return version
+
+    async def mend(self) -> bool:
+        """Remove files that are half written because of a power cut. Return whether there were any."""
+        # Removing them loses nothing: a checkpoint repeats the entries, and the rows of a removed entry are written
+        # again. Only its Parquet files become orphans.
+        torn = [*await self._torn_checkpoint(), *await self._torn_entry()]
+        for key in torn:
+            _logger.warning("removing %s, which was not written to its end", key)
+            await self._store.delete(key)
+        return bool(torn)
+
+    def _entry(self, version: int) -> str:
+        return f"{self._folder}/{version:020d}.json"
+
+    async def _listed(self, version: int) -> list[Listed]:
+        """Return the objects of a version's checkpoint, of one part or of several."""
+        # "-" sorts before ".", so entry n's own name comes before its checkpoints.
+        listed = await self._store.list(self._folder, after=f"{self._folder}/{version:020d}", limit=PARTS_MAX)
+        return [item for item in listed if item.key.startswith(f"{self._folder}/{version:020d}.checkpoint.")]
+
+    async def _parts(self, version: int) -> list[str]:
+        return [item.key for item in await self._listed(version)]
+
+    async def _torn_checkpoint(self) -> list[str]:
+        version = await self.checkpoint_version()
+        parts = await self._parts(version) if version >= 0 else []
+        torn = []
+        for part in parts:
+            if part.endswith(".parquet") and await self._store.get_range(part, -4, 4) != _PARQUET_MAGIC:
+                torn.append(part)
+        # The pointer is removed first: a pointer to a missing checkpoint makes the table unreadable.
+        return [f"{self._folder}/_last_checkpoint", *torn] if torn or (version >= 0 and not parts) else []
+
+    async def _torn_entry(self) -> list[str]:
+        after = f"{self._folder}/{max(0, await self.checkpoint_version()):020d}"
+        entries = [item.key for item in await self._store.list(self._folder, after=after) if item.key.endswith(".json")]
+        return [] if not entries or await self._is_whole(int(entries[-1][-25:-5])) else entries[-1:]
+
+    async def _is_whole(self, version: int) -> bool:
+        """Return whether an entry is complete, as far as its own lines show."""
+        lines, told, count = Lines(files=True), None, 0
+        try:
+            async for piece in self._pieces(version):
+                for action in lines.take(piece):
+                    count, told = count + 1, told or action.commitInfo
+            for action in lines.finish():
+                count, told = count + 1, told or action.commitInfo
+        except TableError:
+            return False
+        expected = (told or {}).get(ACTIONS_KEY)
+        return count > 0 and (expected is None or expected == count - 1)
+
+
+# The small files of a table, and the size of all, followed from version to version. To join files, the large ones
+# need not be known.
+
+FILES_MAX = 100_000
+"""Maximum number of files that are kept, some 50 MB; others wait until these are joined and the table is read again."""
+VACUUM_END = "VACUUM END"
+"""Delta's name of what ends a vacuum."""
+MOMENT_MS_MAX = (1 << 63) // 1_000_000
+
+
+class _Bounds(msgspec.Struct):
+    shard: int = msgspec.field(name="_shard")
+    offset: int = msgspec.field(name="_offset")
+
+
+class _Statistics(msgspec.Struct):
+    numRecords: int  # noqa: N815  (Delta's names)
+    minValues: _Bounds  # noqa: N815
+    maxValues: _Bounds  # noqa: N815
+
+
+_DECODER = msgspec.json.Decoder(_Statistics)
+
+
+class SmallFiles:
+    """The files of a table below a size whose statistics have one shard and an offset range; others are left out.
+
+    Args:
+        bytes_max: size of the files that are left out.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.reads_files = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the table."""
+        self.version = -1
+        self.entry_hash = b""
+        self._files: dict[str, DataFile] = {}
+        self.size: TableSize | None = TableSize(0, 0)
+        """Files of the version, the large ones too; None after a removal of one whose size it does not say."""
+        self.vacuumed_ms: int | None = None
+        """Moment at which a vacuum last ended that removed files, milliseconds since 1970; None if no entry that was
+        read says it. A checkpoint does not."""
+
+    def files(self) -> list[DataFile]:
+        """Return the files of the version, in no order."""
+        return list(self._files.values())
+
+    def has_all(self, files: Iterable[DataFile]) -> bool:
+        """Return whether the version has all of these files."""
+        return all(file.path in self._files for file in files)
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry."""
+        if action.add is not None:
+            self._count(1, action.add.size)
+            self.add(action.add)
+        elif action.remove is not None:
+            self._count(-1, action.remove.size)
+            self._files.pop(plain_path(action.remove.path), None)
+        elif action.commitInfo is not None and action.commitInfo.get("operation") == VACUUM_END:
+            moment = action.commitInfo.get("timestamp")
+            self.vacuumed_ms = moment if isinstance(moment, int) and 0 <= moment < MOMENT_MS_MAX else None
+
+    def _count(self, files: int, size: int | None) -> None:
+        if self.size is not None:
+            known = size is not None
+            self.size = TableSize(self.size.files + files, self.size.bytes + files * (size or 0)) if known else None
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
+        """Take a checkpoint, or a part of one. Raises as ``checkpoint.take_facts``."""
+        part = size(file, name)
+        if self.size is not None:
+            self.size = TableSize(self.size.files + part.files, self.size.bytes + part.bytes)
+        file.seek(0)
+        for added in files(file, name, self.bytes_max):
+            self.add(added)
+
+    def add(self, added: AddedFile) -> None:
+        """Add a file of the version, if it is a small one."""
+        path = plain_path(added.path)
+        self._files.pop(path, None)
+        # Rows that a deletion vector removes would come back in a joined file.
+        if added.size >= self.bytes_max or added.deletionVector is not None or len(self._files) >= FILES_MAX:
+            return
+        try:
+            known = _DECODER.decode(added.stats or "")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        low, high = known.minValues, known.maxValues
+        if low.shard == high.shard:
+            end = high.offset + 1
+            self._files[path] = DataFile(path, added.size, known.numRecords, low.shard, low.offset, end, 0, "")
+
+
+# All files of a table, followed from version to version: some hundred bytes of memory for each.
+
+
+class TableFiles:
+    """The files of a table by their paths."""
+
+    reads_files = True
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the table."""
+        self.version, self.entry_hash = -1, b""
+        self.files: dict[str, AddedFile] = {}
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry."""
+        if action.add is not None:
+            self.files[plain_path(action.add.path)] = action.add
+        elif action.remove is not None:
+            self.files.pop(plain_path(action.remove.path), None)
+
+    def read_checkpoint(self, file: IO[bytes], name: str) -> None:
+        """Take a checkpoint, or a part of one."""
+        for added in files(file, name):
+            self.files[plain_path(added.path)] = added
+
+
+# Commits that change rows of a table: files that others replace, and files that are removed.
+
+
+class ChangeFile(NamedTuple):
+    """A file of a table's change feed (Delta protocol, "Add CDC File")."""
+
+    path: str
+    size: int
+
+
+class Rewrite(NamedTuple):
+    """Changes of one version."""
+
+    operation: str
+    """Name for the table's history."""
+    old: Sequence[DataFile]
+    new: Sequence[DataFile]
+    transactions: Mapping[str, int]
+    """Application -> version, set with the change."""
+    changes: Sequence[ChangeFile] = ()
+    """Files of the change feed; without any, its readers take rows of old files as deleted and rows of new ones as
+    inserted."""
+
+
+async def rewrite(log: TableLog, key: str, state: DeltaState, what: Rewrite, now_ms: int) -> DeltaState:
+    """Change rows of a table in one version. Return it; it is durable.
+
+    Args:
+        key: the table's folder in the store.
+
+    Raises:
+        TableConflict, TableError, StoreError: as ``TableLog.replace``.
+    """
+    check_writable(state, key)
+    changes = [
+        {"cdc": {"path": each.path, "partitionValues": {}, "size": each.size, "dataChange": False}}
+        for each in what.changes
+    ]
+    actions = [
+        *(remove_action(file, now_ms, data_change=True) for file in what.old),
+        *(add_action(file, data_change=True) for file in what.new),
+        *changes,
+        *txn_actions(what.transactions),
+    ]
+    entry = encode_entry(what.operation, {}, actions, now_ms, blind=False)
+    return await log.commit(state, entry, what.transactions.keys(), [file.path for file in what.old])
+
+
+# Streams with a latest table instead of a table of all their rows.
+#
+# Such a latest table says so itself, by a property: readers of a store need no declaration to know it. A table of all
+# rows comes first wherever there is one.
+
+INSTEAD_PROPERTY = "weft.latest.instead"
+"""Property of a latest table that stands instead of the table of all rows: `true`."""
+
+
+def stands_instead(state: DeltaState | None) -> bool:
+    """Return whether a version of a latest table says that it stands instead of the table of all rows."""
+    return state is not None and state.properties().get(INSTEAD_PROPERTY) == "true"
+
+
+async def has_all_rows(store: ObjectStore, stream: StreamKey) -> bool:
+    """Return whether a stream has a table of all rows, by one request."""
+    return bool(await store.list(f"{table_key(*stream)}/_delta_log", limit=1))
+
+
+async def only_latest(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> DeltaState | None:
+    """Return the newest version of the latest table that is a stream's only table; None if it has another, or none.
+
+    Raises:
+        TableError, StoreUnfit: a table cannot be read.
+    """
+    return (
+        None
+        if await _read(store, cluster, stream, table_key(*stream)) is not None
+        else await latest_of(store, cluster, stream)
+    )
+
+
+async def latest_of(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> DeltaState | None:
+    """Return the newest version of a latest table that says that it stands instead; None without one. Raises as
+    ``only_latest``."""
+    state = await _read(store, cluster, stream, latest_key(*stream))
+    return state if stands_instead(state) else None
+
+
+async def positions_of(store: ObjectStore, cluster: Cluster, stream: StreamKey) -> DeltaState | None:
+    """Return the newest version of the table whose positions count for a stream: that of all rows, or without it the
+    latest table that stands instead; None without both. Raises as ``only_latest``."""
+    state = await _read(store, cluster, stream, table_key(*stream))
+    return await latest_of(store, cluster, stream) if state is None else state
+
+
+async def _read(store: ObjectStore, cluster: Cluster, stream: StreamKey, key: str) -> DeltaState | None:
+    return await TableLog(store, key, app_ids(cluster.cluster_id, stream[1])).read()

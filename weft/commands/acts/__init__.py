@@ -1,1 +1,0 @@
-"""The record of administrative acts: `weft hub acts`, and lines beside files of one machine."""

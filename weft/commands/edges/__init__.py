@@ -1,1 +1,0 @@
-"""Commands of ``weft edge`` beside the node itself: inspect its log, rename it, import an earlier disk."""

@@ -1,1 +1,0 @@
-"""Commands about edge functions: test one, and compute a derived stream again."""

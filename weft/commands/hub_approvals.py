@@ -1,0 +1,193 @@
+"""``weft hub second-person``, ``requests`` and ``approve``: acts without a way back that one person cannot do alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from weft.commands.common import config_argument, json_option
+from weft.commands.hub_store import by_option, changing, on_store, open_log, read_facts, reason_option
+from weft.config.units import approximate_duration, parse_duration_ns
+from weft.output import Failed, Refused, harmless, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.admin_facts.changes import Decision
+    from weft.storage.cluster_log import Author, ClusterLog, ClusterState
+
+
+T = TypeVar("T")
+OFF = "off"
+_SECOND = 10**9
+
+
+@click.command("second-person")
+@config_argument
+@click.option(
+    "--require",
+    type=click.Choice(["names", OFF]),
+    help="`names`: a person with another name, as another user, approves. `off`: one person does all.",
+)
+@click.option("--valid", metavar="DURATION", default="24h", show_default=True, help="Time until a request ends.")
+@reason_option
+@by_option
+def second_person(config_file: str, *, require: str | None, valid: str, reason: str, by: str | None) -> None:
+    """Demand a second person at the hub of CONFIG for acts without a way back, whether nodes run or not.
+
+    These are `erase`, `skip`, `retire`, `declare-deletion`, `stream delete`, `finalize` and `clock --set-back`. Such a
+    command then makes a request, and does nothing. When another person has approved it (`weft hub approve`), the same
+    command does it, once. To change the setting needs a second person, too. Without --require, the command shows it.
+
+    \b
+    weft hub second-person hub.yaml --require names --reason "audit of 2026"
+    """
+    from weft.cloud_hub.admin_facts import acts
+
+    if require is None:
+        _show_setting(config_file)
+        return
+    try:
+        valid_s = parse_duration_ns(valid) // _SECOND
+    except ValueError as error:
+        raise Refused(f"--valid: {error}") from None
+    if not acts.VALID_S_MIN <= valid_s <= acts.VALID_S_MAX:
+        raise Refused(f"--valid: expected 1m to 30d, got {valid}")
+    wanted = None if require == OFF else acts.SecondPersonDocument(require, valid_s)  # type: ignore[arg-type]
+    target = f"second person: {require}" + ("" if wanted is None else f", requests valid for {valid}")
+    _decide(config_file, lambda _: acts.change_setting(wanted), by, reason, target)
+    click.echo("one person does all acts alone" if wanted is None else "acts without a way back need another person")
+
+
+def _show_setting(config_file: str) -> None:
+    from weft.cloud_hub.admin_facts.acts import setting_of
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+
+    try:
+        setting = setting_of(read_facts(config_file))
+    except CannotDeclare as error:
+        raise Failed(str(error)) from None
+    if setting is None:
+        click.echo("one person does all acts alone")
+    else:
+        click.echo(
+            "acts without a way back need the approval of another person, within "
+            f"{approximate_duration(setting.valid_s)}"
+        )
+
+
+@click.command("requests")
+@config_argument
+@json_option
+def requests(config_file: str, *, as_json: bool) -> None:
+    """Show the acts at the hub of CONFIG that wait for approval, with all their options.
+
+    The options may name a person. They are deleted when the request is over.
+    """
+    from weft.cloud_hub.admin_facts.acts import options_of, requests_of
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> list[dict[str, Any]]:
+        from weft.cloud_hub.api.views import moment
+
+        found = []
+        for name, request in requests_of(await (await open_log(store)).load()).items():
+            kept = await options_of(store, name)
+            found.append({
+                "id": name, "command": request.command, "target": request.target,
+                "options": None if kept is None else kept.options, "by": request.by, "origin": request.origin,
+                "reason": request.reason, "until": moment(request.expires),
+                "approved_by": [each.by for each in request.approvals],
+            })  # fmt: skip
+        return found
+
+    try:
+        found = on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each["id"], f"{each['command']}: {each['target']}", _shown(each["options"]), each["by"], each["origin"],
+            each["reason"], (each["until"] or "")[:19].replace("T", " "), ", ".join(each["approved_by"]),
+        )
+        for each in found
+    ]  # fmt: skip
+    titles = ("id", "act", "options", "by", "from", "why", "until", "approved by")
+    print_table(titles, [[harmless(str(cell)) for cell in row] for row in rows])
+
+
+def _shown(options: dict[str, Any] | None) -> str:
+    if options is None:
+        return "missing: ask again"
+    return " ".join(
+        f"{name}={value}" for name, value in options.items() if name != "reason" and value not in (False, [])
+    )
+
+
+@click.command("approve")
+@config_argument
+@click.argument("request", metavar="ID")
+@click.option("--refuse", is_flag=True, help="Withdraw the request instead.")
+@reason_option
+@by_option
+def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: str | None) -> None:
+    """Approve the act at the hub of CONFIG that request ID is about. `weft hub requests` shows it.
+
+    You are another person than the one who asked: name and user both have to differ. Nothing is done yet: the first
+    person runs the same command again, with the same options. It does the act once.
+
+    \b
+    weft hub approve hub.yaml 5f0c2d9a41b7e836 --by mara
+    """
+    from weft.cloud_hub.admin_facts import acts
+
+    if refuse:
+        _refuse(config_file, request, by, f"refused: {reason}" if reason else "refused")
+        click.echo(f"refused {request}")
+        return
+
+    def decision(author: Author) -> Decision:
+        return acts.approve(request, acts.Approval(author.by, author.origin, author.at))
+
+    _decide(config_file, decision, by, reason)
+    click.echo(f"approved {request}: the same command does it now, once")
+
+
+def _refuse(config_file: str, request: str, by: str | None, reason: str) -> None:
+    from weft.cloud_hub.admin_facts import acts
+
+    async def work(store: ObjectStore, log: ClusterLog, author: Author) -> None:
+        await log.append(acts.withdraw(request), author)
+        await acts.forget(store, request)
+
+    _changing(config_file, work, by, reason)
+
+
+def _decide(
+    config_file: str, decision: Callable[[Author], Decision], by: str | None, reason: str, target: str = ""
+) -> ClusterState:
+    async def work(_: ObjectStore, log: ClusterLog, author: Author) -> ClusterState:
+        return await log.append(decision(author), author)
+
+    return _changing(config_file, work, by, reason, target)
+
+
+def _changing(
+    config_file: str,
+    work: Callable[[ObjectStore, ClusterLog, Author], Awaitable[T]],
+    by: str | None,
+    reason: str,
+    target: str = "",
+) -> T:
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+    from weft.protocols.errors import CodecError
+    from weft.storage.cluster_log import ChangeRefused, Contended
+
+    try:
+        return changing(config_file, work, by, reason, target)
+    except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:
+        raise Failed(str(error)) from None

@@ -1,0 +1,666 @@
+"""Processes and shards of a hub's store: ``weft hub nodes``, ``drain``, ``split``, ``clock``, ``finalize``,
+``retire``, ``adopt``."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+import click
+
+from weft.commands.common import ExistingPath, config_argument, confirm, json_option, yes_option
+from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, names_a_config, running_hub
+from weft.config.units import approximate_size, parse_duration_ns
+from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.object_store import ObjectStore
+from weft.storage.presence import NodeEntry
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.shard.lane_ends import Ending
+    from weft.protocols.lane import Lane
+    from weft.storage.chunk_log import ShardLog
+
+
+# ``weft hub finalize``, ``retire`` and ``adopt``: work on a hub's store, whether nodes run or not.
+
+edge_options = (
+    click.argument("edge"),
+    click.option("--tenant", default="default", show_default=True, help="Tenant of the edge."),
+    click.option("--log", "log_id", metavar="ID", help="Only this log of the edge; `weft hub status` shows ids."),
+)
+
+
+def on_edge(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments that name an edge to a command."""
+    for option in reversed(edge_options):
+        function = option(function)
+    return function
+
+
+@click.command()
+@config_argument
+@reason_option
+@by_option
+@yes_option
+def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
+    """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
+
+    Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
+    while a node of an earlier release runs, and names it.
+    """
+    from weft.cloud_hub import cluster as membership
+    from weft.cloud_hub.clock import sound_clock
+    from weft.protocols.chunk_index import LEVEL_MAX
+
+    if not yes:
+        confirm(
+            f"raise the cluster of {config_file} to this release's level? Earlier releases cannot read what is written "
+            "then",
+            "nothing was changed",
+        )
+
+    async def work(store: ObjectStore) -> tuple[int, int]:
+        return await membership.finalize(store, LEVEL_MAX, (await sound_clock(store))())
+
+    try:
+        before, after = acting(config_file, f"the cluster's level, up to {LEVEL_MAX}", work, by, reason)
+    except membership.NotFinalized as error:
+        raise Failed(str(error)) from None
+    if before == after:
+        click.echo(f"the cluster is at level {after} already, the level of this release")
+    else:
+        click.echo(f"the cluster is at level {after} now; it was at level {before}")
+
+
+@click.command()
+@config_argument
+@on_edge
+@click.option("--reason", required=True, help="Why, in a few words; recorded with the lanes.")
+@click.option(
+    "--missing",
+    type=click.Choice(["nothing", "unknown"]),
+    help="Records that the hub never got. Unset: nothing if the edge stopped in order and delivered all, otherwise "
+    "unknown. May be set later, too.",
+)
+@by_option
+@yes_option
+def retire(
+    config_file: str,
+    edge: str,
+    tenant: str,
+    log_id: str | None,
+    *,
+    reason: str,
+    missing: str | None,
+    by: str | None,
+    yes: bool,
+) -> None:
+    """End the lanes of EDGE at the hub of CONFIG: its disk is gone, or it was taken out of service.
+
+    The edge no longer holds completeness back. Records that it announced and never sent become a gap with the reason
+    `operator`. An edge that ended without a last word leaves an open gap: the hub cannot know what it received and
+    never sent. Records that arrive later are stored and close both gaps. `weft hub adopt` reverts it.
+
+    Use `--missing unknown` if the edge ran again after its last word, without its link. Use `--missing nothing` if you
+    know that the hub has everything.
+    """
+    from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.shard.lane_state import Missing
+
+    said = Missing.UNSAID if missing is None else Missing[missing.upper()]
+
+    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
+        return await lane_ends.retire(state, lanes, reason, said, log.cluster.restored)
+
+    if not yes:
+        confirm(
+            f"retire {_named(tenant, edge, log_id)}? Records that it announced and never sent count as lost",
+            "nothing was retired",
+        )
+    ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
+    lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
+    click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records count as lost")
+    _tell_open_gaps(state, ending)
+
+
+@click.command()
+@config_argument
+@on_edge
+@click.option(
+    "--missing",
+    type=click.Choice(["nothing"]),
+    help="Nothing, if the rejected node has no records of its own. May be set later, too.",
+)
+@reason_option
+@by_option
+@yes_option
+def adopt(
+    config_file: str,
+    edge: str,
+    tenant: str,
+    log_id: str | None,
+    *,
+    missing: str | None,
+    reason: str,
+    by: str | None,
+    yes: bool,
+) -> None:
+    """Include EDGE again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
+
+    When two nodes have one log, stop the copy first. Completeness moves on, and the remaining node may connect. Records
+    that the copy received are only on its disk, and become an open gap.
+    """
+    from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.shard.lane_state import Missing
+
+    said = Missing.UNSAID if missing is None else Missing[missing.upper()]
+
+    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
+        return await lane_ends.adopt(state, log, lanes, said)
+
+    if not yes:
+        confirm(
+            f"adopt {_named(tenant, edge, log_id)}? Where two nodes have one log, the copy must be stopped before",
+            "nothing was adopted",
+        )
+    ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
+    lanes = {(control.log_id, control.stream) for control in ending.controls}
+    click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
+    _tell_open_gaps(state, ending)
+
+
+def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
+    from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.lane import Lane
+    from weft.storage.chunk_log import named_open_gap
+
+    lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
+    for lane, gap in lane_ends.open_gaps(state, lanes):
+        click.echo(f"open gap in {lane.stream}: {named_open_gap(gap).sentence}")
+
+
+def _named(tenant: str, edge: str, log_id: str | None) -> str:
+    return f"{tenant}/{edge}" + ("" if log_id is None else f", log {log_id}")
+
+
+def _end(
+    config_file: str,
+    of: tuple[str, str, str | None],
+    plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
+    by: str | None,
+    reason: str,
+) -> tuple[Ending, ShardState]:
+    """Write the result of a plan for an edge's lanes, including lanes that left. Return it and the new state.
+
+    Args:
+        of: tenant, edge, and id of the log, None for all.
+    """
+    from weft.cloud_hub.clock import sound_clock
+    from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.errors import CodecError
+    from weft.protocols.lane import format_log_id
+    from weft.storage import chunk_log
+    from weft.storage.chunk_log import log_of_edge
+    from weft.storage.cluster import open_cluster
+
+    tenant, edge, log_id = of
+
+    async def work(store: ObjectStore) -> tuple[Ending, ShardState]:
+        cluster = await open_cluster(store, None)
+        log = await log_of_edge(store, cluster, tenant, edge)
+        # Lanes that ended may have left the state: these have objects of their own.
+        gone = await chunk_log.lanes_of(store, log.lineage, tenant, edge)
+
+        async def ending(state: ShardState) -> Ending:
+            known = sorted({*state.edge_lanes(tenant, edge), *gone})
+            lanes = [lane for lane in known if log_id is None or format_log_id(lane.log_id) == log_id]
+            if not lanes:
+                logs = ", ".join(sorted({format_log_id(lane.log_id) for lane in known}))
+                has = f"it has logs {logs}" if logs else "check name and tenant"
+                raise Failed(f"the hub knows no such lane of edge {tenant}/{edge}: {has}")
+            return await plan(state, log, lanes)
+
+        ended = await lane_ends.write_ending(
+            log, ending, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits
+        )
+        return ended, await log.load()
+
+    try:
+        return acting(config_file, f"edge {_named(*of)}", work, by, reason)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+
+
+# ``weft hub nodes``: the hub processes of all hosts, from their entries in the store.
+
+
+@click.command()
+@any_hub_argument
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
+@json_option
+def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """Show the hub processes that share the store of HUB, on all hosts.
+
+    Each owns some of the shards and sends edges of others on to their owners. One that starts owns none for half a
+    minute (`joining`). One that is silent for three of its intervals, 15 seconds beside other hosts, is `gone`. So is
+    one that was started again since. After five minutes it is not shown. One that serves the store that stood in the
+    same place before is `of another cluster`: end it. By its CONFIG, the store is read, whether hubs run or not.
+
+    Rates are those of what links bring, repetitions included, over the last 60 to 90 seconds before the process was
+    seen. Right after a start they are unknown.
+    """
+    from weft.cloud_hub.cluster import FOREIGN, GONE
+
+    config = names_a_config(hub)
+    found = _of_store(hub) if config else running_hub(hub, token_file).get("/v1/nodes")["nodes"]
+    if as_json:
+        print_json({"nodes": found})
+        return
+    if not found:
+        click.echo("no hub process runs on this store")
+        return
+    rows = [
+        (
+            each["name"] or each["url"],
+            each["host"],
+            each["state"],
+            ",".join(map(str, each["owns"])),
+            ",".join(map(str, each["shards"])),
+            each["links"],
+            "" if each.get("tables") is None else each["tables"],  # an earlier release does not say it
+            *_intake(each.get("intake")),
+            each["cluster_log"],
+            each["software"],
+            each["level"],
+            f"{each['seen_seconds_ago']:.0f} s ago",
+        )
+        for each in found
+    ]
+    print_table(
+        (
+            "node",
+            "host",
+            "state",
+            "owns shards",
+            "shards loaded",
+            "links",
+            "tables",
+            "records/s",
+            "bytes/s",
+            "cluster log",
+            "release",
+            "level",
+            "seen",
+        ),
+        [[harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows],
+    )
+    there = [each for each in found if each["state"] not in (GONE, FOREIGN)]
+    unreachable = [each["name"] for each in there if each["name"] and not each["advertise"]]
+    if len({each["host"] for each in there}) > 1 and unreachable:
+        click.echo(
+            f"no edge can be sent on to {', '.join(unreachable)}: set `advertise` there to the URLs for edges", err=True
+        )
+
+
+def _intake(found: dict[str, float] | None) -> tuple[object, object]:
+    if found is None:
+        return "", ""
+    return f"{found['records_per_second']:.1f}", approximate_size(found["bytes_per_second"])
+
+
+def _of_store(config_file: str | None) -> list[dict[str, Any]]:
+    from weft.cloud_hub.cluster import node_views
+    from weft.commands.running import named
+    from weft.storage.cluster import read_cluster
+    from weft.storage.presence import running
+
+    async def work(store: ObjectStore) -> list[dict[str, Any]]:
+        now = time.time_ns()
+        there = await running(store, now)
+        return node_views(there, await read_cluster(store) if there else None, now)
+
+    return on_store(named(config_file), work)
+
+
+# ``weft hub drain``: have hub processes give their shards and edges to others, and wait until they have.
+
+LOOK_S = 1.0
+DRAINS = "/v1/drains"
+
+
+@click.command()
+@hub_argument
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="NODE takes shards and edges again.")
+@click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
+              "for a URL or a login.")  # fmt: skip
+@reason_option
+@by_option
+def drain(
+    hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None
+) -> None:  # fmt: skip
+    """Give shards and edges of NODE, a machine or a process as `weft hub nodes` shows it, to the others of HUB.
+
+    HUB is a configuration on this machine, a URL or the name of a login.
+
+    \b
+    weft hub drain hub.yaml hub-2 --reason "new disks"
+
+    The others load its shards, and its edges are sent on to them; each is without a hub for a moment. NODE goes on
+    running and serves those that connect to it, until you stop it. The word holds after its restart, until `--undo`.
+    """
+    try:
+        wait_s = parse_duration_ns(wait) / 1e9
+    except ValueError as error:
+        raise Refused(f"--wait: {error}") from None
+    node = node.rstrip("/")
+    if names_a_config(hub):
+        links = _drain_by_store(hub, node, by, reason, undo=undo)
+    else:
+        no_other_author(by)
+        links = _by_hub(running_hub(hub, token_file), node, reason, undo=undo)
+    if undo:
+        click.echo(f"{node} takes shards again within some seconds")
+        return
+    deadline = time.monotonic() + wait_s
+    while (left := links()) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    if left:
+        are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
+        click.echo(f"{node} is drained; {are} still there. Stop it when `weft hub nodes` shows none")
+    else:
+        click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
+
+
+def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> Callable[[], int]:
+    """Declare it in the store. Return the look at the links that are left."""
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.admin_facts.requests import NoSuchNode, draining
+
+    if undo:
+        declare(config_file, lambda _now: changes.undo_drain(node), by, reason)
+    else:
+        try:
+            _, decision = draining(_entries(config_file), node)
+        except NoSuchNode as error:
+            raise Failed(str(error)) from None
+        declare(config_file, lambda _now: decision, by, reason)
+    return lambda: sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
+
+
+def _by_hub(hub: RunningHub, node: str, reason: str, *, undo: bool) -> Callable[[], int]:
+    """Ask a running hub for it. Return the look at the links that are left."""
+
+    def links() -> int:
+        there = hub.get("/v1/nodes")["nodes"]
+        return sum(each["links"] for each in there if node in (each["host"], each["name"]))
+
+    if undo:
+        query = urlencode({"node": node, **({"reason": reason} if reason else {})})
+        hub.request(f"{DRAINS}?{query}", method="DELETE")
+    else:
+        links()  # before anything is declared: a token that may not see the processes is refused here
+        hub.request(DRAINS, {"node": node, "reason": reason})
+    return links
+
+
+def _entries(config_file: str) -> list[NodeEntry]:
+    from weft.storage.presence import running
+
+    async def work(store: ObjectStore) -> list[NodeEntry]:
+        return await running(store, time.time_ns())
+
+    return on_store(config_file, work)
+
+
+# ``weft hub split``: a shard becomes two, whether nodes run or not.
+
+SPLITS = "/v1/splits"
+
+
+@click.command()
+@hub_argument
+@click.argument("shard", type=click.IntRange(0))
+@click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
+              "for a URL or a login.")  # fmt: skip
+@reason_option
+@by_option
+@yes_option
+def split(
+    hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool
+) -> None:  # fmt: skip
+    """Split SHARD of HUB: about half of its edges move to a new shard.
+
+    HUB is a configuration on this machine, a URL or the name of a login. With a configuration, the store is written,
+    whether hubs run or not.
+
+    A shard has one writer, so a split lets a second process take half of the work. Links of the edges that move end,
+    and open again within seconds at the new shard. Nothing is lost or doubled, and readers, tables and Spark queries go
+    on. No other shard is touched. It cannot be reverted.
+
+    An edge is in one shard as a whole: a split does not help a shard that is busy with one edge. The command needs
+    level 3 (`weft hub finalize`).
+
+    \b
+    weft hub split hub.yaml 3
+    """
+    if names_a_config(hub):
+        done = _split_by_store(hub, shard, by, reason, force=force, yes=yes)
+    else:
+        no_other_author(by)
+        running = running_hub(hub, token_file)
+        if not yes:
+            _confirm(shard, **running.get(f"{SPLITS}?shard={shard}"))
+        done = running.request(SPLITS, {"shard": shard, "force": force, "reason": reason})
+    click.echo(
+        f"shard {shard} is split: {counted(done['moved'], 'edge')} moved to shard {done['new_shard']}, "
+        f"{done['stayed']} stay"
+    )
+
+
+def _confirm(shard: int, *, moving: int, staying: int, **_: Any) -> None:
+    confirm(f"split shard {shard}? {counted(moving, 'edge')} of {moving + staying} move", "nothing was split")
+
+
+def _split_by_store(
+    config_file: str, shard: int, by: str | None, reason: str, *, force: bool, yes: bool
+) -> dict[str, int]:  # fmt: skip
+    from weft.cloud_hub import splits
+    from weft.cloud_hub.clock import sound_clock
+    from weft.protocols.errors import CodecError
+    from weft.storage.cluster import Cluster, open_cluster
+
+    async def look(store: ObjectStore) -> tuple[Cluster, splits.Parts]:
+        cluster = await open_cluster(store, None)
+        return cluster, await splits.look(store, cluster, shard, force=force)
+
+    try:
+        cluster, parts = on_store(config_file, look)
+        moves, stays = len(parts.moving), len(parts.staying)
+        if not yes:
+            _confirm(shard, moving=moves, staying=stays)
+
+        async def work(store: ObjectStore) -> int:
+            return await splits.split(
+                store, cluster, shard, wall_clock=await sound_clock(store),
+                random_bits=random.SystemRandom().getrandbits,
+            )  # fmt: skip
+
+        new = acting(config_file, f"shard {shard}", work, by, reason)
+    except (splits.CannotSplit, CodecError) as error:
+        raise Failed(str(error)) from None
+    return {"moved": moves, "stayed": stays, "new_shard": new}
+
+
+# ``weft hub clock``: the times of a hub's shards, held against the store's, and lowered after a wrong clock.
+
+_SECOND = 10**9
+ALL = "all"
+
+
+class _ShardTime(NamedTuple):
+    """The time of a shard, ns since 1970, as of its last chunk; None without a chunk."""
+
+    shard: int
+    chunk: int
+    created: int | None
+
+
+class _Times(NamedTuple):
+    now: int
+    """Nanoseconds since 1970 by the store's clock, as far as it tells."""
+    off: int
+    """This machine's clock minus the store's at least, ns."""
+    level: int
+    shards: list[_ShardTime]
+
+    def ahead(self, shard: _ShardTime) -> int:
+        """Return the nanoseconds by which a shard's time is in the future; 0 if it is not by more than seconds."""
+        from weft.cloud_hub.clock import DOUBTED_NS
+
+        ahead = 0 if shard.created is None else shard.created - self.now
+        return ahead if ahead > DOUBTED_NS else 0
+
+
+@click.command("clock")
+@config_argument
+@click.option("--set-back", "wanted", metavar="SHARD|all", help="Lower the time of this shard, or of all, to now.")
+@click.option("--reason", help="Why, in a few words; recorded with --set-back.")
+@by_option
+@json_option
+@yes_option
+def clock(
+    config_file: str, wanted: str | None, reason: str | None, *, by: str | None, as_json: bool, yes: bool
+) -> None:
+    """Show the times of the shards at the hub of CONFIG beside the store's time, whether nodes run or not.
+
+    A shard's time is that of its last chunk, and never goes back. A node whose clock was ahead leaves a time in the
+    future. Until then no chunk of the shard is collected, and none of its lanes retires by age. Queries of complete
+    windows take every grace period for past.
+
+    --set-back lowers such times to the present: that of the shard, when its edges were last seen, and when lanes were
+    retired. First set the clocks of all nodes right, or stop those that are wrong. Rows and what queries have given out
+    stay as they are.
+    """
+    if (wanted is None) != (reason is None):
+        raise Refused("--set-back and --reason go together: say which shard, and why")
+    found = on_store(config_file, _look)
+    if wanted is None or reason is None:
+        _show(found, as_json=as_json)
+        return
+    late = [each.shard for each in _chosen(found, wanted) if found.ahead(each)]
+    if found.level < _level_needed():
+        raise Failed(
+            f"the cluster is at level {found.level}, and this needs level {_level_needed()}: when all nodes run this "
+            "release, `weft hub finalize` first"
+        )
+    if late and not yes:
+        named = ", ".join(map(str, late))
+        confirm(f"lower the time of shard {named} to now? No node may run with a wrong clock", "nothing was lowered")
+    lowered: list[int] = []
+    if late:
+        target = f"the time of shard {', '.join(map(str, late))}"
+        lowered = acting(config_file, target, lambda store: _set_back(store, late, reason), by, reason)
+    if as_json:
+        print_json({"lowered": lowered})
+    elif lowered:
+        for shard in lowered:
+            click.echo(f"the time of shard {shard} is lowered to now: {reason}")
+    else:
+        click.echo("nothing was lowered: no such shard has a time in the future")
+
+
+def _level_needed() -> int:
+    from weft.protocols.chunk_index import BLOCKS_LEVEL
+
+    return BLOCKS_LEVEL
+
+
+def _chosen(found: _Times, wanted: str) -> list[_ShardTime]:
+    if wanted == ALL:
+        return found.shards
+    chosen = [each for each in found.shards if str(each.shard) == wanted]
+    if not chosen:
+        raise Failed(f"--set-back {wanted}: the hub has shards 0 to {len(found.shards) - 1}; `{ALL}` means all of them")
+    return chosen
+
+
+async def _look(store: ObjectStore) -> _Times:
+    from weft.cloud_hub.clock import HubClock
+    from weft.storage.chunk_log import BOOT_CLOCK, first_logs, load_every_shard
+    from weft.storage.cluster import open_cluster
+
+    cluster = await open_cluster(store, None)
+    own = HubClock(time.time_ns, BOOT_CLOCK)
+    await own.measure(store)
+    # Of no stream: the time stands in the state's head, and the lanes are not read.
+    found = [state for _, state in await load_every_shard(first_logs(store, cluster), frozenset())]
+    shards = [_ShardTime(state.shard, state.n, state.created if state.n >= 0 else None) for state in found]
+    off = own.off_ns
+    return _Times(own.now() - off, off, cluster.level, shards)
+
+
+async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[int]:
+    """Lower the times of shards, and return those that were in the future."""
+    from weft.cloud_hub.clock import sound_clock
+    from weft.cloud_hub.shard import lane_ends
+    from weft.storage.chunk_log import ShardLog
+    from weft.storage.cluster import open_cluster
+
+    cluster, now, lowered = await open_cluster(store, None), await sound_clock(store), []
+
+    async def plan(state: ShardState) -> Ending:
+        return lane_ends.set_back(state, now(), reason)
+
+    for number in shards:
+        log = ShardLog(store, cluster, number)
+        ending = await lane_ends.write_ending(
+            log,
+            plan,
+            wall_clock=now,
+            random_bits=random.SystemRandom().getrandbits,
+            level=_level_needed(),
+        )
+        lowered += [number] if ending.controls else []
+    return lowered
+
+
+def _show(found: _Times, *, as_json: bool) -> None:
+    from weft.config.units import approximate_duration
+
+    if as_json:
+        shards = [
+            {"shard": each.shard, "chunk": each.chunk, "time_ns": each.created, "ahead_s": found.ahead(each) / _SECOND}
+            for each in found.shards
+        ]
+        print_json({"store_time_ns": found.now, "off_s": found.off / _SECOND, "shards": shards})
+        return
+    far = approximate_duration(abs(found.off) / _SECOND)
+    off = f"{far} {'ahead of' if found.off > 0 else 'behind'} the store's" if found.off else "as the store's"
+    print_facts({"time of the store": _moment(found.now), "this machine's clock": off})
+    rows = [
+        (
+            each.shard,
+            "none" if each.created is None else each.chunk,
+            "" if each.created is None else _moment(each.created),
+            f"{approximate_duration(ahead / _SECOND)} ahead" if (ahead := found.ahead(each)) else "",
+        )
+        for each in found.shards
+    ]
+    print_table(("shard", "chunk", "time", ""), rows)
+    if any(map(found.ahead, found.shards)):
+        click.echo("To lower times in the future, after all clocks are right: weft hub clock CONFIG --set-back all "
+                   "--reason '...'")  # fmt: skip
+
+
+def _moment(time_ns: int) -> str:
+    from weft.storage.chunk_log import shown_time
+
+    return shown_time(time_ns)

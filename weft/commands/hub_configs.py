@@ -1,0 +1,437 @@
+"""``weft hub config``: configurations of edges and groups in the cluster log, and their rollouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.commands.common import config_argument, json_option
+from weft.commands.hub_store import by_option, declare, on_store, read_facts, reason_option
+from weft.commands.hub_streams import key_of
+from weft.config.signing import SignatureUnreadable, read_signed
+from weft.output import Failed, Refused, counted, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.admin_facts.documents import ConfigDocument
+    from weft.cloud_hub.admin_facts.edge_configs import ConfigKey
+    from weft.cloud_hub.rollouts import RolloutProgress, States
+    from weft.storage.cluster_log import ClusterState
+
+
+TEXT_BYTES_MAX = 1 << 20
+SHOWN_MAX = 200
+_TAKES_NONE = "takes none"
+whose_argument = click.argument("whose", metavar="[TENANT/]NAME")
+group_option = click.option("--group", "is_group", is_flag=True, help="NAME is a group of edges, not an edge.")
+
+
+@click.group("config")
+def hub_config_group() -> None:
+    """Manage the configurations of edges from a hub's store, whether nodes run or not.
+
+    Settings of an edge, or of a group, are laid over those of the edge's own file. An edge takes them if a link of its
+    file says `config_from_hub`. It checks them, tries them, and takes them back by itself unless the link is up on them
+    for a minute. Files, credentials, listeners, accounts and `data_dir` always belong to the edge.
+    """
+
+
+def _key(whose: str, *, is_group: bool) -> ConfigKey:
+    tenant, name = key_of(whose)
+    return tenant, "group" if is_group else "edge", name
+
+
+@hub_config_group.command("set")
+@config_argument
+@whose_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@group_option
+@click.option("--share", metavar="PERCENT", help="Begin a rollout with this share of the group's edges, such as 10%.")
+@click.option(
+    "--steps",
+    metavar="PERCENT,...",
+    help="Shares that follow by themselves, such as 50%,100%: each when nine of ten edges have confirmed.",
+)
+@click.option(
+    "--failures", type=click.IntRange(1, 1_000_000), default=1, show_default=True,
+    help="Number of edges that refuse or take back at which the rollout stops by itself.",
+)  # fmt: skip
+@click.option("--again", is_flag=True, help="Also if nothing changes: edges that refused or took it back try it again.")
+@reason_option
+@by_option
+def set_config(
+    config_file: str, whose: str, file: str, *, is_group: bool, share: str | None, steps: str | None, failures: int,
+    again: bool, reason: str, by: str | None,
+) -> None:  # fmt: skip
+    """Declare the settings in FILE for an edge, or with --group for a group, at the hubs of CONFIG.
+
+    FILE is YAML with sections of an edge's configuration: streams, links, sources, unrouted, sparkplug, disk,
+    commit_interval, state, queues, limits. Mappings are joined with those of the edge's file; everything else, lists
+    too, takes the place of what is there. Settings of an edge win over those of its groups, and those of a later group
+    over those of an earlier one (`weft hub group`).
+
+    \b
+    weft hub config set hub.yaml acme/presses presses.yaml --group --share 10% --steps 50%,100%
+    """
+    from weft.cloud_hub.admin_facts import edge_configs
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+    from weft.cloud_hub.admin_facts.documents import RolloutDocument
+
+    key = _key(whose, is_group=is_group)
+    with open(file, "rb") as source:
+        data = source.read(TEXT_BYTES_MAX)
+    rollout = None
+    if share is not None:
+        following = tuple(sorted(_percent(each, "--steps") for each in steps.split(","))) if steps else ()
+        rollout = RolloutDocument(_percent(share, "--share"), steps=following, failures_max=failures)
+    elif steps:
+        raise Refused("--steps needs --share, the first of them")
+    try:
+        text = data.decode()
+        _check_whose(text, key)
+        decision = edge_configs.set_config(key, text, rollout, again=again)
+    except UnicodeDecodeError:
+        raise Refused(f"{file}: expected UTF-8 text. Save the file as UTF-8") from None
+    except (CannotDeclare, SignatureUnreadable) as error:
+        raise Refused(f"{file}: {error}") from None
+    state = declare(config_file, lambda _: decision, by, reason)
+    click.echo(f"declared version {_document(state, key).revision} for {' '.join(key[1:])} of tenant {key[0]}")
+
+
+def _check_whose(text: str, key: ConfigKey) -> None:
+    """Refuse a mistake that each edge would refuse: settings that are signed for someone else. The signature itself is
+    for edges alone to check."""
+    signed = read_signed(text)
+    target = " ".join(key[1:])
+    if signed is not None and (signed.statement.tenant, signed.statement.target) != (key[0], target):
+        raise SignatureUnreadable(
+            f"it is signed for {signed.statement.target} of tenant {signed.statement.tenant}, not for {target} of "
+            f"tenant {key[0]}. Sign it with `weft config sign --for`"
+        )
+
+
+@hub_config_group.command("remove")
+@config_argument
+@whose_argument
+@group_option
+@reason_option
+@by_option
+def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
+    """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
+    from weft.cloud_hub.admin_facts import edge_configs
+
+    key = _key(whose, is_group=is_group)
+    declare(config_file, lambda _: edge_configs.remove_config(key), by, reason)
+    click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
+
+
+@hub_config_group.command()
+@config_argument
+@whose_argument
+@group_option
+def get(config_file: str, whose: str, *, is_group: bool) -> None:
+    """Print the settings of an edge as they are laid over its file, in their order; with --group those of a group."""
+    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+
+    state, key = read_facts(config_file), _key(whose, is_group=is_group)
+    if is_group:
+        document = _document(state, key)
+        click.echo(f"# group {key[2]}, version {document.revision}\n{document.text or ''}")
+        return
+    groups = Groups.of(state)
+    configs = DesiredConfigs(groups)
+    configs.refresh(state)
+    desired = configs.of_edge(key[0], key[2])
+    if desired is None:
+        raise Failed("a part of the edge's settings cannot be read: it keeps what it has. See `weft hub status`")
+    if not desired.layers:
+        raise Failed(f"nothing is declared for edge {key[2]} of tenant {key[0]}: its own file counts")
+    for layer in desired.layers:
+        click.echo(f"# {layer.name}, version {layer.version}\n{layer.text}")
+
+
+@hub_config_group.command()
+@config_argument
+@click.option("--tenant", help="Only edges of this tenant.")
+@click.option("--failed", is_flag=True, help="Only edges that refused their settings or took them back.")
+@json_option
+def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool) -> None:
+    """Show what the edges of CONFIG's hubs say about their configurations, those that failed first.
+
+    Edges are listed that have said something since settings were declared for them. `desired` is the version that the
+    edge is to have, `active` the one in force; 0 is the edge's own file.
+    """
+    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+    from weft.cloud_hub.api.views import moment
+
+    state, states = read_facts(config_file), _states(config_file)
+    groups = Groups.of(state)
+    configs = DesiredConfigs(groups)
+    configs.refresh(state)
+    rows: list[dict[str, Any]] = []
+    for node, said in states.items():
+        if (tenant is not None and node.tenant != tenant) or (failed and not said.has_failed):
+            continue
+        desired = configs.of_edge(*node)
+        rows.append({
+            "tenant": node.tenant,
+            "edge": node.edge,
+            "desired": None if desired is None else desired.version,
+            "active": said.active_version,
+            "outcome": _outcome(said.outcome, is_about=desired is not None and said.digest == desired.digest),
+            "reason": said.reason,
+            "at": moment(said.at),
+        })  # fmt: skip
+    rows.sort(key=lambda row: (row["outcome"] not in ("refused", "rolled back"), row["tenant"], row["edge"]))
+    if as_json:
+        print_json(rows)
+        return
+    titles = ("tenant", "edge", "desired", "active", "outcome", "at", "reason")
+    shown = [tuple("" if row[title] is None else row[title] for title in titles) for row in rows[:SHOWN_MAX]]
+    print_table(titles, shown)
+    if len(rows) > SHOWN_MAX:
+        click.echo(f"and {len(rows) - SHOWN_MAX} more; --json shows all")
+
+
+@hub_config_group.group()
+def rollout() -> None:
+    """Look at rollouts, take them further, or end them."""
+
+
+@rollout.command("list")
+@config_argument
+@json_option
+def list_rollouts(config_file: str, *, as_json: bool) -> None:
+    """List the rollouts of CONFIG, with what the edges that they have reached say."""
+    state, states = read_facts(config_file), _states(config_file)
+    rows: list[dict[str, Any]] = []
+    for key, document in _documents(state).items():
+        if document.rollout is None:
+            continue
+        found = _progress(state, states, key, document)
+        rows.append({
+            "tenant": key[0],
+            "group": key[2],
+            "version": document.revision,
+            "share": document.rollout.share,
+            "state": document.rollout.state,
+            "confirmed": found.confirmed,
+            "on_trial": found.on_trial,
+            "failed": len(found.failed),
+            "waiting": found.waiting,
+            "why": document.rollout.why,
+        })  # fmt: skip
+    if as_json:
+        print_json(rows)
+        return
+    titles = ("tenant", "group", "version", "share", "state", "confirmed", "on_trial", "failed", "waiting", "why")
+    print_table(titles, [tuple(f"{row[t]:.0%}" if t == "share" else row[t] for t in titles) for row in rows])
+
+
+@rollout.command("next")
+@config_argument
+@whose_argument
+@click.option("--share", metavar="PERCENT", default="100%", show_default=True, help="Share of the edges from now on.")
+@reason_option
+@by_option
+def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str | None) -> None:
+    """Give the new settings of group NAME to a larger share of its edges, also after the rollout stopped by itself.
+
+    Edges that failed so far do not count any more. With the same share as before, a stopped rollout resumes.
+    """
+    from weft.cloud_hub.admin_facts import edge_configs
+
+    key, wanted = _key(whose, is_group=True), _percent(share, "--share")
+    state, states = read_facts(config_file), _states(config_file)
+    failures = len(_progress(state, states, key, _document(state, key)).failed)
+    declare(config_file, lambda _: edge_configs.go_on(key, wanted, failures), by, reason)
+    click.echo(f"the rollout of group {key[2]} goes on with {wanted:.0%} of its edges")
+
+
+@rollout.command("abort")
+@config_argument
+@whose_argument
+@reason_option
+@by_option
+def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
+    """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
+    from weft.cloud_hub.admin_facts import edge_configs
+
+    key = _key(whose, is_group=True)
+    declare(config_file, lambda _: edge_configs.abort(key, reason), by, reason)
+    click.echo(f"aborted the rollout of group {key[2]}: its edges go back to the settings before")
+
+
+def _percent(text: str, option: str) -> float:
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise Refused(f"{option}: expected shares such as 10%, got {text!r}")
+    return share
+
+
+def _outcome(number: int, *, is_about: bool) -> str:
+    from weft.cloud_hub.rollouts import TAKES_NONE
+    from weft.protocols.link import ConfigOutcome
+
+    if number == TAKES_NONE:
+        return _TAKES_NONE
+    if not is_about:
+        return "not told yet"
+    try:
+        return ConfigOutcome(number).name.lower().replace("_", " ").replace("none", "its own file")
+    except ValueError:
+        return f"{number}, of a later release"
+
+
+def _states(config_file: str) -> States:
+    from weft.cloud_hub.rollouts import read_states
+
+    async def work(store: ObjectStore) -> States:
+        return await read_states(store)
+
+    return on_store(config_file, work)
+
+
+def _documents(state: ClusterState) -> dict[ConfigKey, ConfigDocument]:
+    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+
+    configs = DesiredConfigs(Groups.of(state))
+    configs.refresh(state)
+    found: dict[ConfigKey, ConfigDocument] = {}
+    for name, document in sorted(configs.documents.items()):
+        tenant, of, rest = name.split("/", 2)
+        found[tenant, of, rest] = document
+    return found
+
+
+def _document(state: ClusterState, key: ConfigKey) -> ConfigDocument:
+    document = _documents(state).get(key)
+    if document is None:
+        raise Failed(f"nothing is declared for {' '.join(key[1:])} of tenant {key[0]}")
+    return document
+
+
+def _progress(state: ClusterState, states: States, key: ConfigKey, document: ConfigDocument) -> RolloutProgress:
+    import asyncio
+
+    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+    from weft.cloud_hub.rollouts import progress_of
+
+    groups = Groups.of(state)
+    configs = DesiredConfigs(groups)
+    configs.refresh(state)
+    return asyncio.run(progress_of(key, document, configs, groups, states))
+
+
+# ``weft hub group``: groups of edges in the cluster log.
+
+EDGES_SHOWN_MAX = 8
+
+
+@click.group("group")
+def hub_group_group() -> None:
+    """Manage groups of edges in a hub's store, whether nodes run or not.
+
+    A group is a list of names and patterns, also of edges that have not linked yet. Running hubs know a change two
+    seconds later.
+    """
+
+
+@hub_group_group.command("set")
+@config_argument
+@click.argument("group", metavar="[TENANT/]GROUP")
+@click.argument("edges", nargs=-1, required=True)
+@click.option(
+    "--order",
+    type=click.IntRange(-1000, 1000),
+    help="Place among the groups of an edge; what is declared for a later group wins. 0 by default.",
+)
+@reason_option
+@by_option
+def set_group(
+    config_file: str, group: str, edges: tuple[str, ...], *, order: int | None, reason: str, by: str | None
+) -> None:
+    """Declare GROUP, or replace its EDGES, at the hubs of CONFIG.
+
+    EDGES are names, or patterns in which `*` stands for any characters.
+
+    \b
+    weft hub group set hub.yaml acme/presses 'press-*' welder-1
+    """
+    from weft.cloud_hub.admin_facts import edge_configs
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+
+    key = key_of(group)
+    try:
+        decision = edge_configs.set_group(key, edges, order)
+    except CannotDeclare as error:
+        raise Refused(str(error)) from None
+    declare(config_file, lambda _: decision, by, reason)
+    click.echo(f"declared group {'/'.join(key)}: {counted(len(set(edges)), 'name')}")
+
+
+@hub_group_group.command("remove")
+@config_argument
+@click.argument("group", metavar="[TENANT/]GROUP")
+@reason_option
+@by_option
+def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -> None:
+    """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
+    from weft.cloud_hub.admin_facts import edge_configs
+
+    key = key_of(group)
+    declare(config_file, lambda _: edge_configs.remove_group(key), by, reason)
+    click.echo(f"withdrew group {'/'.join(key)}")
+
+
+@hub_group_group.command("list")
+@config_argument
+@json_option
+def list_groups(config_file: str, *, as_json: bool) -> None:
+    """List the groups in the cluster log of CONFIG, in the order in which a later one wins."""
+    from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, parse_stream_name
+    from weft.cloud_hub.admin_facts.edge_configs import Groups
+    from weft.cloud_hub.api.views import moment
+
+    state = read_facts(config_file)
+    known = Groups.of(state)
+    found: list[dict[str, Any]] = []
+    for name, fact in state.facts(GROUP).items():
+        key = parse_stream_name(name)
+        document = known.document(key) or GroupDocument(())
+        found.append({
+            "tenant": key[0],
+            "name": key[1],
+            "order": document.order,
+            "edges": list(document.edges),
+            "version": fact.version,
+            "changed": moment(fact.at),
+            "by": fact.by,
+            "reason": fact.reason,
+            "unusable": known.unusable.get(name),
+        })  # fmt: skip
+    found.sort(key=lambda each: (each["tenant"], each["order"], each["name"]))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("group", "order", "edges", "changed", "by", "reason"),
+        [
+            (
+                f"{each['tenant']}/{each['name']}", each["order"], _shown(each["edges"], each["unusable"]),
+                each["changed"], each["by"], each["reason"],
+            )
+            for each in found
+        ],
+    )  # fmt: skip
+
+
+def _shown(edges: list[str], unusable: str | None) -> str:
+    if unusable is not None:
+        return f"this release cannot read it: {unusable}"
+    more = len(edges) - EDGES_SHOWN_MAX
+    return " ".join(edges[:EDGES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

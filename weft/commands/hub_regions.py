@@ -1,0 +1,191 @@
+"""``weft hub region``: the links to other regions, as they last wrote it to the store, and orders to them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
+from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
+from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
+from weft.config.units import approximate_duration, format_size
+from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+_token_file_option = click.option(
+    "--token-file", type=ExistingPath(dir_okay=False),
+    help="File with a token that has the grant nodes, for a URL or a login.",
+)  # fmt: skip
+
+
+@click.group("region")
+def hub_region_group() -> None:
+    """See and steer the links to other regions: hubs of other clusters that get what this one's log receives."""
+
+
+@hub_region_group.command()
+@any_hub_argument
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
+@json_option
+def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """Show the link of each shard of HUB to each region, as its process last wrote it to the store.
+
+    `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on,
+    for as long as `pin` allows. The figures are up to five minutes old, and `seen` says how old. A region that has
+    everything has a lag of nothing. A lag of records is unknown until the link has caught up once.
+    """
+    found = _of_store(hub) if names_a_config(hub) else running_hub(hub, token_file).get("/v1/regions")["regions"]
+    if as_json:
+        print_json({"regions": found})
+        return
+    if not found:
+        click.echo("no regions: `regions` of the configuration names hubs that get what this one's log receives")
+        return
+    print_table(
+        (
+            "region", "shard", "state", "records behind", "bytes behind", "behind by", "next", "seen", "lost chunks",
+            "error",
+        ),
+        [[harmless(cell) if isinstance(cell, str) else cell for cell in _row(each)] for each in found],
+    )  # fmt: skip
+
+
+def _of_store(config_file: str | None) -> list[dict[str, Any]]:
+    from weft.cloud_hub.regions.regions import region_views
+    from weft.storage.cluster import read_cluster
+
+    name = named(config_file)
+    regions = load_hub(name).regions
+
+    async def work(store: ObjectStore) -> list[dict[str, Any]]:
+        cluster = await read_cluster(store)
+        return [] if cluster is None else await region_views(store, cluster, regions, time.time_ns())
+
+    return on_store(name, work)
+
+
+@hub_region_group.command()
+@hub_argument
+@click.argument("region")
+@_token_file_option
+@reason_option
+@by_option
+def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
+    """Let the records for REGION wait, at all hosts, until `weft hub region resume`.
+
+    HUB is a configuration on this machine, a URL or the name of a login. The links stay open. The log keeps what the
+    region lacks, for as long as `pin` allows.
+    """
+    _pause(hub, region, token_file, reason, by, paused=True)
+    click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {hub} {region}")
+
+
+@hub_region_group.command()
+@hub_argument
+@click.argument("region")
+@_token_file_option
+@reason_option
+@by_option
+def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
+    """Let the links to REGION go on after a pause.
+
+    HUB is a configuration on this machine, a URL or the name of a login.
+    """
+    _pause(hub, region, token_file, reason, by, paused=False)
+    click.echo(f"the links to {region} go on within some seconds")
+
+
+@hub_region_group.command()
+@config_argument
+@click.argument("region")
+@reason_option
+@by_option
+def compare(config_file: str, region: str, *, reason: str, by: str | None) -> None:
+    """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
+
+    For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
+    the start of the log. What was deleted from the log comes by `weft hub region history`.
+    """
+    from weft.cloud_hub.admin_facts import changes
+
+    _known(config_file, region)
+    declare(config_file, lambda _now: changes.compare_region(region), by, reason)
+    click.echo(f"the links to {region} begin again at the start of the log within some seconds")
+
+
+@hub_region_group.command()
+@config_argument
+@click.argument("region")
+@reason_option
+@by_option
+def history(config_file: str, region: str, *, reason: str, by: str | None) -> int:
+    """Bring REGION of CONFIG what this hub has in tables alone: what its log deleted before the region had it.
+
+    For a region that was away for longer than `pin`, and for one that joins a hub with a past. All rows are compared
+    with what the region holds, and it gets those that it lacks. The links of the log go on meanwhile. The command may
+    be interrupted and run again. Status 1 if something could not be brought.
+    """
+    from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
+    from weft.commands.hub_settings import settings_of
+    from weft.protocols.errors import CodecError
+    from weft.storage.chunk_log import CollectedPast
+    from weft.storage.object_store import NotFound, StoreUnfit
+    from weft.storage.table.actions import TableError
+
+    _known(config_file, region)
+    settings = settings_of(load_hub(config_file)).regions[region]
+
+    async def work(store: ObjectStore) -> History:
+        transfer = HistoryTransfer(store, region, settings, wall_clock=time.time_ns, monotonic=time.monotonic)
+        return await transfer.run()
+
+    try:
+        done = acting(config_file, f"history for region {region}", work, by, reason)
+    except (HistoryError, TableError, StoreUnfit, NotFound, CodecError, CollectedPast) as error:
+        raise Failed(str(error)) from None
+    click.echo(f"{region} has all {counted(done.rows, 'row')} of the tables, each once")
+    if done.given_up:
+        click.echo(
+            f"{counted(done.given_up, 'record')} left the tables by erasure, by skips or by age: {region} has a gap of "
+            "reason `operator` for those that it lacks"
+        )
+    if done.chunks:
+        click.echo(f"{counted(done.chunks, 'chunk')} no longer count as lost; status and metrics follow within minutes")
+    for each in done.left_out:
+        click.echo(f"LEFT OUT: {harmless(each)}")
+    return FAILURE_EXIT_CODE if done.left_out else 0
+
+
+def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
+    from weft.cloud_hub.admin_facts import changes
+
+    if names_a_config(hub):
+        _known(hub, region)
+        declare(hub, lambda _now: changes.pause_region(region, paused=paused), by, reason)
+    else:
+        no_other_author(by)
+        body = {"paused": paused, "reason": reason}
+        running_hub(hub, token_file).request(f"/v1/regions/{quote(region, safe='')}", body, method="PUT")
+
+
+def _known(config_file: str, region: str) -> None:
+
+    known = load_hub(config_file).regions
+    if region not in known:
+        raise Failed(f"`regions` of {config_file} has no {region}; there are: {', '.join(sorted(known)) or 'none'}")
+
+
+def _row(link: dict[str, Any]) -> tuple[object, ...]:
+    if link["seen_seconds_ago"] is None:
+        return link["region"], link["shard"], link["state"], "", "", "", "", "", "", ""
+    return (
+        link["region"], link["shard"], link["state"],
+        "unknown" if link["lag_records"] is None else link["lag_records"],
+        "unknown" if link["lag_bytes"] is None else f"about {format_size(link['lag_bytes'])}",
+        approximate_duration(link["lag_seconds"]) if link["lag_seconds"] else "",
+        link["next"], f"{approximate_duration(link['seen_seconds_ago'])} ago",
+        ", ".join(f"{each['first']} to {each['end'] - 1}" for each in link["lost_chunks"]), link["error"],
+    )  # fmt: skip

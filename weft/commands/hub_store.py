@@ -1,0 +1,375 @@
+"""The store of a hub's configuration, for commands that read it, and for acts that change it and leave a line."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from weft.commands.acts import command_options, command_words, origin
+from weft.commands.common import (
+    ExistingPath,
+    config_argument,
+    json_option,
+    load_hub,
+    open_hub_store,
+    store_trouble,
+    user_name,
+)
+from weft.commands.running import any_hub_argument, running_hub
+from weft.output import Failed, Refused, harmless, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.admin_facts.changes import Decision
+    from weft.storage.cluster_log import Author, Change, ClusterLog, ClusterState, Declaration
+
+
+T = TypeVar("T")
+Work = Callable[[ObjectStore], Awaitable[T]]
+reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
+by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+
+
+def no_other_author(by: str | None) -> None:
+    """Refuse the option ``--by`` at a running hub: the name of the token is that of the author.
+
+    Raises:
+        Refused: it was given.
+    """
+    if by is not None:
+        raise Refused("--by is for a configuration: a running hub writes down the name of the token")
+
+
+def on_store(config_file: str, work: Work[T]) -> T:
+    """Run ``work`` with the store of a configuration, which it cannot change, and report its errors."""
+    from weft.storage.object_store.probe import read_only
+
+    return _with_store(config_file, lambda store: work(read_only(store)))
+
+
+def acting(config_file: str, target: str, work: Work[T], by: str | None, reason: str) -> T:
+    """Run ``work``, which changes the store of a configuration, between two lines of the cluster log: one before it,
+    one with its end. Report errors as ``on_store``. An act that needs a second person is asked for first.
+
+    Args:
+        target: the part of the hub that it changes, for people.
+        by: name of the person who decided, if it is not the user of this process.
+    """
+    from weft.cloud_hub.admin_facts import acts
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+    from weft.protocols.errors import CodecError
+    from weft.storage.cluster_log import ChangeRefused, Contended
+
+    begun = False
+
+    async def act(store: ObjectStore) -> T:
+        nonlocal begun
+        from weft.cloud_hub.clock import sound_clock
+
+        clock = await sound_clock(store)
+        author = author_of(clock(), by, reason)
+        log = await open_log(store)
+        act_id = await _allowed(store, log, target, author) or secrets.token_hex(8)
+        async with acts.acting(log, act_id, target, author, clock):
+            begun = True
+            return await work(store)
+
+    try:
+        return _with_store(config_file, act)
+    except (ChangeRefused, Contended, CodecError, CannotDeclare) as error:
+        if begun:
+            raise
+        why = "" if isinstance(error, CannotDeclare) else ", as the cluster log takes no line of it"
+        raise Failed(f"nothing was done{why}: {error}") from None
+
+
+def declaring(
+    config_file: str,
+    work: Callable[[ClusterLog, Author], Awaitable[T]],
+    by: str | None,
+    reason: str,
+    target: str = "",
+) -> T:
+    """Run ``work``, which changes facts of the cluster log: their entries are their lines. Report errors as
+    ``on_store``. A change that needs a second person is asked for first.
+
+    Args:
+        target: of such a change, for people.
+    """
+
+    async def act(_: ObjectStore, log: ClusterLog, author: Author) -> T:
+        return await work(log, author)
+
+    return changing(config_file, act, by, reason, target)
+
+
+def changing(
+    config_file: str,
+    work: Callable[[ObjectStore, ClusterLog, Author], Awaitable[T]],
+    by: str | None,
+    reason: str,
+    target: str = "",
+) -> T:
+    """Run ``work``, which changes facts, and objects that belong to them, as ``declaring``."""
+
+    async def act(store: ObjectStore) -> T:
+        from weft.cloud_hub.clock import sound_clock
+
+        log, author = await open_log(store), author_of((await sound_clock(store))(), by, reason)
+        await _allowed(store, log, target, author)
+        return await work(store, log, author)
+
+    return _with_store(config_file, act)
+
+
+def author_of(at: int, by: str | None, reason: str) -> Author:
+    """Return the author of an act: this process, with the words of its command.
+
+    Args:
+        at: nanoseconds since 1970.
+    """
+    from weft.storage.cluster_log import Author
+
+    return Author(at, by or f"{user_name()}@{platform.node()}", reason, origin(), command_words())
+
+
+async def open_log(store: ObjectStore) -> ClusterLog:
+    """Return the cluster log of a store."""
+    from weft.storage.cluster import open_cluster
+    from weft.storage.cluster_log import ClusterLog
+
+    return ClusterLog(store, (await open_cluster(store, None)).cluster_id)
+
+
+async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Author) -> str | None:
+    """Return the id of an act that others had to approve, and have; None for one that needs no approval."""
+    from weft.cloud_hub.admin_facts import acts
+
+    if author.command not in acts.ACTS:
+        return None
+    try:
+        return await acts.allow(store, log, acts.AskedAct(author.command, target, command_options()), author)
+    except acts.NeedsApproval as error:
+        raise Failed(str(error)) from None
+
+
+def _with_store(config_file: str, work: Work[T]) -> T:
+    from weft.cloud_hub.clock import ClockWrong
+    from weft.storage.cluster import ClusterUnusable
+    from weft.storage.object_store import StoreError
+
+    uri = load_hub(config_file).store
+
+    async def run() -> T:
+        return await work(open_hub_store(uri))
+
+    try:
+        return asyncio.run(run())
+    except ClusterUnusable as error:
+        raise Failed(f"{uri}: {error}") from None
+    except ClockWrong as error:
+        raise Failed(f"nothing was written: {error}") from None
+    except StoreError as error:
+        raise Failed(f"{uri}: {store_trouble(uri, error)}") from None
+
+
+# ``weft hub acts``: the record of administrative acts, from a running hub.
+
+LAST_MAX = 10_000
+WHAT_SHOWN_MAX = 200
+"""Longest text of what an act changed in a table: of a thousand facts, the first. JSON has all of it."""
+WAY, PAGE = "/v1/acts", 200
+
+
+@click.command()
+@any_hub_argument
+@click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of lines.")
+@click.option("--after", type=click.IntRange(0), help="All lines after this one, instead of the newest.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
+@json_option
+def acts(hub: str | None, *, last: int, after: int | None, token_file: str | None, as_json: bool) -> None:
+    """Show who did what at the running hub HUB, when, from where and why, the oldest first.
+
+    Each administrative act leaves a line before it is reported as done. Other acts than changes of facts leave two: one
+    when they begin, one with their end. An act without an end was interrupted. `weft hub declarations` shows the lines
+    without a running hub.
+
+    \b
+    weft hub acts hub.yaml --last 50
+    weft hub acts hub.yaml --after 1200 --json
+    """
+    running = running_hub(hub, token_file)
+    if after is None:
+        after = max(0, running.get(f"{WAY}?limit=1")["last"] - last)
+    found, page = [], {"next_after": str(after)}
+    while page["next_after"] is not None:
+        page = running.get(f"{WAY}?after={page['next_after']}&limit={PAGE}")
+        found += page["acts"]
+    if as_json:
+        print_json({"acts": found, "last": page["last"]})
+        return
+    print_lines(found)
+
+
+def print_lines(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print lines of the record as a table."""
+    rows = [[harmless(str(cell)) for cell in _row(each)] for each in found]
+    print_table(("line", "at", "by", "from", "act", "what", "why"), rows)
+
+
+def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
+    fact = f"{each['kind']} {each['name']}" if each["kind"] else ""
+    is_several = each["target"].startswith(f"{each['name']}, ")
+    what = f"{each['kind']} {each['target']}" if is_several else each["target"] or fact
+    if len(what) > WHAT_SHOWN_MAX:
+        what = f"{what[:WHAT_SHOWN_MAX]} ..."
+    act = f"{each['act']}: {each['command']}" if each["command"] else each["act"]
+    origin = each["origin"] if each["origin"] != each["by"] else ""
+    return each["entry"], (each["at"] or "")[:19].replace("T", " "), each["by"], origin, act, what, each["reason"]
+
+
+# Facts of the cluster log, read and declared by commands, whether nodes run or not.
+
+
+def read_facts(config_file: str) -> ClusterState:
+    """Return the facts of the cluster log of a configuration's store, after a warning of what cannot be read of it."""
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> ClusterState:
+        return await (await open_log(store)).load()
+
+    try:
+        state = on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    _warn(state)
+    return state
+
+
+def read_entry(config_file: str, n: int) -> Declaration | None:
+    """Return an entry of the cluster log; None if there is none that can be read."""
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> Declaration | None:
+        return await (await open_log(store)).entry(n)
+
+    try:
+        return on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+
+
+@click.command("declarations")
+@config_argument
+@click.option("--last", type=click.IntRange(1, LAST_MAX), default=20, show_default=True, help="Number of entries.")
+@json_option
+def declarations(config_file: str, *, last: int, as_json: bool) -> None:
+    """Show the newest entries of the cluster log of CONFIG: who declared or withdrew what, when and why.
+
+    They are the record of administrative acts, and are never deleted. Documents of facts are not shown. `weft hub acts`
+    asks a running hub for them.
+    """
+    from weft.cloud_hub.admin_facts.acts import line
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> list[Declaration]:
+        log = await open_log(store)
+        state = await log.load()
+        _warn(state)
+        return await log.newest(state, last)
+
+    try:
+        found = on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    rows = [line(each.n, each) for each in found]
+    if as_json:
+        print_json(rows)
+    else:
+        print_lines(rows)
+
+
+def declare(config_file: str, decision: Callable[[int], Decision], by: str | None, reason: str) -> ClusterState:
+    """Change a fact.
+
+    Args:
+        decision: returns the decision, given the time: nanoseconds since 1970.
+
+    Returns:
+        The facts with the change. Running hubs know it two seconds later.
+    """
+
+    async def work(log: ClusterLog, author: Author) -> ClusterState:
+        return await log.append(decision(author.at), author)
+
+    return _declaring(config_file, work, by, reason)
+
+
+def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> list[bool]:
+    """Change facts in as few entries as hold them: a thousand tokens are one. Of one entry all are changed or none;
+    those of entries before an error remain changed.
+
+    Returns:
+        For each decision, whether it changed something.
+    """
+    changed = [False] * len(decisions)
+
+    def noting(at: int, decision: Decision) -> Decision:
+        def decide(state: ClusterState) -> Change | None:
+            change = decision(state)
+            changed[at] = change is not None
+            return change
+
+        return decide
+
+    noted = [noting(*each) for each in enumerate(decisions)]
+
+    async def work(log: ClusterLog, author: Author) -> ClusterState:
+        return await log.append_all(noted, author)
+
+    _declaring(config_file, work, by, reason)
+    return changed
+
+
+def _declaring(
+    config_file: str, work: Callable[[ClusterLog, Author], Awaitable[ClusterState]], by: str | None, reason: str
+) -> ClusterState:
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+    from weft.cloud_hub.api.tokens import TokensUnusable
+    from weft.protocols.errors import CodecError
+    from weft.storage.cluster_log import ChangeRefused, Contended
+
+    try:
+        state = declaring(config_file, work, by, reason)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+    except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:
+        raise Failed(f"it was not declared: {error}") from None
+    _warn(state)
+    return state
+
+
+def end_of(text: str | None, now: int, option: str) -> int | None:
+    """Return the moment that an option gives as a duration from now on, or as a date.
+
+    Raises:
+        Refused: it is neither, or in the past.
+    """
+    from weft.cloud_hub.api.views import moment_after
+
+    if text is None:
+        return None
+    try:
+        return moment_after(text, now)
+    except ValueError as error:
+        raise Refused(f"{option}: {error}") from None
+
+
+def _warn(state: ClusterState) -> None:
+    for each in state.skipped:
+        click.echo(f"warning: entry {each.n} of the cluster log is passed over: {each.why}", err=True)

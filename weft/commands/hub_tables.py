@@ -1,0 +1,816 @@
+"""``weft hub table``, ``schema`` and ``quality``: what the cluster log declares of the tables of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.commands.common import config_argument, json_option, load_hub
+from weft.commands.hub_store import by_option, declare, on_store, read_entry, read_facts, reason_option
+from weft.commands.hub_streams import key_of
+from weft.config.units import format_duration, format_size, parse_duration, parse_size
+from weft.output import Failed, Refused, counted, harmless, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.config.payload_schema.documents import Compatibility, FieldChange, PayloadSample
+    from weft.config.payload_schema.model import PayloadSchema, QualityRules, SchemaFormat
+    from weft.protocols.chunk_index import StreamKey
+    from weft.storage.cluster_log import ClusterState
+    from weft.storage.payloads.decoder import SampleOfSchema
+    from weft.storage.table.schemas import StreamQuality, StreamSchema
+
+
+# ``weft hub table``: what the cluster log declares of the tables of streams.
+
+RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
+
+
+@click.group("table")
+def hub_table_group() -> None:
+    """Declare tables of streams at a hub's store, whether nodes run or not.
+
+    Running hubs know a change two seconds later.
+    """
+
+
+@hub_table_group.command("set")
+@config_argument
+@click.argument("stream", metavar="[TENANT/]STREAM")
+@click.option(
+    "--latest",
+    metavar="KEY",
+    help="Make a latest table, with the newest row for each KEY. It is `_key`, `_edge`, a topic level such as "
+    "`machine`, or a field of JSON payloads such as `payload.order.id`. Several stand with commas between them.",
+)
+@click.option("--every", metavar="DURATION", help="Interval at which the latest table is written; 1m by default.")
+@click.option("--feed", is_flag=True, help="Give the latest table a change feed, if it is not there yet.")
+@click.option(
+    "--instead",
+    is_flag=True,
+    help="Keep no table of all rows beside it. Rows that newer ones of their key replaced are gone with the log, for "
+    "good.",
+)
+@click.option("--retain", metavar="DURATION", help="Remove rows that the hub received longer ago, such as `90d`.")
+@click.option("--retain-size", metavar="SIZE", help="Remove the oldest rows of a larger table, such as `50GiB`.")
+@click.option(
+    "--retain-log",
+    metavar="DURATION",
+    help="Keep the log for longer than `retain_log` of the hub, such as `90d`, where it has records of the stream.",
+)
+@click.option(
+    "--sort",
+    metavar="COLUMNS",
+    help="Sort rows within files of the table of all rows by these columns before others, such as `machine,order_id`. "
+    "`none` ends it.",
+)
+@reason_option
+@by_option
+def set_table(
+    config_file: str,
+    stream: str,
+    *,
+    latest: str | None,
+    every: str | None,
+    feed: bool,
+    instead: bool,
+    retain: str | None,
+    retain_size: str | None,
+    retain_log: str | None,
+    sort: str | None,
+    reason: str,
+    by: str | None,
+) -> None:
+    """Declare tables of STREAM at the hubs of CONFIG. What is not named stays as it was declared.
+
+    Retention removes whole files from the table of all rows, from the oldest on. The audit takes their rows for
+    removed, and not for missing. The log has a retention of its own (`retain_log`), and --retain-log makes it
+    longer. A chunk has records of many streams, and stays for the longest term of them.
+
+    The order of --sort holds for new files, and for old ones when they are joined. A filter on its first column reads
+    a small part of the table. Without it, rows are sorted by topic levels, edge node, key and time.
+
+    A latest table is a Delta table in the folder `latest/TENANT/STREAM` of the store, beside the table of all rows. A
+    record without a payload deletes its key's row.
+
+    With --instead it is the only table of the stream, for good. A table of all rows that is there is kept on, until its
+    folder is moved away.
+
+    \b
+    weft hub table set hub.yaml acme/machines --latest machine --every 30s
+    weft hub table set hub.yaml acme/telemetry --retain 365d --sort order_id
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+
+    key = key_of(stream)
+    if every is not None and latest is None:
+        raise Refused("--every is the interval of a latest table: name its key, too (--latest)")
+    if feed and latest is None:
+        raise Refused("--feed is for a latest table: name its key, too (--latest)")
+    if instead and latest is None:
+        raise Refused("--instead is for a latest table: name its key, too (--latest)")
+    document = _latest(latest, every, feed=feed, instead=instead) if latest is not None else None
+    retain_s = _parsed("--retain", retain, parse_duration, RETAIN_S_MIN, "an hour")
+    retain_bytes = _parsed("--retain-size", retain_size, parse_size, RETAIN_BYTES_MIN, "1MiB")
+    log_s = _parsed("--retain-log", retain_log, parse_duration, RETAIN_S_MIN, "an hour")
+    columns = None if sort is None else _columns(sort)
+    if document is None and retain_s is None and retain_bytes is None and log_s is None and columns is None:
+        raise Refused("name what to declare: --latest, --retain, --retain-size, --retain-log or --sort")
+    if log_s is not None:
+        _check_term(config_file, log_s)
+    try:
+        decision = changes.set_table(
+            key, latest=document, retain_s=retain_s, retain_bytes=retain_bytes, log_s=log_s, sort=columns
+        )
+    except CannotDeclare as error:
+        raise Refused(str(error)) from None
+    declare(config_file, lambda _: decision, by, reason)
+    click.echo(f"declared tables of {'/'.join(key)}")
+
+
+@hub_table_group.command("remove")
+@config_argument
+@click.argument("stream", metavar="[TENANT/]STREAM")
+@reason_option
+@by_option
+def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+    """Withdraw what is declared of the tables of STREAM at the hubs of CONFIG.
+
+    A latest table is written no more, and its folder stays: delete it, or declare the table again and it goes on. A
+    table that is the only one stays declared once the log has lost chunks: the table of all rows could not be made.
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.tables.latest import first_kept
+
+    key = key_of(stream)
+    known = changes.DeclaredTables()
+    known.refresh(read_facts(config_file))
+    if known.is_instead(key) and (kept := on_store(config_file, lambda store: first_kept(store, key))) is not None:
+        raise Refused(
+            f"{'/'.join(key)} has only a latest table. A table of all rows can no longer be made: the log of shard "
+            f"{kept.shard} begins with chunk {kept.n}. To end the stream, use `weft hub stream delete`"
+        )
+    declare(config_file, lambda _: changes.remove_table(key), by, reason)
+    click.echo(f"withdrew the tables of {'/'.join(key)}")
+
+
+@hub_table_group.command("list")
+@config_argument
+@json_option
+def list_tables(config_file: str, *, as_json: bool) -> None:
+    """List what the cluster log of CONFIG declares of tables.
+
+    `weft hub status` has the progress of latest tables (`latest_tables` of `GET /v1/status`).
+    """
+    from weft.cloud_hub.admin_facts.changes import DeclaredTables
+    from weft.cloud_hub.admin_facts.documents import TABLE, parse_stream_name
+    from weft.cloud_hub.api.views import moment
+
+    state, known = read_facts(config_file), DeclaredTables()
+    known.refresh(state)
+    found: list[dict[str, Any]] = []
+    for name, fact in sorted(state.facts(TABLE).items()):
+        document = known.documents.get(parse_stream_name(name))
+        latest = document.latest if document is not None else None
+        found.append({
+            "stream": name,
+            "latest": list(latest.key) if latest is not None else None,
+            "every": format_duration(latest.every_s) if latest is not None else None,
+            "feed": latest.feed if latest is not None else None,
+            "instead": latest.instead if latest is not None else None,
+            "retain": format_duration(document.retain_s) if document and document.retain_s else None,
+            "retain_size": format_size(document.retain_bytes) if document and document.retain_bytes else None,
+            "retain_log": format_duration(document.log_s) if document and document.log_s else None,
+            "sort": list(document.sort) if document and document.sort else None,
+            "version": fact.version,
+            "changed": moment(fact.at),
+            "by": fact.by,
+            "reason": fact.reason,
+            "unusable": known.unusable.get(name),
+        })  # fmt: skip
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("stream", "latest by", "every", "retain", "log", "sorted by", "changed", "by", "reason"),
+        [
+            (
+                each["stream"],
+                _shown(each),
+                each["every"] or "",
+                " and ".join(filter(None, (each["retain"], each["retain_size"]))),
+                each["retain_log"] or "",
+                ", ".join(each["sort"] or ()),
+                each["changed"],
+                each["by"],
+                each["reason"],
+            )
+            for each in found
+        ],
+    )
+
+
+def _check_term(config_file: str, log_s: int) -> None:
+    """Refuse a term of the log that changes nothing."""
+    whole = load_hub(config_file).retain_log_s
+    if whole is None:
+        raise Refused("--retain-log: the hub keeps its log for good. Set `retain_log` to the shortest term first")
+    if log_s <= whole:
+        raise Refused(
+            f"--retain-log: the hub keeps its log for {format_duration(whole)} (`retain_log`), and a term of a stream "
+            "can only be longer: chunks have records of many streams. Make `retain_log` shorter, and declare longer "
+            "terms for the others"
+        )
+
+
+def _shown(found: dict[str, Any]) -> str:
+    if found["unusable"] is not None:
+        return f"this release cannot read it: {found['unusable']}"
+    return ", ".join(found["latest"] or ()) + (", and no other table" if found["instead"] else "")
+
+
+def _parsed(option: str, text: str | None, parse: Callable[[str], float], least: int, least_text: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        found = int(parse(text))
+    except ValueError as error:
+        raise Refused(f"{option}: {error}") from None
+    if not least <= found < 1 << 53:
+        raise Refused(f"{option}: {text} is less than {least_text}, or far too much")
+    return found
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(part.strip() for part in text.split(","))
+
+
+def _latest(key: str, every: str | None, *, feed: bool, instead: bool) -> Any:
+    from weft.cloud_hub.admin_facts.documents import LatestDocument, wrong_part
+
+    parts = tuple(part.strip() for part in key.split(","))
+    if (wrong := wrong_part(parts)) is not None:
+        raise Refused(f"--latest: {wrong}")
+    if every is None:
+        return LatestDocument(parts, feed=feed, instead=instead)
+    try:
+        seconds = parse_duration(every)
+    except ValueError as error:
+        raise Refused(f"--every: {error}") from None
+    if not 1 <= seconds <= 86_400:
+        raise Refused(f"--every: {every} is not between 1s and 24h")
+    return LatestDocument(parts, seconds, feed, instead)
+
+
+# ``weft hub quality``: quality rules of streams in the cluster log, which the hub checks while it makes tables.
+
+TEXT_BYTES_MAX = 1 << 20
+stream_argument = click.argument("stream", metavar="[TENANT/]STREAM")
+
+
+@click.group("quality")
+def hub_quality_group() -> None:
+    """Manage the quality rules of streams in a hub's store, whether nodes run or not.
+
+    A rule is one check. Numbers are within a range, a field has values, payloads fit the schema, values do not repeat,
+    or the table is fresh. The hub counts the rows that fail, and raises an alarm when they are more than the rule
+    tolerates. Nothing is dropped or held back: a row that fails is in the table as before.
+
+    Running hubs know a change two seconds later. Edges that a stream needs are another matter: `weft hub stream
+    expect`.
+    """
+
+
+@hub_quality_group.command("set")
+@config_argument
+@stream_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@reason_option
+@by_option
+def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: str | None) -> None:
+    """Declare the rules in FILE for STREAM at the hubs of CONFIG, instead of those before.
+
+    FILE is YAML or JSON with `rules`: names, each with one check (`range`, `not_null`, `fits`, `unique`, `fresh`) and
+    what is tolerated. A check that stays as it was goes on counting.
+
+    \b
+    weft hub quality set hub.yaml acme/telemetry quality.yaml --reason "agreed with the plant"
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+    from weft.storage.table.schemas import Schemas
+
+    key, rules = key_of(stream), _read_rules(file)
+    try:
+        decision = changes.set_quality(key, rules)
+    except CannotDeclare as error:
+        raise Refused(str(error)) from None
+    state = declare(config_file, lambda _: decision, by, reason)
+    schema = Schemas.of_state(state).of(key)
+    for doubt in changes.doubts(rules, None if schema is None else schema.schema):
+        click.echo(f"warning: {doubt}", err=True)
+    click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
+
+
+@hub_quality_group.command("remove")
+@config_argument
+@stream_argument
+@reason_option
+@by_option
+def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+    """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
+    from weft.cloud_hub.admin_facts import changes
+
+    key = key_of(stream)
+    declare(config_file, lambda _: changes.remove_quality(key), by, reason)
+    click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
+
+
+@hub_quality_group.command("get")
+@config_argument
+@stream_argument
+@json_option
+def get_quality(config_file: str, stream: str, *, as_json: bool) -> None:
+    """Print the rules of STREAM in YAML, as `set` reads them."""
+    from weft.config.load import rules_text
+
+    key = key_of(stream)
+    name, state = "/".join(key), read_facts(config_file)
+    known, unusable = _known_rules(state)
+    found = known.get(name)
+    if found is None:
+        if name in unusable:
+            raise Failed(f"this release cannot read the rules of stream {name}: {unusable[name]}")
+        raise Failed(
+            f"stream {name} has no quality rules; streams with some: {', '.join(sorted(known)[:20]) or 'none'}"
+        )
+    if as_json:
+        print_json({"version": found.version, "quality": found.rules})
+        return
+    click.echo(f"# stream {name}, version {found.version}\n{rules_text(found.rules)}", nl=False)
+
+
+@hub_quality_group.command("list")
+@config_argument
+@json_option
+def list_quality(config_file: str, *, as_json: bool) -> None:
+    """List the streams with quality rules in the cluster log of CONFIG.
+
+    `quality` of `GET /v1/status` has what was counted, and `weft hub status` names alarms.
+    """
+    from weft.cloud_hub.api.views import moment
+    from weft.storage.table.schemas import QUALITY
+
+    state = read_facts(config_file)
+    known, unusable = _known_rules(state)
+    rows: list[dict[str, Any]] = [
+        {
+            "stream": name,
+            "rules": [*known[name].rules.rules] if name in known else None,
+            "version": fact.version,
+            "changed": moment(fact.at),
+            "by": fact.by,
+            "reason": fact.reason,
+            "unusable": unusable.get(name),
+        }
+        for name, fact in sorted(state.facts(QUALITY).items())
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("stream", "version", "rules", "changed", "by", "reason"),
+        [
+            (
+                each["stream"], each["version"],
+                f"this release cannot read them: {each['unusable']}" if each["unusable"] else ", ".join(each["rules"]),
+                each["changed"], each["by"], each["reason"],
+            )
+            for each in rows
+        ],
+    )  # fmt: skip
+
+
+def _known_rules(state: ClusterState) -> tuple[dict[str, StreamQuality], dict[str, str]]:
+    """Return the rules by stream, and those that cannot be read, each with the reason."""
+    from weft.storage.table.schemas import DeclaredQuality
+
+    declared = DeclaredQuality()
+    declared.refresh(state)
+    return {"/".join(key): found for key, found in declared.streams.items()}, declared.unusable
+
+
+def _read_rules(file: str) -> QualityRules:
+    from weft.config.errors import ConfigError
+    from weft.config.load import parse_rules
+
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(TEXT_BYTES_MAX + 1)
+        if len(data) > TEXT_BYTES_MAX:
+            raise Refused(f"{file} has more than {TEXT_BYTES_MAX >> 20} MiB: rules have some kilobytes")
+        return parse_rules(data.decode(), file)
+    except OSError as error:
+        raise Refused(f"{file} cannot be read: {error}") from None
+    except ValueError as error:
+        raise Refused(f"{file}: {error}") from None
+    except ConfigError as error:
+        raise Refused(str(error)) from None
+
+
+# ``weft hub schema``: schemas of streams in the cluster log, by which tables get typed columns.
+
+SAMPLE_BYTES = 8 << 20
+"""Bytes of a file that are looked at together."""
+RECORDS_MAX = 10_000_000
+LEFT_OUT_SHOWN = 20
+file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+message_option = click.option(
+    "--message", metavar="NAME", help="Message of Protobuf with its package; FILE is a descriptor set then."
+)
+compatibility_option = click.option(
+    "--compatibility", type=click.Choice(["none", "backward", "forward", "full"]),
+    help="Rule between a version and the one before. `backward`: payloads of devices that stay as they are can be "
+    "read. `forward`: readers that stay as they are can read new payloads. `full`: both. The rule that holds, by "
+    "default; at first none.",
+)  # fmt: skip
+records_option = click.option(
+    "--records", type=click.IntRange(1, RECORDS_MAX), default=100_000, show_default=True,
+    help="Number of records to look at.",
+)  # fmt: skip
+version_option = click.option("--version", type=click.IntRange(min=1), help="Version; the newest by default.")
+
+
+@click.group("schema")
+def hub_schema_group() -> None:
+    """Manage the schemas of streams in a hub's store, whether nodes run or not.
+
+    A schema names fields of a stream's payloads. The stream's table gets a typed column for each, beside the payload
+    itself; what does not fit stands in the column `_misfit` with the reason. Running hubs know a change two seconds
+    later. Columns are only added: a field of another type or unit gets another column, and old rows stay as they are.
+    """
+
+
+@hub_schema_group.command("set")
+@config_argument
+@stream_argument
+@file_argument
+@message_option
+@compatibility_option
+@reason_option
+@by_option
+def set_schema(
+    config_file: str,
+    stream: str,
+    file: str,
+    *,
+    message: str | None,
+    compatibility: Compatibility | None,
+    reason: str,
+    by: str | None,
+) -> None:
+    """Declare the schema in FILE for STREAM at the hubs of CONFIG.
+
+    FILE is YAML or JSON with `format` (json, cbor or msgpack) and `fields`. A field has a type. It may have `from`, its
+    path in the payload, and `required`, `unit`, `description` and `personal`. Or FILE is a JSON Schema, a schema of
+    Avro, or a descriptor set of Protobuf (`protoc --include_imports --descriptor_set_out`): all single values become
+    fields.
+
+    \b
+    weft hub schema set hub.yaml acme/telemetry telemetry.yaml --reason "first columns"
+    weft hub schema set hub.yaml acme/telemetry telemetry.yaml --compatibility backward
+    """
+    from weft.cloud_hub.admin_facts import changes as schemas
+    from weft.cloud_hub.admin_facts.changes import CannotDeclare
+
+    key, schema = key_of(stream), _read_schema(file, message)
+    try:
+        decision = schemas.set_schema(key, schema, compatibility)
+    except CannotDeclare as error:
+        raise Refused(str(error)) from None
+    state = declare(config_file, lambda _: decision, by, reason)
+    found = _known_schema(state, key)
+    click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
+
+
+@hub_schema_group.command("remove")
+@config_argument
+@stream_argument
+@reason_option
+@by_option
+def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
+    """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
+    from weft.cloud_hub.admin_facts import changes as schemas
+
+    key = key_of(stream)
+    declare(config_file, lambda _: schemas.remove_schema(key), by, reason)
+    click.echo(f"withdrew the schema of stream {'/'.join(key)}")
+
+
+@hub_schema_group.command("get")
+@config_argument
+@stream_argument
+@version_option
+@json_option
+def get_schema(config_file: str, stream: str, *, version: int | None, as_json: bool) -> None:
+    """Print the schema of STREAM in YAML, as `set` reads it. Rows say their version in the column `_schema`."""
+    from weft.config.payload_schema.documents import yaml_text
+
+    key = key_of(stream)
+    found = _version(config_file, key, version)
+    if as_json:
+        print_json({
+            "version": found.version,
+            "before": found.before or None,
+            "compatibility": found.compatibility,
+            "schema": found.schema,
+        })  # fmt: skip
+        return
+    before = f", after version {found.before}" if found.before else ""
+    rule = "" if found.compatibility == "none" else f", compatibility {found.compatibility}"
+    click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False)
+
+
+@hub_schema_group.command()
+@config_argument
+@stream_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
+@message_option
+@version_option
+@json_option
+def diff(
+    config_file: str, stream: str, file: str | None, *, message: str | None, version: int | None, as_json: bool
+) -> None:
+    """Compare FILE with the schema of STREAM, and say which columns its table would get.
+
+    Without FILE, compare a version with the one before it. Nothing is changed.
+    """
+    from weft.config.payload_schema.documents import differences
+
+    key = key_of(stream)
+    known = _version(config_file, key, version)
+    if file is not None:
+        before, after = known.schema, _read_schema(file, message)
+    elif known.before:
+        before, after = _version(config_file, key, known.before).schema, known.schema
+    else:
+        raise Failed(f"version {known.version} of stream {'/'.join(key)} is the first; name a file to compare with")
+    changes = differences(before, after)
+    if as_json:
+        print_json([_fact(each) for each in changes])
+        return
+    if before.format != after.format:
+        click.echo(f"~ format: {before.format} -> {after.format}")
+    for each in changes:
+        click.echo(f"{each}{' (another column)' if each.before and each.makes_column else ''}")
+    if not changes and before.format == after.format:
+        click.echo("no difference")
+
+
+@hub_schema_group.command()
+@config_argument
+@stream_argument
+@click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Read JSON from this file, one on a line.")
+@records_option
+@click.option(
+    "--format", "payload_format", type=click.Choice(["json", "msgpack", "cbor"]), default="json", show_default=True,
+    help="Format of the payloads.",
+)  # fmt: skip
+def infer(config_file: str, stream: str, *, file: str | None, records: int, payload_format: SchemaFormat) -> None:
+    """Draft a schema for STREAM from its newest records, or from a file.
+
+    The draft goes to standard output, with what was found beside each field. Edit it, and declare it with `set`.
+
+    \b
+    weft hub schema infer hub.yaml acme/telemetry > telemetry.yaml
+    """
+    from weft.config.payload_schema.documents import PayloadSample
+
+    sample = PayloadSample()
+    if file is not None:
+        _sample_file(sample, file, records)
+        payload_format = "json"
+    else:
+        _sample_stream(sample, config_file, key_of(stream), records, payload_format)
+    if not sample.has_fields:
+        raise Failed(
+            f"none of {counted(sample.records, 'record')} is an object in {payload_format}; {sample.unreadable} cannot "
+            "be read as that. Say another --format"
+        )
+    click.echo(sample.draft(payload_format), nl=False)
+
+
+def _sample_file(sample: PayloadSample, file: str, records: int) -> None:
+    from weft.storage.payloads.formats import whole_values
+
+    decode = whole_values("json")
+    with open(file, "rb") as opened:
+        while lines := opened.readlines(SAMPLE_BYTES)[: records - sample.records]:
+            if len(lines[-1]) > SAMPLE_BYTES:
+                raise Refused(f"{file} has a line of more than {SAMPLE_BYTES >> 20} MiB: write one record on each line")
+            sample.take(*decode([line for each in lines if (line := each.strip())]))
+
+
+def _sample_stream(
+    sample: PayloadSample, config_file: str, key: StreamKey, records: int, payload_format: SchemaFormat
+) -> None:
+    from weft.cloud_hub.admin_facts.changes import NoRecords
+    from weft.protocols.errors import CodecError
+    from weft.storage.payloads.formats import whole_values
+
+    decode = whole_values(payload_format)
+    try:
+        _each_part(config_file, key, records, lambda payloads: sample.take(*decode(payloads)))
+    except (NoRecords, CodecError) as error:
+        raise Failed(str(error)) from None
+
+
+def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[list[bytes]], None]) -> None:
+    """Give the newest payloads of a stream, some thousands at a time. Raises as ``newest_payloads``."""
+    from weft.cloud_hub.admin_facts.changes import newest_payloads
+    from weft.storage.cluster import open_cluster
+
+    async def work(store: ObjectStore) -> None:
+        cluster = await open_cluster(store, None)
+        async for payloads in newest_payloads(store, cluster, key, records):
+            take(payloads)
+
+    on_store(config_file, work)
+
+
+@hub_schema_group.command()
+@config_argument
+@stream_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
+@message_option
+@compatibility_option
+@records_option
+@json_option
+def check(
+    config_file: str,
+    stream: str,
+    file: str | None,
+    *,
+    message: str | None,
+    compatibility: Compatibility | None,
+    records: int,
+    as_json: bool,
+) -> int:
+    """Check FILE, or the schema of STREAM, against the version that is declared and the newest records.
+
+    The command says whether `set` would take FILE by the rule of compatibility, and which fields do not fit or are in
+    no record. Fields of the records that the schema does not name follow as a draft. Nothing is changed. The exit
+    status is 1 if the rule is not kept. Records are those of the log.
+    """
+    from weft.cloud_hub.admin_facts.changes import NoRecords
+    from weft.config.payload_schema.documents import incompatible
+    from weft.protocols.errors import CodecError
+    from weft.storage.payloads.decoder import SampleOfSchema
+    from weft.storage.table.schemas import SCHEMA
+
+    key, state = key_of(stream), read_facts(config_file)
+    known = _known_schema(state, key) if file is None or "/".join(key) in state.facts(SCHEMA) else None
+    schema = known.schema if file is None and known is not None else _read_schema(file or "", message)
+    rule = compatibility or (known.compatibility if known else "none")
+    broken = incompatible(known.schema, schema, rule) if known else []
+    sample, no_records = SampleOfSchema(schema), None
+    try:
+        _each_part(config_file, key, records, sample.take)
+    except NoRecords as error:
+        no_records = str(error)
+    except CodecError as error:
+        raise Failed(str(error)) from None
+    facts = {
+        "compatibility": rule,
+        "version": known.version if known else None,
+        "incompatible": broken,
+        "records": sample.records,
+        "misfits": sample.misfits,
+        "fields": [each._asdict() for each in sample.fields()],
+        "not_named": sample.unnamed(),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        _print_check(facts, sample, no_records)
+    return 1 if broken else 0
+
+
+def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str | None) -> None:
+    for each in facts["incompatible"]:
+        click.echo(f"not compatible with version {facts['version']}: {each}")
+    if facts["version"] and not facts["incompatible"] and facts["compatibility"] != "none":
+        click.echo(f"compatible ({facts['compatibility']}) with version {facts['version']}")
+    if no_records is not None:
+        click.echo(no_records, err=True)
+        return
+    click.echo(f"{sample.misfits} of {counted(sample.records, 'record')} do not fit")
+    for found in sample.fields():
+        if found.misfits:
+            click.echo(harmless(f"  {found.name}: {found.misfits} do not fit, most: {found.reason}"))
+        elif not found.values:
+            click.echo(f"  {found.name}: in no record")
+    if lines := sample.unnamed():
+        click.echo(f"the schema does not name:\n{harmless(''.join(lines))}", nl=False)
+
+
+@hub_schema_group.command("list")
+@config_argument
+@json_option
+def list_schemas(config_file: str, *, as_json: bool) -> None:
+    """List the streams with a schema in the cluster log of CONFIG."""
+    from weft.cloud_hub.api.views import moment
+    from weft.storage.table.schemas import SCHEMA, Schemas
+
+    state = read_facts(config_file)
+    known = Schemas.of_state(state)
+    found: list[dict[str, Any]] = []
+    for name, fact in sorted(state.facts(SCHEMA).items()):
+        key = key_of(name)
+        schema = known.of(key)
+        found.append({
+            "tenant": key[0],
+            "stream": key[1],
+            "version": fact.version,
+            "format": schema.schema.format if schema else None,
+            "fields": len(schema.schema.fields) if schema else None,
+            "compatibility": schema.compatibility if schema else None,
+            "personal": [name for name, each in schema.schema.fields.items() if each.personal] if schema else None,
+            "changed": moment(fact.at),
+            "by": fact.by,
+            "reason": fact.reason,
+            "unusable": known.unusable.get(name),
+        })  # fmt: skip
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("stream", "version", "format", "fields", "compatibility", "personal", "changed", "by", "reason"),
+        [
+            (
+                f"{each['tenant']}/{each['stream']}", each["version"],
+                each["format"] or f"this release cannot read it: {each['unusable']}", each["fields"] or "",
+                each["compatibility"] or "", ", ".join(each["personal"] or ()),
+                each["changed"], each["by"], each["reason"],
+            )
+            for each in found
+        ],
+    )  # fmt: skip
+
+
+def _fact(change: FieldChange) -> dict[str, Any]:
+    return {
+        "field": change.name,
+        "before": change.before,
+        "after": change.after,
+        "new_column": change.makes_column,
+    }
+
+
+def _read_schema(file: str, message: str | None = None) -> PayloadSchema:
+    from weft.config.errors import ConfigError
+    from weft.config.load import parse_schema
+    from weft.config.payload_schema.documents import read_schema_file
+
+    try:
+        found = read_schema_file(file, message)
+        if found.left_out:
+            shown = ", ".join(found.left_out[:LEFT_OUT_SHOWN])
+            click.echo(f"no column for {counted(len(found.left_out), 'place')}: {shown}", err=True)
+        return parse_schema(found.text, file)
+    except ValueError as error:
+        raise Refused(f"{file}: {error}") from None
+    except ConfigError as error:
+        raise Refused(str(error)) from None
+
+
+def _known_schema(state: Any, key: StreamKey) -> StreamSchema:
+    from weft.storage.table.schemas import SCHEMA, Schemas
+
+    schemas, name = Schemas.of_state(state), "/".join(key)
+    found = schemas.of(key)
+    if found is None and name in schemas.unusable:
+        raise Failed(f"this release cannot read the schema of stream {name}: {schemas.unusable[name]}")
+    if found is None:
+        names = ", ".join(sorted(state.facts(SCHEMA))[:20]) or "none"
+        raise Failed(f"stream {name} has no schema; streams with one: {names}")
+    return found
+
+
+def _version(config_file: str, key: StreamKey, version: int | None) -> StreamSchema:
+    """Return a version of a stream's schema, also one that was withdrawn or replaced."""
+    from weft.storage.table.schemas import SCHEMA, UnreadableSchema, decode_schema
+
+    if version is None:
+        return _known_schema(read_facts(config_file), key)
+    name = "/".join(key)
+    entry = read_entry(config_file, version)
+    if entry is None or (entry.kind, entry.name) != (SCHEMA, name) or entry.document is None:
+        raise Failed(f"entry {version} of the cluster log is no schema of stream {name}")
+    try:
+        return decode_schema(entry.document, version)
+    except UnreadableSchema as error:
+        raise Failed(f"this release cannot read version {version}: {error}") from None

@@ -1,0 +1,380 @@
+"""``weft hub tenant``: tenants in the cluster log, with their quotas."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from weft.commands.common import ExistingPath, config_argument, json_option
+from weft.commands.hub_store import acting, by_option, declare, no_other_author, read_facts, reason_option
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
+from weft.config.units import approximate_duration, approximate_size, parse_size
+from weft.output import Failed, Refused, print_facts, print_json, print_table
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.admin_facts.documents import Quotas
+    from weft.storage.cluster_log import ClusterState
+
+
+NONE = "none"
+"""Word that takes a quota back."""
+_OPTIONS: dict[str, tuple[Callable[[str], int], str]] = {
+    "edges": (int, "Edges that tokens of the cluster log may name, or `none`."),
+    "streams": (int, "Number of streams, or `none`."),
+    "lanes": (int, "Number of lanes, or `none`: one for each stream of each edge."),
+    "links": (int, "Number of edges that are linked at one time, or `none`."),
+    "bytes_per_second": (lambda text: parse_size(text.removesuffix("/s")), "Rate such as 4MiB/s, or `none`."),
+    "records_per_second": (int, "Number of records in a second, or `none`."),
+    "table_bytes": (parse_size, "Size of all tables of all rows such as 2TiB, or `none`."),
+    "stored_bytes": (parse_size, "Size such as 2TiB, or `none`; recorded."),
+}
+"""Quota -> parser and help of its option."""
+
+
+def quota_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for each quota to a command."""
+    for name, (_, text) in reversed(_OPTIONS.items()):
+        function = click.option(f"--{name.replace('_', '-')}", name, metavar="QUOTA", help=text)(function)
+    return function
+
+
+@click.group("tenant")
+def hub_tenant_group() -> None:
+    """Manage the tenants of a hub's store, whether nodes run or not.
+
+    Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges counts when a token is
+    added. At a rate, the hub slows the tenant's links. Beyond a number of links, lanes or streams, new ones wait. At a
+    size of tables, these stand, and the log keeps the records. The quota of stored bytes is recorded only.
+    """
+
+
+token_file_option = click.option(
+    "--token-file", type=ExistingPath(dir_okay=False),
+    help="File with a token that has the grant tenants, for a URL or a login.",
+)  # fmt: skip
+isolation_option = click.option(
+    "--isolation", type=click.Choice(("own", "shared")),
+    help="`own`: shards and tables below a prefix of its own, only without data yet.",
+)  # fmt: skip
+
+
+@hub_tenant_group.command()
+@hub_argument
+@click.argument("name")
+@quota_options
+@isolation_option
+@token_file_option
+@reason_option
+@by_option
+def add(
+    hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
+    **given: str | None,
+) -> None:  # fmt: skip
+    """Declare tenant NAME at HUB: a configuration on this machine, a URL or the name of a login.
+
+    \b
+    weft hub tenant add hub.yaml acme --edges 40 --bytes-per-second 4MiB/s --reason "contract 17"
+    weft hub tenant add hub.yaml acme --isolation own
+    """
+    from weft.cloud_hub.admin_facts import changes as tenant_changes
+
+    quotas, _ = _quotas(given)
+    if names_a_config(hub):
+        declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, is_new=True), by, reason)
+    else:
+        _only_quotas(isolation, by)
+        body = {each: getattr(quotas, each) for each in _OPTIONS} | {"version": 0, "reason": reason}
+        running_hub(hub, token_file).request(_way(name), body, method="PUT")
+    click.echo(f"declared tenant {name}")
+    _isolate(hub, name, isolation, by, reason)
+
+
+@hub_tenant_group.command("set")
+@hub_argument
+@click.argument("name")
+@quota_options
+@isolation_option
+@token_file_option
+@reason_option
+@by_option
+def set_tenant(
+    hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
+    **given: str | None,
+) -> None:  # fmt: skip
+    """Change quotas or the isolation of tenant NAME at HUB: a configuration on this machine, a URL or the name of a
+    login. Others stay as they are; `none` takes a quota back.
+
+    `--isolation` takes a configuration. `--isolation own` sets a tenant apart that has no data yet. Its shards and
+    tables get the prefix `tenants/NAME/` in the store, which a policy of the bucket can open alone. It cannot be
+    reverted, and needs level 4 (`weft hub finalize`).
+
+    After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
+    the tenant again with `--isolation shared`.
+    """
+    from weft.cloud_hub.admin_facts import changes as tenant_changes
+
+    quotas, cleared = _quotas(given)
+    is_quota = any(value is not None for value in given.values())
+    if not is_quota and isolation is None:
+        raise Refused("nothing to set: give a quota, such as --edges 40, or --isolation own")
+    if names_a_config(hub):
+        declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, cleared, is_new=False), by, reason)
+    else:
+        _only_quotas(isolation, by)
+        _change_by_hub(running_hub(hub, token_file), name, quotas, cleared, reason)
+    if is_quota:
+        click.echo(f"changed tenant {name}")
+    _isolate(hub, name, isolation, by, reason)
+
+
+def _way(name: str) -> str:
+    return f"/v1/tenants/{quote(name, safe='')}"
+
+
+def _only_quotas(isolation: str | None, by: str | None) -> None:
+    """Refuse what a running hub does not take."""
+    no_other_author(by)
+    if isolation is not None:
+        raise Refused("--isolation moves shards in the store: name the CONFIG of a hub of it, not a URL or a login")
+
+
+def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozenset[str], reason: str) -> None:
+    """Ask a running hub for the change. The hub refuses it after another change in between."""
+    there = hub.request(_way(name))
+    wanted = {each: value for each in _OPTIONS if (value := getattr(quotas, each)) is not None}
+    body = {**there["quotas"], **dict.fromkeys(cleared), **wanted, "version": there["version"], "reason": reason}
+    hub.request(_way(name), body, method="PUT")
+
+
+def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
+    """Set a declared tenant apart, or let the shards take one again of which this did not come to its end."""
+    from weft.cloud_hub.admin_facts import changes as tenant_changes
+    from weft.cloud_hub.admin_facts.documents import Quotas
+    from weft.cloud_hub.clock import sound_clock
+    from weft.cloud_hub.splits import Apart, CannotSetApart
+    from weft.protocols.errors import CodecError
+
+    async def work(store: ObjectStore) -> int | None:
+        apart = Apart(store, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits)
+        return await (apart.set(name) if isolation == "own" else apart.take_back(name))
+
+    if isolation is None:
+        return
+    try:
+        shard = acting(config_file, f"isolation of tenant {name}: {isolation}", work, by, reason)
+    except (CannotSetApart, CodecError) as error:
+        raise Failed(f"tenant {name} was not set apart: {error}" if isolation == "own" else str(error)) from None
+    if shard is None:
+        click.echo(f"tenant {name} shares the shards of the hub")
+        return
+    declare(config_file, lambda _: tenant_changes.set_tenant(name, Quotas(), is_new=False, isolation="own"), by, reason)
+    click.echo(f"tenant {name} is set apart: shard {shard}, and the prefix tenants/{name}/ in the store")
+
+
+@hub_tenant_group.command()
+@config_argument
+@click.argument("name")
+@reason_option
+@by_option
+def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
+    """Withdraw tenant NAME at the hubs of CONFIG. Its tokens in the cluster log must be withdrawn before.
+
+    Its records, streams and tables stay.
+    """
+    from weft.cloud_hub.admin_facts import changes as tenant_changes
+
+    declare(config_file, lambda _: tenant_changes.remove_tenant(name), by, reason)
+    click.echo(f"withdrew tenant {name}")
+
+
+@hub_tenant_group.command("list")
+@any_hub_argument
+@token_file_option
+@json_option
+def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """List the tenants in the cluster log of HUB, with quotas, tokens, and streams with declared edges.
+
+    HUB is a configuration on this machine, a URL or the name of a login. A running hub tells of the quotas alone.
+    """
+    quotas = list(_OPTIONS)
+    if not names_a_config(hub):
+        there = running_hub(hub, token_file).pages("/v1/tenants", "tenants")["tenants"]
+        if as_json:
+            print_json(
+                [{"name": each["tenant"], "version": each["version"], "quotas": each["quotas"]} for each in there]
+            )
+            return
+        print_table(
+            ("tenant", *(name.replace("_", " ") for name in quotas)),
+            [(each["tenant"], *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas))
+             for each in there],
+        )  # fmt: skip
+        return
+    found = _views(read_facts(named(hub)))
+    if as_json:
+        print_json(found)
+        return
+    titles = (name.replace("_", " ") for name in quotas)
+    print_table(
+        ("tenant", *titles, "isolation", "tokens", "streams with edges", "changed", "by", "reason"),
+        [
+            (
+                each["name"], *("" if each["quotas"][name] is None else each["quotas"][name] for name in quotas),
+                each["isolation"] or "", each["tokens"], each["streams_with_edges"],
+                each["changed"], each["by"], each["reason"],
+            )
+            for each in found
+        ],
+    )  # fmt: skip
+
+
+def _views(state: ClusterState) -> list[dict[str, Any]]:
+    from weft.cloud_hub.admin_facts.documents import (
+        STREAM,
+        TENANT,
+        TOKEN,
+        TenantDocument,
+        TokenDocument,
+        UnreadableDocument,
+        decode,
+        parse_stream_name,
+    )
+    from weft.cloud_hub.api.views import moment
+
+    tokens: list[str] = []
+    for fact in state.facts(TOKEN).values():
+        try:
+            tokens.append(decode(fact.document, TokenDocument).tenant)
+        except UnreadableDocument:
+            continue
+    streams = [parse_stream_name(name)[0] for name in state.facts(STREAM)]
+    found = []
+    for name, fact in sorted(state.facts(TENANT).items()):
+        try:
+            told, why = decode(fact.document, TenantDocument), None
+        except UnreadableDocument as error:
+            told, why = TenantDocument(), str(error)
+        found.append({
+            "name": name,
+            "quotas": {each: getattr(told.quotas, each) for each in _OPTIONS},
+            "isolation": told.isolation,
+            "tokens": tokens.count(name),
+            "streams_with_edges": streams.count(name),
+            "version": fact.version,
+            "changed": moment(fact.at),
+            "by": fact.by,
+            "reason": fact.reason,
+            "unusable": why,
+        })  # fmt: skip
+    return found
+
+
+def _quotas(given: dict[str, str | None]) -> tuple[Quotas, frozenset[str]]:
+    """Return the quotas of the options, and the names of those to take back."""
+    from weft.cloud_hub.admin_facts.documents import Quotas
+
+    numbers: dict[str, int] = {}
+    for name, text in given.items():
+        if text is None or text == NONE:
+            continue
+        try:
+            numbers[name] = _OPTIONS[name][0](text)
+        except ValueError as error:
+            raise Refused(f"--{name.replace('_', '-')}: {error}") from None
+        if not 0 <= numbers[name] < 1 << 63:
+            raise Refused(f"--{name.replace('_', '-')}: expected a number that is not negative, got {text}")
+    return Quotas(**numbers), frozenset(name for name, text in given.items() if text == NONE)
+
+
+# ``weft hub usage``: what a tenant uses of a running hub.
+
+PAGES_MAX = 100
+DAY_S = 86_400.0
+GROWTH_AFTER_S = 600.0
+"""Time since the start of a process after which its rate is worth a figure a day."""
+
+
+@click.command()
+@any_hub_argument
+@click.option("--tenant", default="default", show_default=True, help="Tenant whose use is shown.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
+@json_option
+def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool) -> None:
+    """Show what a tenant uses of the running hub HUB, beside its quotas.
+
+    Links, lanes, streams and records are those of the whole hub. What came, and the time of slowed links, is counted by
+    the process that answers, since its start; its metrics have the same figures. Sizes of tables are known to the
+    process that makes them.
+
+    \b
+    weft hub usage hub.yaml --tenant acme
+    """
+    running = running_hub(hub, token_file)
+    found: dict[str, Any] | None = None
+    after: str | None = None
+    for _ in range(PAGES_MAX):
+        query = {"tenant": tenant} | ({} if after is None else {"after": after})
+        page = running.request(f"/v1/usage?{urlencode(query)}")
+        found = page if found is None else {**found, "streams": [*found["streams"], *page["streams"]]}
+        after = page["next_after"]
+        if after is None:
+            break
+    assert found is not None, "there is a first page"
+    if as_json:
+        print_json(found)
+        return
+    _show(found, time.time())
+
+
+def _show(found: dict[str, Any], now: float) -> None:
+    quotas, received = found["quotas"], found["received"]
+
+    def of(used: int, quota: str) -> str:
+        return f"{used}" if quotas[quota] is None else f"{used} of {quotas[quota]}"
+
+    facts = {
+        "tenant": found["tenant"],
+        "links": of(found["links"], "links"),
+        "lanes": of(found["lanes"], "lanes"),
+        "streams": of(found["streams_count"], "streams"),
+        "received": f"{approximate_size(received['bytes'])}, {received['records']} records since {found['since']}"
+        + _growth(received["bytes"], found["since"], now),
+    }
+    if found["table_bytes"] is not None and quotas["table_bytes"] is not None:
+        sizes = approximate_size(found["table_bytes"]), approximate_size(quotas["table_bytes"])
+        facts["tables"] = f"{sizes[0]} of {sizes[1]}"
+    if quotas["bytes_per_second"] is not None:
+        facts["bytes a second"] = f"at most {approximate_size(quotas['bytes_per_second'])}"
+    if quotas["records_per_second"] is not None:
+        facts["records a second"] = f"at most {quotas['records_per_second']}"
+    if found["share"] < 1:
+        facts["share of this process"] = f"{found['share']:.0%} of the rates"
+    if found["throttled_seconds"]:
+        facts["throttled"] = f"links were asked to wait {approximate_duration(found['throttled_seconds'])} in all"
+    if found["refused"]:
+        facts["refused"] = f"{found['refused']} links and lanes beyond a quota"
+    print_facts(facts)
+    print_table(
+        ("stream", "records in the log", "bytes received", "records received", "table"),
+        [
+            (
+                each["stream"], each["records"], each["received"]["bytes"], each["received"]["records"],
+                "unknown" if each["table_bytes"] is None else approximate_size(each["table_bytes"]),
+            )
+            for each in found["streams"]
+        ],
+    )  # fmt: skip
+
+
+def _growth(received: int, since: str, now: float) -> str:
+    took = now - datetime.fromisoformat(since).timestamp()
+    if took < GROWTH_AFTER_S:
+        return ""
+    return f": {approximate_size(received / took * DAY_S)} a day"

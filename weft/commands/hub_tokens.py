@@ -1,0 +1,597 @@
+"""``weft hub token``: tokens in the cluster log, which every hub process of the store admits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from weft.commands.common import (
+    TokenGroup,
+    certificate_of,
+    config_argument,
+    confirm,
+    json_option,
+    load_hub,
+    tls_of,
+    url_here,
+    using,
+    yes_option,
+)
+from weft.commands.credentials import access_of, scope_options, shown_access
+from weft.commands.hub_store import by_option, declare, declare_all, end_of, on_store, read_facts, reason_option
+from weft.commands.new_files import write_new
+from weft.commands.running import RunningHub
+from weft.config.units import approximate_duration
+from weft.output import Failed, Refused, counted, print_json, print_table
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.text.fleet import ENDS_SOON_S
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.admin_facts.changes import Decision
+    from weft.config.models import HubConfig
+    from weft.storage.cluster_log import Change, ClusterState
+
+
+# The first token of a store, which closes hubs that were open, and ``weft hub open``, the way back.
+
+
+@click.command("open")
+@config_argument
+@reason_option
+@by_option
+@yes_option
+def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
+    """Let the hubs of CONFIG serve requests without a token again, after their last token was withdrawn.
+
+    The way back from a first token (`weft hub token add`), for hubs without `tokens_file`, `jwt` or
+    `anonymous: never`. The next token that is declared closes them again.
+
+    \b
+    weft hub open hub.yaml --reason "the trial of tokens is over"
+    """
+    from weft.cloud_hub.admin_facts import changes
+
+    config = load_hub(config_file)
+    if not yes:
+        confirm(
+            "from now on everybody who reaches a hub of this store may link as any edge and read all streams. Open it?",
+            "nothing was declared",
+        )
+    declare(config_file, lambda _: changes.open_hubs, by, reason)
+    click.echo("hubs of this store demand no token from now on, until the next one is declared")
+    if reasons := closed_anyway(config):
+        click.echo(f"warning: the hub of {config_file} still demands one: {reasons}", err=True)
+
+
+def closed_anyway(config: HubConfig) -> str:
+    """Return the settings by which a hub demands a token, whatever the cluster log says; empty for none."""
+    given = {
+        "tokens_file": config.tokens_file is not None, "jwt": config.jwt is not None,
+        "anonymous: never": config.anonymous == "never",
+    }  # fmt: skip
+    return ", ".join(name for name, is_set in given.items() if is_set)
+
+
+def _is_first(config_file: str) -> bool:
+    """Return whether a token would close hubs that are open."""
+    from weft.cloud_hub.admin_facts.credentials import demands_tokens
+
+    return not closed_anyway(load_hub(config_file)) and not demands_tokens(read_facts(config_file))
+
+
+def _linked(config_file: str) -> list[str] | None:
+    """Return the edges that are linked to the running hub, which is open; None if it does not answer."""
+    config = load_hub(config_file)
+    certificate = certificate_of(config)
+    try:
+        running = RunningHub(url_here(config.listen, certificate), tls=tls_of(certificate))
+        edges = running.pages("/v1/edges", "edges")["edges"]
+    except Failed:
+        return None
+    return sorted(f"{each['tenant']}/{each['edge']}" for each in edges if each["connected_since"] is not None)
+
+
+def say_what_would_be(config_file: str, names: Sequence[str], *, as_json: bool) -> None:
+    """Say what tokens would do."""
+    is_first = _is_first(config_file)
+    ends = _linked(config_file) if is_first else []
+    if as_json:
+        print_json({"names": list(names), "is_first": is_first, "links_that_end": ends})
+        return
+    click.echo(f"would declare {counted(len(names), 'token')}; nothing was declared")
+    if not is_first:
+        click.echo("the hubs demand a token already, or their settings do: no link ends")
+        return
+    click.echo("it is the first one: from then on the hubs demand a token, and links without one end")
+    if ends is None:
+        click.echo(f"which links these are is unknown: no hub answers at {load_hub(config_file).listen}")
+        return
+    click.echo(f"links that end, unless the edge shows a certificate: {len(ends)}")
+    for each in ends:
+        click.echo(f"  {each}")
+
+
+def confirm_first(config_file: str, yes: bool) -> None:
+    if yes or not _is_first(config_file):
+        return
+    ends = _linked(config_file)
+    some = "" if ends is None else f" ({len(ends)} are open now)"
+    confirm(
+        f"this is the first token of the store: from now on, all of its hubs demand a token, and links without one "
+        f"end{some}. `weft hub open` is the way back. Add it?",
+        "nothing was declared",
+    )
+
+
+# Secrets of tokens in files, and tokens for a whole fleet, in one run.
+
+FLEET_MAX = 10_000
+"""Maximum number of tokens of one run."""
+FILE_BYTES_MAX = 4 << 20
+SUFFIX = ".token"
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that a new token cannot have."""
+    if not name.isprintable() or any(map(str.isspace, name)):
+        raise Refused(f"{name!r} cannot be the name of a token: expected printable characters without spaces")
+
+
+@contextlib.contextmanager
+def secret_file(path: str | None, token: str) -> Iterator[None]:
+    """Write a secret to a new file for its owner alone, before the token is declared. An error of that removes it.
+
+    Args:
+        path: None for no file.
+    """
+    if path is None:
+        yield
+        return
+    write_new({path: f"{token}\n".encode()}, replaced="")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+class _FleetToken(NamedTuple):
+    name: str
+    edge: str | None
+    path: str
+    """File of its secret."""
+
+
+class Fleet:
+    """Tokens with the same access, a line of a file for each.
+
+    Secrets are written before tokens are declared, so a run that was stopped goes on when it is given again: it takes
+    the secrets that are there.
+
+    Args:
+        path: file of names.
+        folder: place of the secrets.
+        scope, grants, tenant: of all tokens.
+    """
+
+    def __init__(self, path: str, folder: str, scope: str | None, grants: tuple[str, ...], tenant: str) -> None:
+        self.folder, self._tenant, self._grants = folder, tenant, grants
+        self.tokens = list(_wanted(path, folder, has_edge=scope == "edge" or any(map(_writes, grants))))
+        if not self.tokens:
+            raise Refused(f"{path}: expected a line for each token: NAME, or NAME and EDGE")
+        self._access = access_of(scope, grants, self.tokens[0].edge)
+
+    def declare(self, config_file: str, until: int | None, by: str | None, reason: str, *, as_json: bool) -> None:
+        """Write the secrets, and declare the tokens.
+
+        Args:
+            until: end of all, nanoseconds since 1970; None for no end.
+        """
+        from weft.cloud_hub.admin_facts import changes
+        from weft.cloud_hub.admin_facts.documents import TOKEN
+        from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
+
+        declared = read_facts(config_file).facts(TOKEN)
+        if taken := [each.name for each in self.tokens if each.name in declared and not os.path.lexists(each.path)]:
+            raise Failed(
+                f"nothing was declared: tokens of these names are there, and {self.folder} has no secrets of them: "
+                f"{changes.listed(taken)}. Leave them out, or give them new secrets: `weft hub token rotate`"
+            )
+        with using(self.folder):
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        secrets = [_secret(each.path) for each in self.tokens]
+        known = changes.KnownTokens()
+        decisions = [
+            changes.import_token(
+                TokenIdentity(each.name, hash_token(secret), self._access, self._tenant, each.edge, self._grants),
+                known, until,
+            )
+            for each, secret in zip(self.tokens, secrets, strict=True)
+        ]  # fmt: skip
+        changed = declare_all(config_file, decisions, by, reason)
+        added = [each.name for each, is_new in zip(self.tokens, changed, strict=True) if is_new]
+        if as_json:
+            print_json({"added": added, "there": len(self.tokens) - len(added), "folder": self.folder})
+            return
+        click.echo(f"declared {counted(len(added), 'token')}; {len(self.tokens) - len(added)} were there already")
+        click.echo(f"{self.folder} has the secret of each, NAME{SUFFIX}: take it to its owner, and delete it here")
+
+
+def _writes(grant: str) -> bool:
+    return grant == "write" or grant.startswith("write:")
+
+
+def _wanted(path: str, folder: str, *, has_edge: bool) -> Iterator[_FleetToken]:
+    with using(path), open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read(FILE_BYTES_MAX + 1).splitlines()
+    names = set[str]()
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, edge = words[0], words[-1] if has_edge else None
+        if len(words) > (2 if has_edge else 1):
+            raise Refused(f"{path}:{number}: expected {'NAME, or NAME and EDGE' if has_edge else 'NAME'}")
+        for each in words:
+            if not valid_name(each):
+                raise Refused(f"{path}:{number}: {each!r} cannot be a name: {NAME_RULE}")
+        if name in names:
+            raise Refused(f"{path}:{number}: {name} is there twice")
+        names.add(name)
+        if len(names) > FLEET_MAX:
+            raise Refused(f"{path}:{number}: more than {FLEET_MAX} tokens. Give them in several files")
+        yield _FleetToken(name, edge, os.path.join(folder, f"{name}{SUFFIX}"))
+
+
+def _secret(path: str) -> str:
+    """Return the secret in a file, which an earlier run has left, or write a new one there."""
+    from weft.cloud_hub.api.tokens import new_token
+    from weft.network.reload import read_token
+
+    if os.path.lexists(path):
+        try:
+            with using(path):
+                return read_token(path)
+        except ValueError as error:
+            raise Failed(str(error)) from None
+    token = new_token()
+    write_new({path: f"{token}\n".encode()}, replaced="")
+    return token
+
+
+NEVER = "never"
+PAIRING_MAX_NS = 24 * 3_600_000_000_000
+"""Longest time for which a code counts."""
+to_option = click.option(
+    "--to", metavar="FILE", type=click.Path(), help="Write the token to FILE, new and of mode 600, and do not print it."
+)
+expires_option = click.option(
+    "--expires", metavar="TIME", help="End of the token: a duration such as 90d, or a date. None by default."
+)
+
+
+@click.group("token", cls=TokenGroup)
+def hub_token_group() -> None:
+    """Manage the tokens of all hubs of a store, whether nodes run or not.
+
+    The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. A hub
+    with a `tokens_file` admits the tokens of both. `weft token` manages such files.
+    """
+
+
+@hub_token_group.command()
+@config_argument
+@click.argument("name", required=False)
+@scope_options
+@expires_option
+@to_option
+@click.option(
+    "--from",
+    "names",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each.",
+)
+@click.option("--dry-run", is_flag=True, help="Declare nothing: say what would be, and which links would end.")
+@reason_option
+@by_option
+@json_option
+@yes_option
+def add(
+    config_file: str,
+    name: str | None,
+    *,
+    scope: str | None,
+    grants: tuple[str, ...],
+    edge: str | None,
+    tenant: str,
+    expires: str | None,
+    to: str | None,
+    names: str | None,
+    dry_run: bool,
+    reason: str,
+    by: str | None,
+    as_json: bool,
+    yes: bool,
+) -> None:
+    """Add token NAME at the hubs of CONFIG and print it, or write it to a file of mode 600 with --to.
+
+    The token is shown only once and stored nowhere else. After the first token of a store, its hubs admit no one
+    without a token, and links without one end: --dry-run lists them. `weft hub open` is the way back.
+
+    \b
+    weft hub token add hub.yaml press-7 --scope edge --edge press-shop-7 --expires 365d --to press-7.token
+    weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
+    weft hub token add hub.yaml --from edges.txt --scope edge --to tokens
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.api.tokens import TokenIdentity, hash_token, new_token
+
+    if (name is None) == (names is None):
+        raise Refused("expected a NAME, or a file of names with --from")
+    if names is not None:
+        if edge is not None:
+            raise Refused("--from names the edges: leave out --edge")
+        if to is None:
+            raise Refused("expected a folder for the secrets: --to FOLDER")
+        fleet = Fleet(names, to, scope, grants, tenant)
+        if dry_run:
+            say_what_would_be(config_file, [each.name for each in fleet.tokens], as_json=as_json)
+            return
+        confirm_first(config_file, yes)
+        fleet.declare(config_file, end_of(expires, time.time_ns(), "--expires"), by, reason, as_json=as_json)
+        return
+    assert name is not None, "it was checked"
+    access = access_of(scope, grants, edge)
+    check_name(name)
+    if dry_run:
+        say_what_would_be(config_file, [name], as_json=as_json)
+        return
+    confirm_first(config_file, yes)
+    token = new_token()
+    until: int | None = None
+
+    def decision(now: int) -> Decision:
+        nonlocal until
+        until = end_of(expires, now, "--expires")
+        return changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
+
+    with secret_file(to, token):
+        declare(config_file, decision, by, reason)
+    _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
+
+
+@hub_token_group.command()
+@config_argument
+@click.argument("edge")
+@click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
+@click.option("--name", help="Name of the token; that of the edge by default.")
+@click.option("--within", metavar="DURATION", default="15m", show_default=True, help="Time for which the code counts.")
+@expires_option
+@reason_option
+@by_option
+@json_option
+@yes_option
+def pair(
+    config_file: str, edge: str, *, tenant: str, name: str | None, within: str, expires: str | None, reason: str,
+    by: str | None, as_json: bool, yes: bool,
+) -> None:  # fmt: skip
+    """Show a code by which the machine of EDGE gets a token from the hubs of CONFIG: `weft edge pair URL CODE`.
+
+    The code counts once, and for a short time. The store has its hash. Another code for the edge replaces it. A token
+    that the edge has already ends when the new code is used: the machine was replaced.
+
+    \b
+    weft hub token pair hub.yaml press-7
+    weft hub token pair hub.yaml press-7 --within 8h --expires 365d
+    """
+    import secrets
+
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.admin_facts.documents import Pairing
+    from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
+    from weft.cloud_hub.api.views import moment
+    from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
+
+    name = edge if name is None else name
+    check_name(name)
+    confirm_first(config_file, yes)
+    code = code_of(secrets.token_bytes(CODE_CHARACTERS))
+    until = 0
+
+    def decision(now: int) -> Decision:
+        nonlocal until
+        until = end_of(within, now, "--within") or now
+        if until > now + PAIRING_MAX_NS:
+            raise Refused(f"--within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
+        pairing = Pairing(hash_token(spoken(code)), until, end_of(expires, now, "--expires"))
+        return changes.pair_token(TokenIdentity(name, pairing.sha256, Scope.EDGE, tenant, edge), pairing)
+
+    declare(config_file, decision, by, reason)
+    if as_json:
+        print_json({"code": code, "edge": edge, "tenant": tenant, "token": name, "until": moment(until)})
+        return
+    click.echo(code)
+    click.echo(f"counts once, until {moment(until)}. At the edge: weft edge pair URL {code}", err=True)
+
+
+@hub_token_group.command("import")
+@config_argument
+@click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
+@reason_option
+@by_option
+@yes_option
+def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
+    """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
+
+    The file is not changed. Tokens that are declared already are passed over, so that the command can be repeated.
+    Their tenants must be declared before. A hub admits the tokens of its `tokens_file` as long as that is set.
+
+    \b
+    weft hub token import hub.yaml --file tokens
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.commands.credentials import read_file
+
+    identities = read_file(path)
+    confirm_first(config_file, yes)
+    known = changes.KnownTokens()
+    changed = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
+    names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
+    shown = f": {changes.listed(names)}" if names else ""
+    click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
+
+
+@hub_token_group.command()
+@config_argument
+@click.argument("name")
+@click.option(
+    "--expires",
+    metavar="TIME",
+    help="End of the new secret: a duration such as 90d, a date, or `never`. That of the one before by default.",
+)
+@click.option("--overlap", metavar="DURATION", default="7d", show_default=True, help="Time for which the secret before "
+              "stays in force; 0s for none.")  # fmt: skip
+@click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
+@to_option
+@reason_option
+@by_option
+@json_option
+def rotate(
+    config_file: str,
+    name: str,
+    *,
+    expires: str | None,
+    overlap: str,
+    end_oldest: bool,
+    to: str | None,
+    reason: str,
+    by: str | None,
+    as_json: bool,
+) -> None:
+    """Give token NAME at the hubs of CONFIG another secret and print it. The one before stays in force for a while.
+
+    Its owner takes the new one meanwhile; then links with the old one end. Access, name and end remain the same. A
+    secret that a tokens file of a host has, too, stays in force there: see `weft token remove`.
+
+    \b
+    weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.admin_facts.documents import Secret
+    from weft.cloud_hub.api.tokens import hash_token, new_token
+
+    token = new_token()
+    until: int | None = None
+    began = 0
+
+    def decision(now: int) -> Decision:
+        nonlocal began
+        began = now
+        given = None if expires == NEVER else end_of(expires, now, "--expires")
+        old_until = end_of(overlap, now, "--overlap")
+        assert old_until is not None, "the option has a default"
+
+        def decide(state: ClusterState) -> Change | None:
+            nonlocal until
+            until = given if expires is not None else changes.end_of_token(state, name, now)
+            secret = Secret(hash_token(token), until)
+            return changes.rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
+
+        return decide
+
+    with secret_file(to, token):
+        declare(config_file, decision, by, reason)
+    _print_secret(name, token, until, to, as_json=as_json)
+    if expires is None and until is not None and until - began < ENDS_SOON_S * 1e9:
+        left = approximate_duration((until - began) / 1e9)
+        click.echo(
+            f"the new secret of {name} ends with the one before, in {left}: --expires 365d gives it a later end",
+            err=True,
+        )
+    _warn_of_file(config_file, name)
+
+
+@hub_token_group.command()
+@config_argument
+@click.argument("name")
+@reason_option
+@by_option
+@json_option
+def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
+    """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later.
+
+    A token that a tokens file of a host has, too, stays in force there: see `weft token remove`.
+    """
+    from weft.cloud_hub.admin_facts import changes
+    from weft.cloud_hub.admin_facts.documents import TOKEN
+
+    state = declare(config_file, lambda _: changes.remove_token(name), by, reason)
+    left = len(state.facts(TOKEN))
+    _warn_of_file(config_file, name)
+    if as_json:
+        print_json({"removed": name, "left": left})
+        return
+    click.echo(f"withdrew {name}")
+    if not left and load_hub(config_file).tokens_file is None:
+        click.echo("no token is left in the cluster log: its hubs admit no one until `weft hub token add`, or "
+                   "`weft hub open`", err=True)  # fmt: skip
+
+
+@hub_token_group.command("list")
+@config_argument
+@json_option
+def list_tokens(config_file: str, *, as_json: bool) -> None:
+    """List the tokens in the cluster log of CONFIG, not the tokens themselves.
+
+    A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
+    """
+    from weft.cloud_hub.admin_facts.credentials import last_uses, token_view
+    from weft.cloud_hub.admin_facts.documents import TOKEN
+
+    facts = read_facts(config_file).facts(TOKEN)
+    uses = on_store(config_file, last_uses)
+    now = time.time_ns()
+    found = [token_view(fact, now, uses.get(fact.name)) for _, fact in sorted(facts.items())]
+    if as_json:
+        print_json(found)
+        return
+    columns = (
+        "name", "scope", "tenant", "edge", "secrets in force", "until", "older secret until", "last used", "changed",
+        "by", "reason",
+    )  # fmt: skip
+    print_table(columns, [
+        (
+            each["name"], f"not usable: {each['unusable']}" if each["unusable"] else shown_access(each),
+            each["tenant"] or "", each["edge"] or "",
+            each["secrets"], each["until"] or "", each["older_until"] or "", each["last_used"] or "not seen",
+            each["changed"], each["by"], each["reason"],
+        )
+        for each in found
+    ])  # fmt: skip
+
+
+def _warn_of_file(config_file: str, name: str) -> None:
+    # The file may be another one on each host, so this one's cannot tell.
+    if load_hub(config_file).tokens_file is not None:
+        click.echo(
+            f"warning: the tokens file of a hub may have {name}, too, for instance after `weft hub token import`. Its "
+            f"secret is then in force there until `weft token remove {name} --file ...` on every host",
+            err=True,
+        )
+
+
+def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:
+    from weft.cloud_hub.api.views import moment
+
+    secret = {"token": token} if to is None else {"token_file": to}
+    if as_json:
+        print_json({"name": name, **more, "until": moment(until), **secret})
+    else:
+        click.echo(token if to is None else f"wrote the token to {to}")

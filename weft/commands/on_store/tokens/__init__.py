@@ -1,1 +1,0 @@
-"""Commands about the tokens of a store."""

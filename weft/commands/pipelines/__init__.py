@@ -1,1 +1,0 @@
-"""``weft spark``: pipelines of Spark."""

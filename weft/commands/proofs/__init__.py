@@ -1,1 +1,0 @@
-"""Commands that prove the contents of a hub: ``weft audit`` and ``weft trace``."""

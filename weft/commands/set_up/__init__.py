@@ -1,1 +1,0 @@
-"""Commands with which a machine is set up."""

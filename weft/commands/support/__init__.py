@@ -1,1 +1,0 @@
-"""Commands for people who help: the bundle that they ask for."""
