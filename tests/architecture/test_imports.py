@@ -18,11 +18,11 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
         "storage/table/delta.py",
         "storage/table_writer/",
         "proofs/audit/",
-        "proofs/trace/",
+        "proofs/trace.py",
         "spark_sinks/",
         "weft/demo/",
     ),
-    "psycopg": ("spark_sinks/sinks/jdbc/",),
+    "psycopg": ("spark_sinks/sinks/jdbc.py",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/", "weft/demo/"),
     "aiohttp": (
         "edge_node/",

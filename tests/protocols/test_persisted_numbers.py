@@ -12,10 +12,8 @@ import msgspec
 import pytest
 
 from weft.protocols import batch, chunk, chunk_index, lane, link, payloads, segment
-from weft.protocols import segment as segment_header
 from weft.protocols.shard import fold, lane_state, placement, shard_state, snapshot
-from weft.storage import cluster_log as cluster_entry
-from weft.storage import cluster_log as cluster_state
+from weft.storage import cluster_log
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -111,7 +109,7 @@ ENUMS = {
 
 LAYOUTS = {
     "batch header": (batch.HEADER, "<4sIBBBBIIIIIQqqQq", 72),
-    "segment header": (segment_header.HEADER, "<4sIQQQ", 32),
+    "segment header": (segment.HEADER, "<4sIQQQ", 32),
     "segment entry": (segment._ENTRY, "<IIBxxx", 12),
     "segment entry seed": (segment._SEED, "<QIB", 13),
     "segment trailer": (segment._TRAILER, "<QI4s", 16),
@@ -119,7 +117,7 @@ LAYOUTS = {
     "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
     "chunk trailer": (chunk_index._TRAILER, "<II4s", 12),
     "snapshot header": (snapshot._HEADER, "<4sII", 12),
-    "cluster log header": (cluster_entry._HEADER, "<4sII", 12),
+    "cluster log header": (cluster_log._HEADER, "<4sII", 12),
     "link frame": (link.FRAME_HEAD, "<BI", 5),
     "link lane": (link._LANE, "<I", 4),
 }
@@ -130,8 +128,8 @@ CONSTANTS = {
     "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
     "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 1),
     "snapshot with blocks": (snapshot.MAGIC, snapshot.BLOCKS_VERSION, b"WFN", 2),
-    "cluster log entry": (cluster_entry.ENTRY_MAGIC, cluster_entry.VERSION, b"WFE", 1),
-    "cluster log snapshot": (cluster_entry.SNAPSHOT_MAGIC, cluster_entry.VERSION, b"WFA", 1),
+    "cluster log entry": (cluster_log.ENTRY_MAGIC, cluster_log.VERSION, b"WFE", 1),
+    "cluster log snapshot": (cluster_log.SNAPSHOT_MAGIC, cluster_log.VERSION, b"WFA", 1),
     "segment trailer": (segment.TRAILER_MAGIC, 0, b"WFSE", 0),
     "chunk trailer": (chunk.TRAILER_MAGIC, 0, b"WFCE", 0),
     "link": (b"", link.PROTOCOL_VERSION, b"", 1),
@@ -221,14 +219,14 @@ ARRAYS = {
     link.PullState: "id stage log_id ranges records bytes kept_from reason",
     lane_state.OpenGap: "edge log_id first since until others forked",
     link.Ack: "lane ranges",
-    cluster_entry.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce "
+    cluster_log.Declaration: "cluster_id n previous must_understand kind name document at by reason nonce "
     "origin command more",
-    cluster_entry._EntryHead: "cluster_id n previous must_understand",
-    cluster_state.ClusterSnapshot: "cluster_id n crc must_understand kinds skipped",
-    cluster_state._SnapshotHead: "cluster_id n crc must_understand",
-    cluster_state.KindSnapshot: "kind last facts",
-    cluster_state.Fact: "name version document at by reason",
-    cluster_state.Skipped: "n why",
+    cluster_log._EntryHead: "cluster_id n previous must_understand",
+    cluster_log.ClusterSnapshot: "cluster_id n crc must_understand kinds skipped",
+    cluster_log._SnapshotHead: "cluster_id n crc must_understand",
+    cluster_log.KindSnapshot: "kind last facts",
+    cluster_log.Fact: "name version document at by reason",
+    cluster_log.Skipped: "n why",
     link.Ping: "sent",
     link.Pong: "sent clock",
     link.Clock: "log_id boot monotonic offset error",
@@ -278,8 +276,7 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 
 MODULES = (
-    batch, segment, chunk, chunk_index, chunk_index, chunk_index, link, link, link, link, link, lane_state, lane,
-    shard_state, snapshot, snapshot, snapshot, fold, placement, fold, cluster_entry, cluster_state,
+    batch, segment, chunk, chunk_index, link, lane_state, lane, shard_state, snapshot, fold, placement, cluster_log,
 )  # fmt: skip
 
 
@@ -291,8 +288,8 @@ def test_every_struct_of_the_formats_is_listed() -> None:
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct
     }
     # DATA is laid out by hand: a lane number and batches.
-    # A lane's state is stored as ``LaneSnapshot``.
-    assert found - {link.Data, lane_state.LaneState} == {*ARRAYS, *MAPS}
+    # A lane's state is stored as ``LaneSnapshot``. A pairing is JSON over HTTP.
+    assert found - {link.Data, link.PairRequest, link.PairAnswer, lane_state.LaneState} == {*ARRAYS, *MAPS}
 
 
 def test_the_order_of_the_header_in_a_footer() -> None:

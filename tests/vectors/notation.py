@@ -24,8 +24,7 @@ from weft.protocols.link import split_batches
 from weft.protocols.shard import snapshot
 from weft.protocols.shard.placement import Split
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage import cluster_log as cluster_entry
-from weft.storage import cluster_log as cluster_state
+from weft.storage import cluster_log
 
 Notation = dict[str, Any]
 
@@ -318,27 +317,27 @@ def _encode_cluster(meaning: Notation) -> bytes:
         document = None if meaning["document"] is None else meaning["document"].encode()
         noted = {**meaning, "cluster_id": bytes.fromhex(meaning["cluster_id"]), "document": document}
         noted["more"] = [
-            cluster_entry.NamedFact(kind, name, None if text is None else text.encode())
+            cluster_log.NamedFact(kind, name, None if text is None else text.encode())
             for kind, name, text in meaning.get("more", [])
         ]
-        return cluster_entry.encode_entry(cluster_entry.Declaration(**noted))
-    state = cluster_state.ClusterState(bytes.fromhex(meaning["cluster_id"]))
+        return cluster_log.encode_entry(cluster_log.Declaration(**noted))
+    state = cluster_log.ClusterState(bytes.fromhex(meaning["cluster_id"]))
     state.n, state.crc = meaning["n"], meaning["crc"]
-    state.skipped = tuple(cluster_state.Skipped(**each) for each in meaning["skipped"])
+    state.skipped = tuple(cluster_log.Skipped(**each) for each in meaning["skipped"])
     for kind in meaning["kinds"]:
-        facts = [cluster_state.Fact(**{**fact, "document": fact["document"].encode()}) for fact in kind["facts"]]
+        facts = [cluster_log.Fact(**{**fact, "document": fact["document"].encode()}) for fact in kind["facts"]]
         state._kinds[kind["kind"]], state._last[kind["kind"]] = {fact.name: fact for fact in facts}, kind["last"]
-    return cluster_state.encode_snapshot(state)
+    return cluster_log.encode_snapshot(state)
 
 
 def _decode_cluster(data: bytes) -> Notation:
-    if data[:3] != cluster_entry.SNAPSHOT_MAGIC:
-        entry = cluster_entry.decode_entry(data)
+    if data[:3] != cluster_log.SNAPSHOT_MAGIC:
+        entry = cluster_log.decode_entry(data)
         document = None if entry.document is None else entry.document.decode()
         more = [[each.kind, each.name, each.document and each.document.decode()] for each in entry.more]
         noted = {**_named(entry), "cluster_id": entry.cluster_id.hex(), "document": document, "more": more}
         return {name: value for name, value in noted.items() if value or name not in ("origin", "command", "more")}
-    state = cluster_state.decode_snapshot(data)
+    state = cluster_log.decode_snapshot(data)
     kinds = [
         {
             "kind": kind,
