@@ -16,8 +16,8 @@ import msgspec
 from msgspec import inspect
 
 from weft.config import units
-from weft.config.payload_schema import languages
 from weft.config.payload_schema import model as types
+from weft.config.payload_schema import paths
 from weft.config.units import BUCKETS, WRITTEN, OneOf
 
 # Units, bounds and descriptions of the models, for the loader, the schema and the reference.
@@ -226,7 +226,7 @@ def _field_type(text: str, _folder: str) -> str:
 
 
 def _field_path(text: str, _folder: str) -> str:
-    return languages.format_path(languages.parse_path(text))
+    return paths.format_path(paths.parse_path(text))
 
 
 def _window(text: str, _folder: str) -> str:
@@ -280,7 +280,7 @@ UNITS = {
         written=("string", "number", "boolean"),
     ),
     "field_type": Unit(types.WORDS, _field_type, str, types.TYPE_PATTERN),
-    "field_path": Unit(languages.WORDS, _field_path, str),
+    "field_path": Unit(paths.WORDS, _field_path, str),
     "trigger": Unit(_TRIGGER, _trigger, str),
     "location": Unit("a folder, or the URL of one such as hdfs://name/path", _location, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),

@@ -36,7 +36,6 @@ from weft.edge_node.links.down_part import DownPart
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links, LinksPart
 from weft.edge_node.part import Part, Shown
-from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.part import QueuesPart
 from weft.edge_node.reconfigure import (
     ConfigFile,
@@ -350,6 +349,7 @@ class EdgeNode:
     def _queues_of(self, context: ProtocolContext) -> Queues | None:
         if not has_listener("amqp", self.config.listeners) and QUEUES_STREAM not in self.log.streams():
             return None
+        from weft.edge_node.queues.limits import QueueLimits
         from weft.edge_node.queues.queues import Queues
 
         return Queues(

@@ -14,8 +14,8 @@ from spark_sinks.read import read
 from spark_sinks.runtime.session import register as register_source
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from spark_sinks.source.stream_log import open_hub
-from weft.config.payload_schema.languages import format_path
 from weft.config.payload_schema.model import PayloadSchema, SchemaField
+from weft.config.payload_schema.paths import format_path
 from weft.storage.chunk_log import first_logs
 from weft.storage.cluster_log import ClusterLog
 from weft.storage.table.schemas import Schemas

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, field
 
 from weft.config.errors import ConfigError, Finding, KeyPath, Problem
-from weft.config.payload_schema.languages import FieldPath, parse_path
+from weft.config.payload_schema.paths import FieldPath, parse_path
 from weft.config.units import Count, Duration, OneOf, Section, format_duration, quoted
 
 # Types of fields: ``float``, ``timestamp(ms)``, ``decimal(10,2)``, ``array<string>``.

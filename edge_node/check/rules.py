@@ -10,9 +10,8 @@ from weft.config.errors import Finding, KeyPath
 from weft.config.links import Link
 from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
-from weft.config.payload_schema.documents import check_checked
 from weft.config.sources import AmqpSource, MqttSource, Source, SourceSettings
-from weft.config.streams import Retain, Stream
+from weft.config.streams import Retain, Stream, check_checked
 from weft.config.units import Address, Anonymous, UnixSocket, format_size, parse_bind, parse_listen, quoted
 from weft.edge_node.check.streams import (
     SEGMENTS_MIN,

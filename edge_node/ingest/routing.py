@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from weft.config.log_lines import Repeats, left_out
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
-from weft.config.payload_schema.documents import CheckedSchema
+from weft.config.streams import CheckedSchema
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.record import (

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from weft.config.payload_schema.languages import FieldPath, format_path
 from weft.config.payload_schema.model import DECIMAL_DIGITS_MAX, TIME_UNITS, FieldType, PayloadSchema, SchemaFormat
+from weft.config.payload_schema.paths import FieldPath, format_path
 from weft.protocols.payloads import NESTING_MAX, nests_at_most
 from weft.storage.payloads.formats import (
     MISSING,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from weft.config.errors import ConfigError
 from weft.config.load import parse_schema, schema_text
-from weft.config.payload_schema.languages import format_path, parse_path
 from weft.config.payload_schema.model import PayloadSchema, field_type
+from weft.config.payload_schema.paths import format_path, parse_path
 from weft.config.schema import schema
 
 WHOLE = """\
