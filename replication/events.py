@@ -1,4 +1,4 @@
-"""What the link machines tell their owners: events, refusals, and the status of a link."""
+"""Events and refusals that the machines of a link report to their owners, and the status of a link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends requests: credentials in them, the identity of a connection's sender, and web pages in browsers."""
+"""Senders of requests: credentials in them, the identity of a connection's sender, and web pages in browsers."""
 
 from __future__ import annotations
 
