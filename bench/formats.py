@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.config.functions.settings import Payload, PayloadFormat, StructField
-from weft.edge_node.functions.formats import JsonFormat
-from weft.edge_node.functions.registry import format_of
+from weft.functions.formats import JsonFormat
+from weft.functions.registry import format_of
 
 CALLS = 100
 REPEATS = 600

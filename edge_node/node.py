@@ -26,7 +26,7 @@ from weft.edge_node.check.streams import (
 )
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, ListenerCounters
-from weft.edge_node.functions.part import BeforeLogPart, FunctionsPart
+from weft.edge_node.derived.part import BeforeLogPart, FunctionsPart
 from weft.edge_node.ingest import routing
 from weft.edge_node.ingest.ingest import Turn
 from weft.edge_node.ingest.routing import PayloadChecks
@@ -64,7 +64,7 @@ from weft.storage.host import wall_clock_error
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
-    from weft.edge_node.functions.runtime import NodeAlerts, NodeFunctions
+    from weft.edge_node.derived.runtime import NodeAlerts, NodeFunctions
     from weft.edge_node.queues.queues import Queues
     from weft.edge_node.sources.sources import Sources
 
@@ -238,7 +238,7 @@ class EdgeNode:
             part.make(self.config)
         self._add(stack, part)
         if self.config.sparkplug is not None:
-            from weft.edge_node.functions.runtime import HostState
+            from weft.edge_node.derived.runtime import HostState
 
             self._add(stack, HostState(self.config.sparkplug.host_id, self._alerts(), wall_clock))
 
@@ -256,12 +256,12 @@ class EdgeNode:
 
     def _functions_of(self, config: EdgeConfig) -> NodeFunctions:
         # Imported here: it takes a second on a Pi and megabytes, which nodes without functions save.
-        from weft.edge_node.functions.runtime import NodeFunctions
+        from weft.edge_node.derived.runtime import NodeFunctions
 
         return NodeFunctions(config, self._context, self._alerts(), self._links.ledger, stream_policies)
 
     def _alerts(self) -> NodeAlerts:
-        from weft.edge_node.functions.runtime import NodeAlerts
+        from weft.edge_node.derived.runtime import NodeAlerts
 
         return NodeAlerts(self._context, self._state.retained)
 

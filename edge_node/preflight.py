@@ -115,7 +115,7 @@ def _binds(config: EdgeConfig) -> Iterator[tuple[KeyPath, Address | UnixSocket]]
 def _look_at_functions(config: EdgeConfig, found: EdgeFindings) -> None:
     if any(map(is_derived, config.streams.values())):
         # Imported here: it takes megabytes, which a check of other nodes saves.
-        from weft.edge_node.functions.definitions import function_files, function_findings, function_notes
+        from weft.edge_node.derived.definitions import function_files, function_findings, function_notes
 
         found.needed += function_findings(config)
         found.unfit += function_files(config)

@@ -26,7 +26,7 @@ from weft.protocols.link import ConfigDesired, ConfigOutcome
 from weft.replication.events import LinkStatus
 
 if TYPE_CHECKING:
-    from weft.edge_node.functions.derived import ReplayProgress
+    from weft.edge_node.derived.stream import ReplayProgress
     from weft.edge_node.links.links import Links, LinksPart
 
     Replay = Callable[[str, str], Awaitable[ReplayProgress]]
@@ -365,7 +365,7 @@ class NodeOrders:
 
     async def replay(self, request: ReplayRequest) -> ReplayReply:
         """Give a stream's stored records to a function again."""
-        from weft.edge_node.functions.derived import ReplayRefused
+        from weft.edge_node.derived.stream import ReplayRefused
 
         try:
             progress = await self._replay(request.stream, request.into)

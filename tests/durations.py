@@ -22,7 +22,7 @@ QUICK_S = {
     "tests/spark_sinks/sinks/delta/test_append.py": 16,
     "tests/conformance/test_qos.py": 14,
     "tests/spark_sinks/sinks/stream/test_task.py": 14,
-    "tests/edge_node/functions/python/test_bad_code.py": 13,
+    "tests/functions/python/test_bad_code.py": 13,
     "tests/interop/test_clients.py": 12,
     "tests/weft/test_log.py": 11,
     "tests/spark_sinks/sinks/stream/test_source.py": 11,

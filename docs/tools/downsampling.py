@@ -25,11 +25,11 @@ from docs.tools.plots import Panel, plot
 from weft.config.functions.step import Deadband, Sample, SwingingDoor
 from weft.config.functions.windows import Window
 from weft.config.units import format_duration
-from weft.edge_node.functions.aggregates import error_of, lttb
-from weft.edge_node.functions.chain import Outputs
-from weft.edge_node.functions.contract import Context, Function, Row
-from weft.edge_node.functions.thinning import DeadbandFunction, SampleFunction, SwingingDoorFunction
-from weft.edge_node.functions.windows import WindowFunction
+from weft.functions.aggregates import error_of, lttb
+from weft.functions.chain import Outputs
+from weft.functions.contract import Context, Function, Row
+from weft.functions.thinning import DeadbandFunction, SampleFunction, SwingingDoorFunction
+from weft.functions.windows import WindowFunction
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, encode
 
 _SECOND = 10**9

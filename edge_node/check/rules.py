@@ -228,7 +228,7 @@ def _same_session(config: EdgeConfig) -> Iterator[Finding]:
 
 # Rules for streams with functions: their inputs, their outputs, and cycles.
 #
-# Settings of a single function are checked where the function is created (``edge_node.functions.definitions``).
+# Settings of a single function are checked where the function is created (``edge_node.derived.definitions``).
 
 _TAKE_NULLS = ("where", "set", "select", "route", "alert", "window")
 """Functions whose expressions may treat a missing field as null."""

@@ -19,7 +19,7 @@ from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, b
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.config.units import YEAR_S, approximate_duration, approximate_size
-from weft.edge_node.functions.counters import FunctionFacts
+from weft.edge_node.derived.counters import FunctionFacts
 from weft.edge_node.part import Part
 from weft.edge_node.streams import STATE_STREAMS
 from weft.edge_node.timing import seconds

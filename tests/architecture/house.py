@@ -16,15 +16,26 @@ ALLOWED: dict[str, set[str]] = {
     "protocols": set(),
     "bounds": set(),
     "config": set(),
+    "functions": FOUNDATION,
     "network": FOUNDATION,
     "storage": FOUNDATION,
     "replication": {*FOUNDATION, "network"},
     "proofs": {*FOUNDATION, "storage"},
-    "edge_node": {*FOUNDATION, "network", "storage", "replication"},
+    "edge_node": {*FOUNDATION, "functions", "network", "storage", "replication"},
     "cloud_hub": {*FOUNDATION, "network", "storage", "replication"},
     "spark_sinks": {*FOUNDATION, "storage", "replication", "proofs"},
     "pyspark_weft": {"spark_sinks"},
-    "weft": {*FOUNDATION, "network", "storage", "replication", "proofs", "edge_node", "cloud_hub", "spark_sinks"},
+    "weft": {
+        *FOUNDATION,
+        "functions",
+        "network",
+        "storage",
+        "replication",
+        "proofs",
+        "edge_node",
+        "cloud_hub",
+        "spark_sinks",
+    },
 }
 """Package -> packages of ours that it may import, also inside functions."""
 PACKAGES = tuple(ALLOWED)

@@ -13,7 +13,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sessions",),
         ("queues",),
         ("servers", "sources"),
-        ("functions", "links"),
+        ("derived", "links"),
         ("inspect", "reconfigure", "status"),
         ("node", "preflight"),
         ("doctor",),
@@ -30,8 +30,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("models", "pipelines", "reader"),
         ("load",),
     ),
-    "edge_node.functions": (
-        ("contract", "counters", "python_protocol"),
+    "functions": (
+        ("contract", "python_protocol"),
         ("chain", "enrich", "expression_code", "formats", "python_worker", "series", "window_plan"),
         (
             "aggregates",
@@ -40,15 +40,18 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "python",
             "select",
             "sparkplug_payloads",
-            "steps",
             "thinning",
             "window_store",
         ),
-        ("derived", "fields", "routing", "sparkplug", "windows"),
+        ("fields", "routing", "sparkplug", "windows"),
         ("sql",),
         ("registry",),
-        ("definitions",),
-        ("offline", "runtime"),
+    ),
+    "edge_node.derived": (
+        ("counters", "definitions"),
+        ("offline", "steps"),
+        ("stream",),
+        ("runtime",),
         ("part",),
     ),
     "edge_node.ingest": (

@@ -52,12 +52,13 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     ),
     "opentelemetry": ("network/tracing.py",),
     "joserfc": ("cloud_hub/api/jwt.py",),
-    "ctypes": ("storage/host.py", "edge_node/functions/python_worker.py", "weft/service/serving.py"),
+    "ctypes": ("storage/host.py", "functions/python_worker.py", "weft/service/serving.py"),
 }
 """Library -> where it may be imported."""
 
 LIGHT = (
-    "protocols/", "config/", "replication/", "network/", "edge_node/", "storage/segment_log/", "storage/filesystem.py",
+    "protocols/", "config/", "replication/", "network/", "functions/", "edge_node/", "storage/segment_log/",
+    "storage/filesystem.py",
     "storage/histogram.py", *(f"storage/payloads/{name}.py" for name in (
         "avro", "check", "exact", "fits", "formats", "misfits", "protobuf", "tree", "typed",
     )),

@@ -12,11 +12,11 @@ from bench.functions import KEYS, cases, write_payloads
 from bench.stack_shares import OTHER, Spent, seconds_by_part
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.functions.definitions import definitions
+from weft.edge_node.derived.definitions import definitions
 
 STACKS = """\
-thread (7): MainThread;run (weft/service/loop.py:1);read (weft/edge_node/functions/derived.py:5) 3
-thread (7): MainThread;run (weft/service/loop.py:1);process (weft/edge_node/functions/thinning.py:9);go (x.py:1) 1
+thread (7): MainThread;run (weft/service/loop.py:1);read (weft/edge_node/derived/stream.py:5) 3
+thread (7): MainThread;run (weft/service/loop.py:1);process (weft/functions/thinning.py:9);go (x.py:1) 1
 thread (8): weft-log-writer;sync (weft/storage/filesystem.py:3) 1000
 thread (8): weft-log-writer;encode (weft/protocols/batch.py:7) 2
 thread (9): other;sleep (threading.py:1) 5

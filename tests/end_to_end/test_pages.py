@@ -141,9 +141,9 @@ def test_every_file_of_a_page_has_a_name(page: Path) -> None:
 
 def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
-    tests/edge_node/functions/python/test_model.py trains and scores, and tests/edge_node/functions/test_own_function.py
+    tests/functions/python/test_model.py trains and scores, and tests/functions/test_own_function.py
     writes a function. tests/interop/test_pages_of_brokers.py and test_node_red.py follow pages with real brokers, and
-    tests/edge_node/functions/kinds/sparkplug/test_into_the_table.py runs the query over tags, and
+    tests/functions/kinds/sparkplug/test_into_the_table.py runs the query over tags, and
     tests/end_to_end/test_down_kills.py and tests/cloud_hub/down/test_group_messages.py publish to edges,
     tests/weft/test_hub_schemas.py declares schemas, test_pull_kills.py pulls from an edge,
     tests/cloud_hub/tables/test_erasing.py waits for the end of an erasure, tests/cloud_hub/tables/test_declared_work.py

@@ -11,8 +11,8 @@ import math
 from functools import cache
 
 from tests.fuzz.target import Target
-from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.expression_code import (
+from weft.functions.contract import Row
+from weft.functions.expression_code import (
     CALLS,
     INTEGER_MAX,
     INTEGER_MIN,
@@ -21,7 +21,7 @@ from weft.edge_node.functions.expression_code import (
     ExpressionError,
     InvalidExpression,
 )
-from weft.edge_node.functions.expressions import Condition, FieldMaker, compile_expression
+from weft.functions.expressions import Condition, FieldMaker, compile_expression
 
 LEVELS = {"line": "l1"}
 NAMES = ("line", "machine")

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.edge_node.functions.formats import rfc8949
-from tests.edge_node.functions.formats.test_every_format import FORMATS
-from tests.edge_node.functions.formats.test_sparkplug import NODE_BIRTH
-from tests.edge_node.functions.formats.values import same
+from tests.functions.formats import rfc8949
+from tests.functions.formats.test_every_format import FORMATS
+from tests.functions.formats.test_sparkplug import NODE_BIRTH
+from tests.functions.formats.values import same
 from tests.fuzz.target import Target
 from weft.config.functions.step import Sparkplug
-from weft.edge_node.functions.chain import Outputs
-from weft.edge_node.functions.contract import Context, Format, PayloadError, Row
-from weft.edge_node.functions.formats import MEMORY_PER_BYTE
-from weft.edge_node.functions.registry import make_sparkplug
-from weft.edge_node.functions.sparkplug_payloads import SparkplugFormat, SparkplugRows
+from weft.functions.chain import Outputs
+from weft.functions.contract import Context, Format, PayloadError, Row
+from weft.functions.formats import MEMORY_PER_BYTE
+from weft.functions.registry import make_sparkplug
+from weft.functions.sparkplug_payloads import SparkplugFormat, SparkplugRows
 
 BACK_BYTES_MAX = 4 << 10
 """Longest input that is also written and read again: the time and the memory that are measured are those of reading."""

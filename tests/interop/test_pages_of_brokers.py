@@ -179,7 +179,7 @@ def test_store_what_amqtt_receives(tmp_path: Path) -> None:
 
 def test_feed_from_a_plc_with_sparkplug(tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
-    from tests.edge_node.functions.kinds.sparkplug.edge_node_client import EdgeNodeClient
+    from tests.functions.kinds.sparkplug.edge_node_client import EdgeNodeClient
 
     reader = Reader(tmp_path, "feed-from-a-plc-with-sparkplug.md", {"0.0.0.0:1883": "127.0.0.1:0", "8GiB": "256MiB"})
     (tmp_path / "acl").write_text(reader.text("text"))

@@ -20,7 +20,9 @@ PROPERTIES = (
     "tests/edge_node/servers/test_reading.py",
     "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
 )  # fmt: skip
-OTHER_PROPERTIES = ("tests/bounds", "tests/config", "tests/cloud_hub/shard", "tests/edge_node", "tests/spark_sinks")
+OTHER_PROPERTIES = (
+    "tests/bounds", "tests/config", "tests/cloud_hub/shard", "tests/edge_node", "tests/functions", "tests/spark_sinks",
+)  # fmt: skip
 """Their properties without the mark ``search``; a pass meets a few of ``PROPERTIES`` again."""
 CODEC_ROUNDS = 20_000
 """Damaged packets of one seed."""
@@ -55,7 +57,7 @@ def _power_cuts(seed: int) -> int:
 
 
 def _function_cuts(seed: int) -> int:
-    from tests.edge_node.functions.runtime.power_cuts import quiet, run_seed
+    from tests.edge_node.derived.power_cuts import quiet, run_seed
 
     with quiet():
         return run_seed(seed)
@@ -152,7 +154,8 @@ def properties(only: str, *folders: str, minutes: int, slice_s: float) -> Job:
     return Job("passes of every property", minutes, made, again, (), 1, 1, slice_s)
 
 
-FUNCTIONS = "tests/edge_node/functions/"
+FUNCTIONS = "tests/functions/"
+DERIVED = "tests/edge_node/derived/"
 JOBS: Mapping[str, Job] = {
     # Storage and functions, on disks that are made up.
     "power_cuts": searched(
@@ -171,12 +174,12 @@ JOBS: Mapping[str, Job] = {
         minutes=5, slice_units=12, slice_s=60,
     ),
     "function_cuts": searched(
-        "function_cuts", "power cuts of functions", _function_cuts, f"{FUNCTIONS}runtime/test_power_cuts.py",
+        "function_cuts", "power cuts of functions", _function_cuts, f"{DERIVED}test_power_cuts.py",
         minutes=25, slice_seeds=200, slice_units=1_900, slice_s=50,
     ),
     "kinds_cuts": pytest_job(
-        "lives of functions with power cuts", f"{FUNCTIONS}runtime/test_power_cuts_of_kinds.py",
-        f"{FUNCTIONS}runtime/test_reducers.py", f"{FUNCTIONS}windows/test_power_cuts.py",
+        "lives of functions with power cuts", f"{DERIVED}test_power_cuts_of_kinds.py",
+        f"{DERIVED}test_reducers.py", f"{FUNCTIONS}windows/test_power_cuts.py",
         f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=26, slice_units=700, slice_s=285,
     ),
     "recorded_cuts": pytest_job(

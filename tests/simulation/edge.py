@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 from tests.cloud_hub.fabric import TRUE_START
 from tests.cloud_hub.virtual_time import NS, now_ns
-from tests.edge_node.functions.runtime.node import Inline, Large, definition
+from tests.edge_node.derived.node import Inline, Large, definition
 from tests.simulation.network import MACHINE, Network
 from tests.storage.fakes import FakeFileSystem, eio, no_failure
 from weft.config.links import Link as LinkConfig
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
-from weft.edge_node.functions.chain import Alert
-from weft.edge_node.functions.runtime import Functions
+from weft.edge_node.derived.runtime import Functions
 from weft.edge_node.links.links import Links
+from weft.functions.chain import Alert
 from weft.protocols.batch import ClockReading, ClockState, records
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet

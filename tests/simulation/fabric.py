@@ -20,7 +20,7 @@ from tests.cloud_hub.fabric import check_log, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
 from tests.cloud_hub.routes import name_each_other
 from tests.cloud_hub.virtual_time import now_ns
-from tests.edge_node.functions.runtime.node import Inline
+from tests.edge_node.derived.node import Inline
 from tests.simulation.edge import DERIVED, DROPPED, KEPT, LIMIT, VirtualEdge
 from tests.simulation.hub import VirtualNode
 from tests.simulation.network import Network, Session

@@ -19,7 +19,7 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import check_log, read_chunks, records_of
 from tests.cloud_hub.faulty_store import STORM
 from tests.cloud_hub.virtual_time import NS, now_ns
-from tests.edge_node.functions.runtime.node import Inline
+from tests.edge_node.derived.node import Inline
 from tests.simulation.edge import DERIVED, DROPPED, KEPT, VirtualEdge
 from tests.simulation.fabric import DRAIN_S, Fabric, check_marks, gaps_of, virtual
 from tests.simulation.hub import VirtualNode

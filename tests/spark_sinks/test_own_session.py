@@ -86,7 +86,7 @@ def test_workers_run_where_the_script_runs(hub: Hub, other_python: Path, tmp_pat
 def test_a_job_may_have_modules_of_its_own_with_the_names_of_our_folders(
     hub: Hub, other_python: Path, tmp_path: Path
 ) -> None:
-    for name in ("cloud_hub", "config", "edge_node", "protocols", "replication", "storage"):
+    for name in ("cloud_hub", "config", "edge_node", "functions", "protocols", "replication", "storage"):
         (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
     hub.write(1)
     script = "import config, storage, protocols\nprint(config.MINE, storage.MINE, protocols.MINE)\n" + EVERY_WAY

@@ -15,7 +15,7 @@ import cbor2
 import pytest
 
 from tests.support.processes import weft
-from weft.edge_node.functions.sparkplug_payloads import Payload
+from weft.functions.sparkplug_payloads import Payload
 from weft.output import Refused
 
 CONFIG = """\

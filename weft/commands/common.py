@@ -147,7 +147,7 @@ def check_functions(loaded: Loaded[EdgeConfig], stream: str | None = None) -> No
     from weft.edge_node.check.streams import is_derived
 
     if any(map(is_derived, loaded.config.streams.values())):
-        from weft.edge_node.functions.definitions import function_findings
+        from weft.edge_node.derived.definitions import function_findings
 
         found = [each for each in function_findings(loaded.config) if stream in (None, each.path[1])]
         if found:
@@ -158,7 +158,7 @@ def check_code(loaded: Loaded[EdgeConfig]) -> None:
     """Check the signatures beside the files of functions, where the configuration asks for some. ``Refused`` says which
     file has none, or another one."""
     if loaded.config.functions_signed_by:
-        from weft.edge_node.functions.definitions import code_findings
+        from weft.edge_node.derived.definitions import code_findings
 
         if found := list(code_findings(loaded.config)):
             raise Refused(str(loaded.refuse(found)))

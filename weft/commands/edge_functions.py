@@ -22,7 +22,7 @@ from weft.output import Failed, Refused, counted, harmless, print_json
 if TYPE_CHECKING:
     from weft.config.load import Loaded
     from weft.config.models import EdgeConfig
-    from weft.edge_node.functions.offline import Offline
+    from weft.edge_node.derived.offline import Offline
 
 
 @click.command("test-function")
@@ -49,8 +49,8 @@ def edge_test_function(config_file: str, stream: str, sample: str, topic: str | 
     weft edge tail edge.yaml sensors --last 1000 --json | weft edge test-function edge.yaml warm --input -
     weft edge test-function edge.yaml warm --input payloads.txt --topic plant/l1/m1
     """
-    from weft.edge_node.functions.contract import NotReady
-    from weft.edge_node.functions.offline import BadSample
+    from weft.edge_node.derived.offline import BadSample
+    from weft.functions.contract import NotReady
 
     offline = _offline(located_edge(config_file), stream, config_file)
     name = "standard input" if sample == "-" else sample
@@ -71,7 +71,7 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
         BadSample: a line of the file is not a record.
         NotReady: a function cannot work, because something that it needs is missing.
     """
-    from weft.edge_node.functions.offline import SampleReader
+    from weft.edge_node.derived.offline import SampleReader
     from weft.text.record import counted_outcomes, happening_facts, lines
 
     reader = SampleReader(offline.inputs, topic)
@@ -90,7 +90,7 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
 
 def _offline(loaded: Loaded[EdgeConfig], stream: str, file: str) -> Offline:
     from weft.edge_node.check.streams import is_derived
-    from weft.edge_node.functions.offline import Offline
+    from weft.edge_node.derived.offline import Offline
 
     config = loaded.config
     derived = [name for name, settings in config.streams.items() if is_derived(settings)]

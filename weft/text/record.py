@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.offline import Happening, Offline, RowOutcome
+from weft.edge_node.derived.offline import Happening, Offline, RowOutcome
 from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, TailRecord
 from weft.edge_node.inspect.view import DamagedBytes
+from weft.functions.contract import Row
 from weft.output import counted, harmless
 from weft.protocols.batch import Flag, HeaderPairs, Record, header_json, header_text
 from weft.storage.segment_log.index import reason_name

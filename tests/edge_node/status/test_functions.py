@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from weft.config.metrics import EDGE_METRICS
-from weft.edge_node.functions.counters import FunctionCounters, FunctionFacts, function_facts, function_samples
+from weft.edge_node.derived.counters import FunctionCounters, FunctionFacts, function_facts, function_samples
 from weft.text.status import show_functions
 
 NOW = 1_700_000_000_000_000_000

@@ -1,0 +1,317 @@
+"""Derived streams on a real log: what comes out, when it counts as complete, and what a restart changes (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from tests.edge_node.derived.node import SECOND, START, Edge, Large, Minutes, definition
+from tests.functions.restart import context
+from tests.storage.fakes import FakeFileSystem
+from weft.config.functions.windows import Window
+from weft.edge_node.derived.counters import FunctionCounters, Rejections
+from weft.edge_node.derived.definitions import Definition
+from weft.edge_node.derived.stream import ReplayRefused
+from weft.functions.windows import WindowFunction
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogFull, LogSettings
+
+LARGE = definition("large", ["telemetry"], lambda: [("large", Large(10))])
+MINUTES = definition("minutes", ["telemetry"], lambda: [("minutes", Minutes())])
+
+
+async def test_a_derived_stream_has_what_its_function_keeps() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 5, 10, 15, time=START + 5)
+    edge.publish("telemetry", 20, key=b"other", time=START + 7)
+    await edge.settle()
+    assert edge.read("large") == [
+        (0, START + 5, b"k", {"value": 10}),
+        (1, START + 5, b"k", {"value": 15}),
+        (2, START + 7, b"other", {"value": 20}),
+    ]
+    assert edge.released == {("large", "telemetry"): 4}
+    counters = edge.functions.counters()["large"]
+    assert (counters.rows_in, counters.rows_out, counters.lag) == (4, 3, 0)
+    await edge.close()
+
+
+async def test_a_window_comes_out_once_its_time_has_passed_and_its_mark_waits_for_it() -> None:
+    edge = Edge(FakeFileSystem(), MINUTES)
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, time=first + 7)
+    await edge.pass_time(30)
+    edge.publish("telemetry", 2)
+    await edge.pass_time(20)
+    assert edge.read("minutes") == []
+    assert edge.mark("minutes") == first + 6, "a row of the time first + 7 may yet come"
+    await edge.pass_time(11)
+    assert edge.read("minutes") == [(0, first + 7, b"k", {"end": first // SECOND + 60, "count": 2, "sum": 3})]
+    assert edge.mark("minutes") > first + 59 * SECOND
+    await edge.close()
+
+
+async def test_a_restart_goes_on_in_the_middle_of_a_window() -> None:
+    disk = FakeFileSystem()
+    edge = Edge(disk, MINUTES)
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, time=first)
+    await edge.pass_time(3)
+    await edge.close()
+    edge = Edge(disk, MINUTES, now=first + 5 * SECOND)
+    assert edge.mark("minutes") < first
+    edge.publish("telemetry", 2)
+    await edge.pass_time(70)
+    assert [record[3]["sum"] for record in edge.read("minutes")] == [3]
+    await edge.close()
+
+
+async def test_what_no_function_can_handle_goes_to_the_stream_of_errors() -> None:
+    edge = Edge(FakeFileSystem(), MINUTES)
+    edge.publish("telemetry", 1, "none", 2, time=START)
+    await edge.pass_time(61)
+    assert [(record[1], record[3]) for record in edge.read("minutes-errors")] == [(START, {"value": "none"})]
+    assert sum(record[3]["sum"] for record in edge.read("minutes")) == 3
+    await edge.close()
+
+
+def windows(name: str, inputs: list[str], **chosen: Any) -> Definition:
+    emit = {"n": "count()"}
+    settings = Window(every_s=10.0, by=("none",), emit=emit, **chosen)
+    return definition(name, inputs, lambda: [("window", WindowFunction(settings, context(inputs=tuple(inputs))))])
+
+
+async def test_a_row_says_which_records_it_was_made_of() -> None:
+    """Also where the node restarts in the middle of a window, and where rows of rows are made."""
+    disk = FakeFileSystem()
+    made = windows("tens", ["telemetry", "other"]), windows("of-tens", ["tens"])
+    edge = Edge(disk, *made)
+    first = (START // (10 * SECOND) + 1) * 10 * SECOND
+    edge.publish("telemetry", 1, 2, time=first)
+    edge.publish("other", 1, time=first + 1)
+    await edge.pass_time(3)
+    await edge.close()
+    edge = Edge(disk, *made, now=first + 5 * SECOND)
+    edge.publish("telemetry", 3, "none")
+    await edge.pass_time(30)
+    edge.publish("other", 5)
+    await edge.pass_time(30)
+    assert [each["weft.source"] for each in edge.headers("tens")] == ["telemetry 0-3, other 0", "other 1"]
+    assert [each["weft.source"] for each in edge.headers("of-tens")][:1] == ["tens 0"]
+    await edge.close()
+
+
+LATE = "came too late: its time is 2026-01-01T00:00:0%d, and its group's windows up to 2026-01-02T00:00:00Z are closed"
+MISSING = "field %d is missing"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said", "advice"),
+    [
+        (
+            [LATE % 1, LATE % 2, "alert: no number"],
+            "most often: came too late: its time is ...,",
+            "A longer `lateness`",
+        ),
+        ([MISSING % 1, MISSING % 2, LATE % 1], "most often: field ... is missing", "`missing: null` beside a function"),
+        (['v: expected a number, got "mara"'], "most often: v: expected a number, got ...", "edge tail"),
+    ],
+)
+def test_the_commonest_reason_is_told_with_what_helps_against_it(
+    reasons: list[str], said: str, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = FunctionCounters(rows_in=10, rows_rejected=len(reasons))
+    rejections = Rejections("ev-minutes", counters, lambda: 0.0)
+    rejections.note(reasons)
+    rejections.look()
+    assert said in counters.warning
+    (line,) = caplog.messages
+    assert said in line
+    assert advice in line
+    assert ("`missing: null`" in line, "`lateness`" in line) == ("missing:" in advice, "lateness" in advice)
+    assert "mara" not in line
+
+
+async def test_one_rejected_row_in_a_hundred_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    edge = Edge(FakeFileSystem(), MINUTES)
+    edge.publish("telemetry", *([1] * 199), "none", time=START)
+    await edge.settle()
+    counters = edge.functions.counters()["minutes"]
+    assert (counters.rows_rejected, counters.warning) == (1, "")
+    for at in range(3):
+        edge.publish("telemetry", *([1] * 9), "none", time=START + at)
+        await edge.settle()
+    assert counters.warning.startswith("4 of 230 rows (1 %) went to minutes-errors")
+    told = [line for line in caplog.messages if "minutes-errors" in line]
+    assert len(told) == 1
+    assert "; most often: " in told[0]
+    for _ in range(51):
+        edge.publish("telemetry", *([1] * 400), time=START + 9)
+        await edge.settle()
+    assert counters.warning == ""
+    await edge.close()
+
+
+async def test_functions_may_read_what_functions_wrote() -> None:
+    edge = Edge(FakeFileSystem(), LARGE, definition("large-minutes", ["large"], lambda: [("minutes", Minutes())]))
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, 11, 12, time=first)
+    await edge.pass_time(62)
+    assert [record[3] for record in edge.read("large-minutes")] == [
+        {"end": first // SECOND + 60, "count": 2, "sum": 23}
+    ]
+    assert edge.mark("large-minutes") <= edge.mark("large") <= edge.now
+    await edge.close()
+
+
+async def test_rows_of_several_inputs_come_by_time() -> None:
+    edge = Edge(FakeFileSystem(), definition("all", ["a", "b"], lambda: [("large", Large(0))]))
+    for number in range(20):
+        edge.publish("ab"[number % 3 == 0], number, time=START + number * SECOND)
+        if number % 4 == 0:
+            await edge.settle()
+    await edge.pass_time(2)
+    assert [record[3]["value"] for record in edge.read("all")] == list(range(20))
+    await edge.close()
+
+
+async def test_a_row_that_functions_fail_on_stops_nothing() -> None:
+    edge = Edge(FakeFileSystem(), MINUTES, LARGE)
+    edge.publish("telemetry", 11, time=START)
+    await edge.pass_time(2)
+    edge.publish("telemetry", 12, {"poison": True, "value": 13}, 14, {"poison": True, "value": 15}, 16)
+    await edge.pass_time(65)
+    assert len(edge.read("large")) == 6
+    counters = edge.functions.counters()["minutes"]
+    assert counters.failures == 3, "once for all of them, and once for each row that is to blame"
+    assert [record[3]["value"] for record in edge.read("minutes-errors")] == [13, 15]
+    assert [record[3]["sum"] for record in edge.read("minutes")] == [11 + 12 + 14 + 16]
+    assert not counters.trouble
+    await edge.close()
+
+
+async def test_other_functions_go_on_in_the_middle_of_a_window() -> None:
+    """The memory of functions whose settings stay the same stays, too."""
+    edge = Edge(FakeFileSystem(), definition("out", ["telemetry"], lambda: [("minutes", Minutes())]))
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, 100, time=first)
+    await edge.pass_time(5)
+    edge.functions.change(
+        [definition("out", ["telemetry"], lambda: [("large", Large(50)), ("minutes", Minutes())], digest=b"other")]
+    )
+    await edge.settle()
+    edge.publish("telemetry", 1, 200)
+    await edge.pass_time(60)
+    assert [record[3]["sum"] for record in edge.read("out")] == [1 + 100 + 200]
+    assert edge.functions.counters()["out"].version == b"other".hex()[:8]
+    await edge.close()
+
+
+async def test_derived_streams_come_and_go() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.pass_time(2)
+    edge.functions.change([MINUTES])
+    await edge.pass_time(2)
+    edge.publish("telemetry", 11)
+    await edge.pass_time(61)
+    assert len(edge.read("large")) == 1
+    assert sum(record[3]["sum"] for record in edge.read("minutes")) == 21
+    edge.functions.change([MINUTES, LARGE])
+    await edge.pass_time(2)
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 11], "it goes on where it was"
+    await edge.close()
+
+
+async def test_a_replay_gives_the_same_records_the_same_numbers() -> None:
+    disk = FakeFileSystem()
+    edge = Edge(disk, MINUTES)
+    for number in range(8):
+        edge.publish("telemetry", number, key=b"ab"[number % 2 :][:1])
+        await edge.pass_time(31)
+    await edge.pass_time(61)
+    expected = edge.read("minutes")
+    assert len(expected) > 4
+    assert (await edge.functions.replay("minutes", "again")).left == 8
+    await edge.pass_time(3)
+    assert edge.functions.replay_progress("again").left == 0
+    assert edge.read("again") == expected
+    assert (await edge.functions.replay("minutes", "again")).left == 0, "there is nothing more"
+    await edge.pass_time(3)
+    await edge.close()
+
+    edge = Edge(disk, MINUTES, now=edge.now)
+    edge.publish("telemetry", 9)
+    await edge.pass_time(90)
+    assert (await edge.functions.replay("minutes", "again")).left == 1, "what came since, also after a restart"
+    await edge.pass_time(3)
+    assert edge.read("again") == edge.read("minutes")
+    with pytest.raises(ReplayRefused, match="Choose another name"):
+        await edge.functions.replay("minutes", "telemetry")
+    with pytest.raises(ReplayRefused, match="Derived streams: minutes"):
+        await edge.functions.replay("minute", "other")
+    await edge.close()
+
+
+async def run_with_a_clock_set_back(inputs: list[str], *, restarts: bool) -> list[Any]:
+    disk = FakeFileSystem()
+    minutes = definition("minutes", inputs, lambda: [("minutes", Minutes())])
+    edge = Edge(disk, minutes)
+    told, found = 0, list[Any]()
+    for at in (START + 10**9 * SECOND, START):  # a clock far ahead, until it is set right
+        edge.now = at
+        for number in range(4):
+            edge.publish("telemetry", number)
+            await edge.pass_time(40)
+            new = edge.read("minutes", len(found))
+            assert all(record[1] > told for record in new), "a mark had said that this time was complete"
+            found, told = [*found, *new], max(told, edge.mark("minutes"))
+            if restarts:
+                now = edge.now
+                await edge.close()
+                edge = Edge(disk, minutes, now=now)
+                await edge.settle()
+    await edge.pass_time(100)
+    found = edge.read("minutes")
+    await edge.close()
+    return [record[3] for record in found]
+
+
+@pytest.mark.parametrize("inputs", [["telemetry"], ["telemetry", "events"]])
+async def test_windows_go_on_when_the_clock_was_set_back(inputs: list[str]) -> None:
+    found = await run_with_a_clock_set_back(inputs, restarts=False)
+    right = [window for window in found if window["end"] < 2 * 10**9]
+    assert sum(window["count"] for window in right) == 4
+    assert sum(window["count"] for window in found) >= 7, "the last window of the former time waits for it"
+    assert await run_with_a_clock_set_back(inputs, restarts=True) == found
+
+
+async def test_a_log_full_of_what_functions_have_not_read_gets_room_again() -> None:
+    """Only a step of the functions lets the input go, and takes room itself."""
+    small = LogSettings(segment_bytes=1 << 18, budget_bytes=1 << 21, tail_bytes=1 << 14, pending_bytes_max=1 << 22)
+    disk = FakeFileSystem()
+    large = definition("large", ["telemetry"], lambda: [("large", Large(990))])
+    edge = Edge(disk, settings=small)
+    chance = random.Random(1)
+    with contextlib.suppress(LogFull):
+        while True:
+            pad = chance.randbytes(400).hex()
+            edge.publish("telemetry", *({"value": chance.randint(0, 1000), "pad": pad} for _ in range(20)))
+            edge.commit()
+    await edge.close()
+    edge = Edge(disk, large, settings=small, now=edge.now)
+    telemetry, states = edge.log.stream("telemetry"), edge.log.stream("weft-functions")
+    while edge.functions.counters()["large"].lag or not edge.released:
+        before = edge.log.next_seq(states)
+        await edge.settle()
+        assert edge.log.next_seq(states) > before, edge.functions.counters()["large"].trouble
+        edge.log.release(telemetry, RangeSet([(0, edge.released["large", "telemetry"])]))
+    assert edge.log.stats().bytes_on_disk <= small.budget_bytes
+    for number in range(20):  # devices can go on, too
+        edge.publish("telemetry", {"value": number, "pad": pad})
+        await edge.settle()
+        edge.log.release(telemetry, RangeSet([(0, edge.released["large", "telemetry"])]))
+    await edge.close()
