@@ -140,7 +140,7 @@ class Class(NamedTuple):
     members: frozenset[str]
     bases: tuple[str, ...]
     is_record: bool = False
-    """Whether its fields are its interface: whoever makes it fills it."""
+    """Whether its fields are its interface: the code that makes it fills it."""
 
     @property
     def is_contract(self) -> bool:
@@ -255,9 +255,9 @@ def late_assignments(module: str, source: Source, whole: Collection[str]) -> Ite
         made = dict[str, str]()
         if function.name == "__init__":
             given = function.args
-            for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
-                if each.annotation is not None:
-                    made[each.arg] = ast.unparse(each.annotation).strip("'\"").partition(" | ")[0]
+            for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+                if parameter.annotation is not None:
+                    made[parameter.arg] = ast.unparse(parameter.annotation).strip("'\"").partition(" | ")[0]
         for target, value in assigned:
             if isinstance(value, ast.Call):
                 made[ast.unparse(target)] = ast.unparse(value.func)
