@@ -20,7 +20,9 @@ FOLLOWED = ROOT / "tests/end_to_end/test_change_pages.py"
 def test_every_hunk_of_a_page_fits_its_file(page: Path) -> None:
     text, name = page.read_text(), page.relative_to(ROOT).as_posix()
     named = re.findall(r"^```\w.*$", text, re.M)
-    assert len(BLOCK.findall(text)) == len(named), f"{name}: give each block its language and the name of its file: {named}"
+    assert len(BLOCK.findall(text)) == len(named), (
+        f"{name}: give each block its language and the name of its file: {named}"
+    )
     for file, made in follow(name, text, of_the_tree).items():
         if file.endswith(".py"):
             ast.parse(made, f"{name}: {file}")
