@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture import house, test_imports
+from tests.architecture import house, measures, test_imports
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -16,6 +16,6 @@ def syntax_trees() -> Iterator[None]:
     """
     gc.disable()
     yield
-    for cached in (house.tree, house.nodes, house.edges, test_imports.imports):
+    for cached in (house.tree, house.nodes, house.edges, measures.classes, measures.of_the_tree, test_imports.imports):
         cached.cache_clear()
     gc.enable()

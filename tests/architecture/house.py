@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,14 +94,15 @@ def _name(path: Path) -> str:
 def edges() -> tuple[Edge, ...]:
     """Every import of one module of ours by another, also for types alone and inside functions."""
     return tuple(
-        Edge(name, line, imported)
+        Edge(name, line, found)
         for name, path in modules().items()
-        for line, imported in _imported(nodes(path))
-        if imported != name
+        for line, found in imported(nodes(path), modules())
+        if found != name
     )
 
 
-def _imported(module: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+def imported(module: Sequence[ast.AST], known: Container[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each import of a ``known`` module."""
     for node in module:
         if isinstance(node, ast.Import):
             candidates = [[_local(alias.name)] for alias in node.names]
@@ -112,7 +113,7 @@ def _imported(module: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
         else:
             continue
         for names in candidates:
-            if found := next((name for name in names if name in modules()), None):
+            if found := next((name for name in names if name in known), None):
                 yield node.lineno, found
 
 

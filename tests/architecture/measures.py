@@ -1,20 +1,72 @@
-"""Figures of the depth of the product's modules: ``python -m tests.architecture.measures`` (decision record 0390)."""
+"""Depth of the modules: figures, and the exceptions to the rules (decision records 0390 and 0393).
+
+``python -m tests.architecture.measures`` prints the figures of the tree, or of ``--of COMMIT``. ``--exceptions``
+strikes from ``exceptions.toml`` what is an exception no longer, and with ``--take REASON`` adds those that are new.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import collections
+import functools
 import io
-import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from tests.architecture.house import modules
-from tests.architecture.test_contracts import classes_of, lonely
+from tests.architecture.house import ALLOWED, PACKAGES, ROOT, imported, modules, nodes
 
+LISTED = Path(__file__).with_name("exceptions.toml")
+MODULE_LINES = range(150, 701)
+"""Lines of code of a module; blank lines, comments and docstrings do not count, so that a reason costs nothing.
+
+A module is a thing for which the field has a word: a smaller one is likely to be a section of another, a larger one to
+be two. A package's own module (``__init__``) is its map, and may be as small as it is.
+"""
+FRAGMENT_LINES = 80
+"""Of modules with fewer lines of code than this, each is imported by more than one."""
 CONSTRUCTOR_ARGUMENTS_MAX = 8
-_NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+CALLBACKS_MAX = 2
+RULES = {
+    "small": f"a module has at least {MODULE_LINES[0]} lines of code: make it a section of the module it belongs to",
+    "fragments": f"a module below {FRAGMENT_LINES} lines with one importer is a section of that importer",
+    "large": f"a module has at most {MODULE_LINES[-1]} lines of code: move one subject to a module of its own",
+    "constructors": f"a constructor has at most {CONSTRUCTOR_ARGUMENTS_MAX} arguments: hand it the objects behind them",
+    "callbacks": f"a constructor has at most {CALLBACKS_MAX} callbacks: hand it the object, not its methods",
+    "late": "an object is whole when it is made: give its constructor what is assigned later from outside",
+    "contracts": "a contract with one implementation in its own package: import the class, for types alone if need be",
+    "forwarders": "a method that only calls a part's method with its own arguments: hand out the part",
 }  # fmt: skip
+"""Kind of exception -> the rule, as a failing test says it."""
+_RECORDS = {"typing.NamedTuple", "msgspec.Struct", "enum.Enum"}
+
+
+class Source(NamedTuple):
+    """A module: its text, and every node of its tree."""
+
+    text: str
+    nodes: Sequence[ast.AST]
+
+
+class Found(NamedTuple):
+    """Something that a rule speaks of."""
+
+    module: str
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name in the list of exceptions: that of the package, so that a module may move or be renamed."""
+        return f"{self.module.partition('.')[0]}: {self.name}" if self.name else self.module
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.name}" if self.name else self.module
 
 
 class Lines(NamedTuple):
@@ -34,40 +86,38 @@ class Measures(NamedTuple):
     lines: Lines
     median_module: int
     """Lines of the module in which the median line lives: half of all lines are in modules of at least as many."""
-    contracts: list[str]
-    """Protocols with fewer than two implementations, all in their own package."""
-    forwarders: list[str]
-    """Methods that only call a method of an attribute with their own arguments."""
-    callbacks: list[str]
+    callback_arguments: int
     """Arguments of constructors that are annotated as callables."""
-    late: list[str]
-    """Attributes set from outside by a constructor, or by the function that made the object; also of libraries."""
-    constructors: list[str]
-    """Constructors with more than ``CONSTRUCTOR_ARGUMENTS_MAX`` arguments."""
+    exceptions: dict[str, list[Found]]
+    """Kind (``RULES``) -> what is against the rule."""
 
 
-def lines_of(text: str) -> Lines:
+def source_of(text: str) -> Source:
+    return Source(text, tuple(ast.walk(ast.parse(text))))
+
+
+def lines_of(source: Source) -> Lines:
     """Count the lines of a module."""
-    tree = ast.parse(text)
-    strings, imports = set[int](), set[int]()
-    for node in ast.walk(tree):
+    texts = source.text.splitlines()
+    strings, imports, literal = set[int](), set[int](), set[int]()
+    for node in source.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.update(_lines(node))
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             strings.update(_lines(node))
-    code, comments = set[int](), set[int]()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            comments.add(token.start[0])
-        elif token.type not in _NO_CODE:
-            code.update(range(token.start[0], token.end[0] + 1))
-    code -= strings | imports
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
+            # Strings that are only written in several parts may have comments between them.
+            if '"""' in (start := texts[node.lineno - 1]) or "'''" in start:
+                literal.update(_lines(node))
+    written = {number for number, line in enumerate(texts, 1) if line.strip()}
+    comments = {number for number in written if texts[number - 1].lstrip().startswith("#")}
+    code = (written - comments | literal) - strings - imports
     comments -= code | strings | imports
     known = len(code) + len(imports) + len(strings) + len(comments)
-    return Lines(len(code), len(imports), len(strings), len(comments), len(text.splitlines()) - known)
+    return Lines(len(code), len(imports), len(strings), len(comments), len(texts) - known)
 
 
-def _lines(node: ast.stmt) -> range:
+def _lines(node: ast.expr | ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
@@ -82,8 +132,79 @@ def median_module(sizes: Iterable[int]) -> int:
     return 0
 
 
+class Class(NamedTuple):
+    """A class: the module that it is in, what it has, and the full names of its bases."""
+
+    module: str
+    name: str
+    members: frozenset[str]
+    bases: tuple[str, ...]
+    is_record: bool = False
+    """Whether its fields are its interface: the code that makes it fills it."""
+
+    @property
+    def is_contract(self) -> bool:
+        return "typing.Protocol" in self.bases
+
+
+def names_of(module: str, found: Iterable[ast.AST]) -> dict[str, str]:
+    """Name that a module imports -> the full name of what it is; of ours without ``weft``."""
+    return {
+        name.asname or name.name: f"{(node.module or '').removeprefix('weft.')}.{name.name}"
+        for node in found
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+
+
+def classes_of(module: str, found: Iterable[ast.AST]) -> Iterator[Class]:
+    found = list(found)
+    names = names_of(module, found)
+    for node in found:
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
+            full = tuple(names.get(base, base if "." in base else f"{module}.{base}") for base in bases)
+            is_record = not _RECORDS.isdisjoint(full) or any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+            yield Class(module, node.name, frozenset(_members(node)), full, is_record)
+
+
+def _members(made: ast.ClassDef) -> Iterator[str]:
+    yield from (each.name for each in made.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    for node in ast.walk(made):
+        target = node.target if isinstance(node, ast.AnnAssign) else node
+        if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store):
+            yield target.attr
+        elif isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+            yield target.id
+
+
+def lonely(found: Collection[Class]) -> Iterator[Found]:
+    """Contracts with fewer than two implementations, none of which is in a package that theirs may not import."""
+    by_name = {f"{each.module}.{each.name}": each for each in found}
+
+    def members(of: Class) -> frozenset[str]:
+        return of.members.union(*(members(by_name[name]) for name in of.bases if name in by_name))
+
+    made = {each: members(each) for each in found if not each.is_contract}
+    for contract in found:
+        if not contract.is_contract:
+            continue
+        wanted = {name for name in members(contract) if not name.startswith("__") or name == "__call__"}
+        having = [each for each in made if wanted <= made[each]]
+        if len(having) < 2 and not any(_above(each, contract) for each in having):
+            yield Found(contract.module, contract.name)
+
+
+def _above(implementation: Class, contract: Class) -> bool:
+    """Whether the contract's package may not import the implementation's."""
+    mine, theirs = contract.module.partition(".")[0], implementation.module.partition(".")[0]
+    return mine != theirs and theirs not in ALLOWED.get(mine, ())
+
+
 def is_forwarder(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether the method is only ``self.part.method(...)`` with its own arguments in their order."""
+    if method.decorator_list:
+        return False
     body = [each for each in method.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
         return False
@@ -105,17 +226,21 @@ def _parameters(method: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
             *(each.arg for each in given.kwonlyargs), *named]  # fmt: skip
 
 
-def callbacks_of(constructor: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def callbacks_of(constructor: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Names of the parameters that are annotated with ``Callable``."""
     given = constructor.args
-    for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
-        if each.annotation is not None and "Callable" in ast.unparse(each.annotation):
-            yield each.arg
+    every = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    return [each.arg for each in every if each.annotation is not None and "Callable" in ast.unparse(each.annotation)]
 
 
-def late_assignments(tree: ast.AST) -> Iterator[str]:
-    """Attributes that are set on another object by a constructor, or by the function that made the object."""
-    for function in ast.walk(tree):
+def late_assignments(module: str, source: Source, whole: Collection[str]) -> Iterator[Found]:
+    """Attributes that a constructor sets on another object, or a function on the object that it has made.
+
+    Args:
+        whole: full names of the classes whose objects are whole when they are made. Records are filled by their makers.
+    """
+    names = names_of(module, source.nodes)
+    for function in source.nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         assigned = [
@@ -124,67 +249,203 @@ def late_assignments(tree: ast.AST) -> Iterator[str]:
             if isinstance(node, ast.Assign)
             for target in node.targets
         ]
-        made = {
-            ast.unparse(target)
-            for target, value in assigned
-            if isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2].lstrip("_")[:1].isupper()
-        }
-        for target, _ in assigned:
-            if not isinstance(target, ast.Attribute):
-                continue
-            owner = ast.unparse(target.value)
-            if owner in made or (function.name == "__init__" and owner != "self"):
-                yield ast.unparse(target)
+        attributes = [target for target, _ in assigned if isinstance(target, ast.Attribute)]
+        if all(ast.unparse(each.value) == "self" for each in attributes):
+            continue
+        made = dict[str, str]()
+        if function.name == "__init__":
+            given = function.args
+            for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+                if parameter.annotation is not None:
+                    made[parameter.arg] = ast.unparse(parameter.annotation).strip("'\"").partition(" | ")[0]
+        for target, value in assigned:
+            if isinstance(value, ast.Call):
+                made[ast.unparse(target)] = ast.unparse(value.func)
+            elif isinstance(value, ast.Name) and value.id in made:
+                made[ast.unparse(target)] = made[value.id]
+        for each in attributes:
+            name = made.get(ast.unparse(each.value))
+            if name is not None and names.get(name, f"{module}.{name}") in whole:
+                yield Found(module, f"{function.name}: {ast.unparse(each)}")
 
 
-def measure(texts: Mapping[str, str]) -> Measures:
-    """Measure modules; ``texts`` maps their dotted names to their text."""
-    trees = {name: ast.parse(text) for name, text in texts.items()}
-    lines = {name: lines_of(text) for name, text in texts.items()}
-    forwarders, callbacks, constructors = list[str](), list[str](), list[str]()
-    for name, tree in trees.items():
-        for made in ast.walk(tree):
-            if not isinstance(made, ast.ClassDef):
-                continue
-            for method in made.body:
-                if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                    continue
-                if method.name == "__init__":
-                    callbacks += (f"{name}.{made.name}: {each}" for each in callbacks_of(method))
-                    if len(_parameters(method)) > CONSTRUCTOR_ARGUMENTS_MAX:
-                        constructors.append(f"{name}.{made.name}")
-                if not method.decorator_list and is_forwarder(method):
-                    forwarders.append(f"{name}.{made.name}.{method.name}")
-    found = [each for name, tree in trees.items() for each in classes_of(name, ast.walk(tree))]
+def measure(sources: Mapping[str, Source], packages: Collection[str] = ()) -> Measures:
+    """Measure modules.
+
+    Args:
+        sources: dotted name -> the module.
+        packages: names of modules that are a package's own (``__init__``).
+    """
+    lines = {name: lines_of(source) for name, source in sources.items()}
+    every = [each for name, source in sources.items() for each in classes_of(name, source.nodes)]
+    whole = {f"{each.module}.{each.name}" for each in every if not each.is_record and not each.is_contract}
+    importers = collections.Counter(
+        name
+        for importer, source in sources.items()
+        for name in {each for _, each in imported(source.nodes, sources)} - {importer}
+    )
+    exceptions: dict[str, list[Found]] = {kind: [] for kind in RULES}
+    for name, each in lines.items():
+        code = each.code + each.imports
+        if code > MODULE_LINES[-1]:
+            exceptions["large"].append(Found(name))
+        elif name not in packages and code < FRAGMENT_LINES and importers[name] < 2:
+            exceptions["fragments"].append(Found(name))
+        elif name not in packages and code < MODULE_LINES[0]:
+            exceptions["small"].append(Found(name))
+    callbacks = 0
+    for name, made, method in _methods(sources):
+        if method.name == "__init__":
+            callbacks += (count := len(callbacks_of(method)))
+            if count > CALLBACKS_MAX:
+                exceptions["callbacks"].append(Found(name, made))
+            if len(_parameters(method)) > CONSTRUCTOR_ARGUMENTS_MAX:
+                exceptions["constructors"].append(Found(name, made))
+        if is_forwarder(method):
+            exceptions["forwarders"].append(Found(name, f"{made}.{method.name}"))
+    exceptions["contracts"] += lonely(every)
+    exceptions["late"] += (each for name, source in sources.items() for each in late_assignments(name, source, whole))
     return Measures(
-        files=len(texts),
+        files=len(sources),
         lines=Lines(*(sum(kind) for kind in zip(*lines.values(), strict=True))),
         median_module=median_module(sum(each) for each in lines.values()),
-        contracts=lonely(found, dict.fromkeys(texts, frozenset())),
-        forwarders=forwarders,
-        callbacks=callbacks,
-        late=[f"{name}: {each}" for name, tree in trees.items() for each in late_assignments(tree)],
-        constructors=constructors,
+        callback_arguments=callbacks,
+        exceptions=exceptions,
     )
+
+
+def _methods(
+    sources: Mapping[str, Source],
+) -> Iterator[tuple[str, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Module, class and tree of each method."""
+    for name, source in sources.items():
+        for made in source.nodes:
+            if isinstance(made, ast.ClassDef):
+                for method in made.body:
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                        yield name, made.name, method
+
+
+@functools.cache
+def classes() -> tuple[Class, ...]:
+    """Those of the tree."""
+    return tuple(each for module, path in modules().items() for each in classes_of(module, nodes(path)))
+
+
+@functools.cache
+def of_the_tree() -> Measures:
+    sources = {name: Source(path.read_text(), nodes(path)) for name, path in modules().items()}
+    return measure(sources, {name for name, path in modules().items() if path.name == "__init__.py"})
+
+
+def of_commit(commit: str) -> Measures:
+    """Measure a commit, which git has here; of packages that are gone since, nothing counts."""
+    listed = subprocess.run(
+        ["git", "ls-tree", "--name-only", commit], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    there = [name for name in listed.stdout.split() if name in PACKAGES]
+    packed = subprocess.run(["git", "archive", commit, *there], cwd=ROOT, check=True, capture_output=True)
+    sources, packages = dict[str, Source](), set[str]()
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith(".py") and (file := archive.extractfile(member)):
+                name = member.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                sources[name] = source_of(file.read().decode())
+                if member.name.endswith("/__init__.py"):
+                    packages.add(name)
+    return measure(sources, packages)
 
 
 def report(found: Measures) -> str:
     """The figures as lines of text."""
-    total = sum(found.lines)
+    total, against = sum(found.lines), {kind: len(each) for kind, each in found.exceptions.items()}
     rows = {
         "files": found.files,
         "lines": total,
         **{f"  {kind}": count for kind, count in found.lines._asdict().items()},
         "module of the median line": found.median_module,
         "comments in 100 lines": round(100 * found.lines.comments / total, 1),
-        "contracts with one implementation": len(found.contracts),
-        "forwarders": len(found.forwarders),
-        "callbacks": len(found.callbacks),
-        "late assignments": len(found.late),
-        f"constructors above {CONSTRUCTOR_ARGUMENTS_MAX}": len(found.constructors),
+        f"modules below {MODULE_LINES[0]} lines of code": against["small"] + against["fragments"],
+        f"  below {FRAGMENT_LINES} with one importer": against["fragments"],
+        f"modules above {MODULE_LINES[-1]}": against["large"],
+        "contracts with one implementation": against["contracts"],
+        "forwarders": against["forwarders"],
+        "callbacks": found.callback_arguments,
+        f"constructors with more than {CALLBACKS_MAX} of them": against["callbacks"],
+        "late assignments": against["late"],
+        f"constructors above {CONSTRUCTOR_ARGUMENTS_MAX} arguments": against["constructors"],
     }
-    return "\n".join(f"{name:<36}{count:>10,}" for name, count in rows.items())
+    return "\n".join(f"{name:<40}{count:>10,}" for name, count in rows.items())
+
+
+Reasons = dict[str, dict[str, list[str]]]
+"""Kind of exception -> reason -> keys."""
+
+
+def listed() -> Reasons:
+    return tomllib.loads(LISTED.read_text())
+
+
+def new_exceptions(found: Mapping[str, list[Found]], known: Reasons) -> dict[str, list[Found]]:
+    """Return by kind what is against a rule and not in the list."""
+    answer = {}
+    for kind, each in found.items():
+        keys = {key for keys in known.get(kind, {}).values() for key in keys}
+        if new := [one for one in each if one.key not in keys]:
+            answer[kind] = new
+    return answer
+
+
+def struck(found: Mapping[str, list[Found]], known: Reasons) -> Reasons:
+    """Return the list without what is an exception no longer."""
+    answer: Reasons = {kind: {} for kind in known}
+    for kind, reasons in known.items():
+        there = {each.key for each in found.get(kind, ())}
+        for reason, keys in reasons.items():
+            if left := sorted(there.intersection(keys)):
+                answer[kind][reason] = left
+    return answer
+
+
+def written(known: Reasons) -> str:
+    """The list as ``exceptions.toml`` has it: a stable order, and a line for each name."""
+    head = (
+        "# Exceptions to the rules of modules (decision record 0393), by reason. The list may only shrink:\n"
+        "# `python -m tests.architecture.measures --exceptions` strikes what is gone, as ./run fix does.\n"
+        "# Of a class it has the package and the name, so that modules may move.\n"
+    )
+    for kind in RULES:
+        if reasons := {reason: keys for reason, keys in known.get(kind, {}).items() if keys}:
+            head += f"\n[{kind}]\n"
+            for reason, keys in sorted(reasons.items()):
+                head += (
+                    f"{json.dumps(reason)} = [\n" + "".join(f"  {json.dumps(key)},\n" for key in sorted(keys)) + "]\n"
+                )
+    return head
+
+
+def _keep_list(reason: str | None) -> int:
+    found, known = of_the_tree().exceptions, listed()
+    new, kept = new_exceptions(found, known), struck(found, known)
+    if reason:
+        for kind, each in new.items():
+            same = kept.setdefault(kind, {}).setdefault(reason, [])
+            same += sorted({one.key for one in each})
+    LISTED.write_text(written(kept))
+    if not new or reason:
+        return 0
+    for kind, each in new.items():
+        print(f"{RULES[kind]}:", *each, sep="\n  ", file=sys.stderr)
+    print("mend them, or: python -m tests.architecture.measures --exceptions --take REASON", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    print(report(measure({name: path.read_text() for name, path in modules().items()})))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", metavar="COMMIT", help="measure this commit instead of the tree")
+    parser.add_argument("--exceptions", action="store_true", help="strike what is an exception no longer")
+    parser.add_argument("--take", metavar="REASON", help="with --exceptions: add those that are new")
+    asked = parser.parse_args()
+    if asked.exceptions:
+        sys.exit(_keep_list(asked.take))
+    print(report(of_commit(asked.of) if asked.of else of_the_tree()))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.change_pages import PAGES, ROOT, blocks, follow, of_the_tree
+from tests.support.change_pages import BLOCK, PAGES, ROOT, follow, of_the_tree
 
 FOLLOWED = ROOT / "tests/end_to_end/test_change_pages.py"
 
@@ -20,7 +20,9 @@ FOLLOWED = ROOT / "tests/end_to_end/test_change_pages.py"
 def test_every_hunk_of_a_page_fits_its_file(page: Path) -> None:
     text, name = page.read_text(), page.relative_to(ROOT).as_posix()
     named = re.findall(r"^```\w.*$", text, re.M)
-    assert len(blocks(text)) == len(named), f"{name}: give each block its language and the name of its file: {named}"
+    assert len(BLOCK.findall(text)) == len(named), (
+        f"{name}: give each block its language and the name of its file: {named}"
+    )
     for file, made in follow(name, text, of_the_tree).items():
         if file.endswith(".py"):
             ast.parse(made, f"{name}: {file}")
@@ -45,5 +47,7 @@ def test_hunks_of_one_file_come_after_each_other() -> None:
         "f.py": "a\nc\nd\n",
         "g.py": "e\n",
     }
+    parted = "```diff f.py\n a\n-b\n+c\n@@\n c\n+d\n```\n"
+    assert follow("p.md", parted, lambda _: "a\nb\n") == {"f.py": "a\nc\nd\n"}
     with pytest.raises(pytest.skip.Exception, match=r"p\.md is old: g\.py is there already"):
         follow("p.md", text, lambda _: "a\nb\n")

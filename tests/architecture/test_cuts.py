@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from tests.architecture.house import modules, nodes
-from tests.architecture.test_contracts import Class, classes
+from tests.architecture.measures import Class, classes
 
 HALVES = {
     "cloud_hub.openapi.answers.OpenGapView": "the type of members of another answer; types are decoded, and never made",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.architecture.measures import lines_of, measure, median_module
+import pytest
+
+from tests.architecture.measures import lines_of, measure, median_module, report, source_of
 
 SOURCE = '''"""A module."""
 
@@ -36,7 +38,22 @@ class Node:
 
 
 def test_lines_are_counted_by_kind() -> None:
-    assert lines_of(SOURCE)._asdict() == {"code": 13, "imports": 3, "docstrings": 2, "comments": 1, "blank": 9}
+    counted = lines_of(source_of(SOURCE))._asdict()
+    assert counted == {"code": 13, "imports": 3, "docstrings": 2, "comments": 1, "blank": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('"""One\n\ntwo."""\n\nA = 1  # counts\n"""What it is."""\n', 1),
+        ("# alone\n\ndef f():\n    # why\n    return (\n        1\n    )\n", 4),
+        ('A = """\none\n\n# two\n"""\n', 5),
+        ('A = (\n    "one"\n    # why\n    "two"\n)\n', 4),
+        ('class C:\n    """C."""\n\n    a: int\n    """A.\n    """\n\n    def f(self):\n        """F."""\n', 3),
+    ],
+)
+def test_lines_of_code_are_counted(text: str, lines: int) -> None:
+    assert lines_of(source_of(text)).code == lines
 
 
 def test_half_of_the_lines_are_in_modules_of_at_most_that_of_the_median_line() -> None:
@@ -46,10 +63,14 @@ def test_half_of_the_lines_are_in_modules_of_at_most_that_of_the_median_line() -
 
 
 def test_what_ties_fragments_together_is_found() -> None:
-    found = measure({"room.node": SOURCE})
+    found = measure({"room.node": source_of(SOURCE)})
     assert found.files == 1
-    assert found.contracts == ["room.node.Log"]
-    assert found.forwarders == ["room.node.Node.keep"]
-    assert found.callbacks == ["room.node.Node: on_end"]
-    assert found.late == ["room.node: self.log.last"]
-    assert found.constructors == ["room.node.Node"]
+    assert found.callback_arguments == 1
+    assert {kind: [each.key for each in those] for kind, those in found.exceptions.items() if those} == {
+        "fragments": ["room.node"],
+        "contracts": ["room: Log"],
+        "forwarders": ["room: Node.keep"],
+        "late": ["room: __init__: self.log.last"],
+        "constructors": ["room: Node"],
+    }
+    assert "forwarders                                       1" in report(found)

@@ -1,4 +1,4 @@
-"""The house stays tidy: no circle, no import up, no crowded folder, no hidden clock, no lost task, nothing too long."""
+"""The house stays tidy: no circle, no import up, no hidden clock, no lost task, no long function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -24,13 +23,6 @@ from tests.architecture.house import (
 )
 from tests.architecture.rooms import ROOMS
 
-SIBLINGS_MAX = 36
-"""Modules and folders of one folder: what a reader can look through in the tree."""
-FILE_LINES_MAX = 800
-"""Lines of code of a module; blank lines, comments and docstrings do not count, so that a reason costs nothing. A
-module is a thing for which the field has a word, and above 800 lines it is likely to be two (decision record 0234)."""
-LONG_FILES: dict[str, str] = {}
-"""File of more lines -> why it is one thing."""
 FUNCTION_LINES_MAX = 70
 """A function fits on a screen, docstring included. Lines with a comment alone do not count: a reason costs nothing."""
 LONG_FUNCTIONS = {
@@ -58,10 +50,6 @@ CLOCKS = {
     "date": {"today"},
 }  # fmt: skip
 """Module or class -> its calls that read a clock. ``gmtime`` and ``localtime`` only without an argument."""
-LAYOUT = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
-"""Tokens that make no line of code."""
 READS = {call for calls in CLOCKS.values() for call in calls}
 
 
@@ -105,24 +93,6 @@ def reached_from(module: str) -> set[str]:
             found.add(name)
             waiting += graph.get(name, ())
     return found
-
-
-def test_no_folder_is_crowded() -> None:
-    folders = {path.parent for path in sources(*PACKAGES)}
-    found = {place(folder): len(siblings(folder)) for folder in folders}
-    assert {folder: count for folder, count in found.items() if count > SIBLINGS_MAX} == {}, (
-        f"{SIBLINGS_MAX} modules and folders at most: put those of one subject into a folder"
-    )
-
-
-def siblings(folder: Path) -> list[Path]:
-    """Modules and folders with modules; not the links of weft/, which say the names of folders at the top."""
-    return [
-        path
-        for path in folder.iterdir()
-        if (path.suffix == ".py" and path.name != "__init__.py")
-        or (path.is_dir() and not path.is_symlink() and any(path.rglob("*.py")))
-    ]
 
 
 def test_only_composition_roots_read_a_clock() -> None:
@@ -176,36 +146,6 @@ def forgotten_tasks(module: Sequence[ast.AST]) -> Iterator[int]:
                 yield call.lineno
 
 
-def test_no_module_is_too_long() -> None:
-    """Nor is one that tests share; modules of tests alone may list as many cases as there are."""
-    helpers = [path for path in sources("tests", "bench", "docs") if not path.name.startswith("test_")]
-    read = {place(path): path.read_text() for path in [*sources(*PACKAGES), *helpers]}
-    # Only modules that have more lines of all kinds are parsed for their code.
-    found = {name: code_lines(source) for name, source in read.items() if source.count("\n") > FILE_LINES_MAX}
-    long = {name: lines for name, lines in found.items() if lines > FILE_LINES_MAX}
-    assert {name: lines for name, lines in long.items() if name not in LONG_FILES} == {}, (
-        f"{FILE_LINES_MAX} lines of code at most: move one subject to a module of its own, or say in LONG_FILES why not"
-    )
-    assert LONG_FILES.keys() <= long.keys(), "they are short now: take them out of LONG_FILES"
-
-
-def code_lines(source: str) -> int:
-    """Count the lines of a module that are not blank, a comment or a part of a docstring."""
-    docstrings = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    code = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in LAYOUT
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(code - docstrings)
-
-
 def test_no_function_is_too_long() -> None:
     found = {
         f"{place(path)}::{node.name}": lines - comments_within(path.read_text(), node.lineno, node.end_lineno)
@@ -232,19 +172,6 @@ def comments_within(source: str, first: int, last: int) -> int:
 def test_circles_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"d"}}
     assert sorted(sorted(group) for group in strongly_connected(graph)) == [["a"], ["b", "c"], ["d"]]
-
-
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ('"""One\n\ntwo."""\n\nA = 1  # counts\n"""What it is."""\n', 1),
-        ("# alone\n\ndef f():\n    # why\n    return (\n        1\n    )\n", 4),
-        ('A = """\none\n\n# two\n"""\n', 5),
-        ('class C:\n    """C."""\n\n    a: int\n    """A.\n    """\n\n    def f(self):\n        """F."""\n', 3),
-    ],
-)
-def test_lines_of_code_are_counted(source: str, lines: int) -> None:
-    assert code_lines(source) == lines
 
 
 def test_comments_within_lines_are_counted() -> None:

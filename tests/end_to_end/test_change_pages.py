@@ -61,7 +61,7 @@ def ran(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
-def test_a_protocol_is_a_folder_a_line_and_a_name(code: Path) -> None:
+def test_a_protocol_is_a_module_a_line_and_a_name(code: Path) -> None:
     page, weft = followed("add-a-protocol.md", code)
     config = with_free_ports(code)
     with socket.create_server(("127.0.0.1", 0)) as free:

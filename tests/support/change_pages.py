@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.S | re.M)
 
 
 class Block(NamedTuple):
-    """A block of code with a file name: a hunk of that file (``diff``), or the whole of a new one."""
+    """A hunk of a file (``diff``), or the whole of a new one."""
 
     kind: str
     file: str
@@ -27,8 +27,12 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> list[Block]:
-    """Find the blocks of a page that have a file name."""
-    return [Block(*found) for found in BLOCK.findall(text)]
+    """Find what the blocks of a page that have a file name say. Hunks of a block are parted by a line ``@@``."""
+    return [
+        Block(kind, file, part)
+        for kind, file, whole in BLOCK.findall(text)
+        for part in (whole.split("@@\n") if kind == "diff" else [whole])
+    ]
 
 
 def follow(page: str, text: str, read: Callable[[str], str | None]) -> dict[str, str]:
