@@ -1,4 +1,4 @@
-"""What the link machines tell their owners: events, refusals, and the status of a link."""
+"""Outputs of the link machines to their owners: events, refusals, and the status of a link."""
 
 from __future__ import annotations
 

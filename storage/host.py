@@ -1,4 +1,4 @@
-"""What this machine tells of itself: how wrong its clock may be, and how fast and how worn its disk is."""
+"""Facts of this machine: how wrong its clock may be, and how fast and how worn its disk is."""
 
 from __future__ import annotations
 

@@ -339,7 +339,7 @@ class Sessions:
         self.note_positions()
 
     def add_streams(self, ends: Mapping[int, int]) -> None:
-        """Add streams for sessions that read from the log: stream -> its end, from which on they read it."""
+        """Add streams to sessions that read from the log. ``ends`` maps each to the offset at which sessions start."""
         for session in self.all():
             if session.window.catch_up is not None:
                 session.window.catch_up.add(dict(ends))

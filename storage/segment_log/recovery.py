@@ -195,7 +195,7 @@ def _own_segments(
         if position is None:
             continue
         if filesystem.is_directory(path) or not filesystem.exists(path):
-            strange.append(_Strange(path, STRANGE, "is no file"))
+            strange.append(_Strange(path, STRANGE, "is not a file"))
             continue
         with _opened(filesystem, path) as file:
             source = SegmentBytes(file, position, file.size(), window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
