@@ -408,6 +408,7 @@ class Committer:
 
     def tell(self, callbacks: list[Callback], error: LogFailed | None, streams: frozenset[int] = frozenset()) -> None:
         """Pass callbacks, in order, then the listeners with a commit's streams to the owner's thread in one call."""
+        # Each post wakes the event loop, which a commit that concerns no one should not do.
         if not callbacks and not self.listeners:
             return
 
