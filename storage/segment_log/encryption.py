@@ -207,7 +207,7 @@ class KeyRing:
         self._ring = read_ring(filesystem, directory)
         self._master, self._keys = _opened(self._ring, masters, os.path.join(directory, FILE), source)
         # The first key in the source is the wanted one. If an older one opens the ring, the ring is to be rotated still
-        # (`weft edge key rotate`).
+        # by the next start or reload.
         self.is_behind = self._master != masters[0]
         """True while the ring is under an older key of the source than its first."""
         cipher = library()
