@@ -773,7 +773,7 @@ class TableService:
             # Joining waits until the stream has no new rows to write: fresh rows are worth more than fewer files.
             await stream.maintenance.maintain()
         if why is not None and stream.tierer.is_behind:
-            # Reported as trouble, because rows wait for as long as the declaration holds the table.
+            # The tenant is over its quota of table bytes. Rows wait in the log, which is reported as trouble.
             raise TableError(why)
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
