@@ -85,7 +85,7 @@ def _unknown(tag: cbor2.CBORTag, _immutable: bool) -> Any:
 
 def _bignum(value: Any, _immutable: bool) -> int:
     if not isinstance(value, bytes) or len(value) > INTEGER_BYTES_MAX:
-        raise CborError(f"an integer of any length is no byte string of at most {INTEGER_BYTES_MAX} bytes")
+        raise CborError(f"an integer of any length is not a byte string of at most {INTEGER_BYTES_MAX} bytes")
     return int.from_bytes(value)
 
 

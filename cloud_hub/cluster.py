@@ -671,7 +671,7 @@ def _named(behind: list[NodeEntry]) -> str:
     more = f"; and {len(behind) - NAMED_MAX} more" if len(behind) > NAMED_MAX else ""
     advice = "Upgrade these nodes, or wait five minutes when they are gone"
     if any(each.level == 0 for each in behind):
-        advice += ". What cannot be read is no node of Weft: remove it from the store, below `nodes/`"
+        advice += ". What cannot be read is not a node of Weft: remove it from the store, below `nodes/`"
     return f"{'; '.join(nodes)}{more}. {advice}"
 
 

@@ -142,7 +142,7 @@ class PipelineRequests:
         tenant, name = self._named(request)
         report = await self._changes.body(request, Right.REPORT, Report, "a report of a pipeline")
         if report.stream != "*" and not valid_name(report.stream):
-            raise ApiError(400, f"stream: {report.stream[:80]!r} is no name", f"expected {NAME_RULE}, or `*`")
+            raise ApiError(400, f"stream: {report.stream[:80]!r} is not a name", f"expected {NAME_RULE}, or `*`")
         key, seen = hub_keys.pipeline_key(tenant, name), self._now()
         self._known.pop(key, None)
         self._known[key] = _Known(report, seen)
@@ -178,7 +178,7 @@ class PipelineRequests:
         tenant, identity = self._changes.access.reporter(request)
         name = request.match_info["pipeline"]
         if not valid_name(name):
-            raise ApiError(400, f"{name[:80]!r} is no name of a pipeline", f"expected {NAME_RULE}")
+            raise ApiError(400, f"{name[:80]!r} is not a name of a pipeline", f"expected {NAME_RULE}")
         self._changes.access.check(identity, Right.REPORT, name)
         return tenant, name
 

@@ -932,7 +932,7 @@ async def _read(request: web.Request) -> PullWindow:
 
 def _check_name(name: str) -> None:
     if not valid_name(name):
-        raise ApiError(400, f"{name[:80]!r} is no name", f"expected {NAME_RULE}")
+        raise ApiError(400, f"{name[:80]!r} is not a name", f"expected {NAME_RULE}")
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -209,7 +209,7 @@ async def _delete_in(
 
 
 def _has(state: ShardState, stream: StreamKey) -> bool:
-    """Return whether a shard has a name: one without records and lanes, too, counts against the tenant's limit."""
+    """Return whether the shard knows this stream name. Empty streams count toward the tenant's limit."""
     return stream[1] in state.tenant_streams(stream[0])
 
 

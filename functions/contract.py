@@ -333,7 +333,7 @@ def put(value: Any, names: tuple[str, ...], at: int, new: Any) -> Values:
     if value is None:
         value = {}
     elif not isinstance(value, Mapping):
-        raise TypeError(f"{'.'.join(names[:at])} is no mapping, and cannot have a field {names[at]}")
+        raise TypeError(f"{'.'.join(names[:at])} is not a mapping, and cannot have a field {names[at]}")
     name = names[at]
     return {**value, name: new if at + 1 == len(names) else put(value.get(name), names, at + 1, new)}
 

@@ -745,7 +745,7 @@ def _not_calculable(node: Node, values: list[Any], error: Exception) -> str:
         return f"division by zero: {_subject(node.parts[1])} is 0"
     if isinstance(error, OverflowError | ValueError):
         what = f": {error}" if isinstance(error, TooLarge) else ""
-        verb = "is no number" if isinstance(error, ValueError) else "is too large"
+        verb = "is not a number" if isinstance(error, ValueError) else "is too large"
         return f"the result of {_subject(node)} {verb}{what}"
     wrong = next((value for value in values if not isinstance(value, int | float)), None)
     return f"cannot calculate with {_kind(wrong)}" + _said(node, values, numbers=False)

@@ -285,7 +285,7 @@ def _holder(values: Values, names: tuple[str, ...]) -> dict[str, Any] | None:
         if inner is None:
             return None
         if not isinstance(inner, dict):
-            raise _NotRedacted(f"{'.'.join(names[: at + 1])} is no mapping, so {'.'.join(names)} cannot be redacted")
+            raise _NotRedacted(f"{'.'.join(names[: at + 1])} is not a mapping, so {'.'.join(names)} cannot be redacted")
         # Other rows may share it, such as one that was routed as a copy.
         holder[name] = inner = dict(inner)
         holder = inner

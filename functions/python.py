@@ -309,7 +309,7 @@ class Child:
         limit_s = timeout_s * 1.25 + GRACE_S
         answer = await self._asked(framed(Ask(records), self._encoder), limit_s, timeout_s)
         if not isinstance(answer, Answer) or len(answer.results) > len(records):
-            await self._stop("sent what is no answer")
+            await self._stop("sent an invalid reply")
             raise self._ended()
         if not answer.results and not answer.failed:
             await self._stop("sent an empty answer")
@@ -364,7 +364,7 @@ class Child:
         except (asyncio.IncompleteReadError, OSError):
             await self._stop("")
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-            await self._stop(f"sent what is no answer ({error})")
+            await self._stop(f"sent an invalid reply ({error})")
         raise self._ended()
 
     def _ended(self) -> ChildEnded:

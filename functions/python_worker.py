@@ -301,7 +301,7 @@ class UserCode:
         if not isinstance(made, list | tuple) or not all(isinstance(each, dict) for each in made):
             raise TypeError(f"returned {type(result).__name__}: return a mapping, a list of mappings, or None")
         if not all(isinstance(name, str) for each in made for name in each):
-            raise TypeError("returned a mapping with a name that is no text")
+            raise TypeError("returned a mapping whose keys are not all strings")
         packed = self._encoder.encode([plain(each) for each in made])
         if len(packed) > (most := self._begin.result_bytes):
             raise ValueError(f"returned {len(packed):,} bytes, and {most:,} are allowed for a record")
@@ -400,7 +400,7 @@ def plain(value: Any, depth: int = 1) -> Any:
         return value if {*map(type, value)} <= _PLAIN else [plain(each, depth + 1) for each in value]
     if isinstance(value, dict):  # also a returned record
         if not {*map(type, value)} <= _NAMES:
-            raise TypeError("a mapping has a name that is no text")
+            raise TypeError("a mapping has keys that are not all strings")
         if {*map(type, value.values())} <= _PLAIN:
             return value
         return {name: plain(each, depth + 1) for name, each in value.items()}

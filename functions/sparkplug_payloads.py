@@ -290,7 +290,7 @@ def binary(value: bytes, datatype: int | None) -> Any:
         code = _ARRAYS[Datatype(datatype)]
         count, rest = divmod(len(value), struct.calcsize(f"<{code}"))
         if rest:
-            raise PayloadError(f"it has {len(value)} bytes, which are no list of its datatype, {name_of(datatype)}")
+            raise PayloadError(f"{len(value)} bytes is not a whole number of values of {name_of(datatype)}")
         return list(struct.unpack(f"<{count}{code}", value))
     if datatype == Datatype.BOOLEAN_ARRAY:
         return _booleans(value)
@@ -307,7 +307,7 @@ def _booleans(value: bytes) -> list[bool]:
     count = int.from_bytes(value[:4], "little")
     bits = value[4:]
     if len(value) < 4 or len(bits) != (count + 7) // 8:
-        raise PayloadError(f"it has {len(value)} bytes, which are no list of its datatype, boolean_array")
+        raise PayloadError(f"{len(value)} bytes do not match the count of values in boolean_array")
     return [bool(bits[at >> 3] >> (7 - (at & 7)) & 1) for at in range(count)]
 
 

@@ -68,7 +68,7 @@ def event_time_reader(field: str, unit: str, zone: str = "UTC") -> Callable[[Any
             time = value * factor
         elif type(value) is float:
             if not math.isfinite(value):
-                raise Refusal(f"{field} is {value}, which is no time")
+                raise Refusal(f"{field} is {value}, which is not a valid time")
             # Split, as a float of seconds times 10**9 would lose the last digits of its fraction.
             whole = math.floor(value)
             time = whole * factor + round((value - whole) * factor)
@@ -206,7 +206,7 @@ def _grid(settings: Windowing, every: int, offset: int) -> Grid | None:
     grid = Grid(every // 1_000, offset // 1_000, settings.zone)
     problem = grid_problem(grid.every_us, grid.offset_us, grid.zone)
     if problem is None and (every % 1_000_000_000 or offset % 1_000_000_000):
-        problem = "offset", "is no number of whole seconds, and a zone needs one"
+        problem = "offset", "is not a whole number of seconds, and a zone needs one"
     if problem is not None:
         raise WindowError(" ".join(problem))
     return grid

@@ -545,8 +545,8 @@ def _indented(by: int, lines: Sequence[str]) -> str:
 def _refuse_ahead(ahead: int) -> Callable[[int, int], None]:
     def refuse(t: int, time: int) -> None:
         raise Refusal(
-            f"its time {iso_text(t, 6)} is more than ahead ({format_duration(ahead / SECOND)}) after it was taken in, "
-            f"at {iso_text(time, 6)}; check the clock of the device"
+            f"its time {iso_text(t, 6)} is more than {format_duration(ahead / SECOND)} (`ahead`) later than the "
+            f"node's clock at receipt, {iso_text(time, 6)}; check the clock of the device"
         )
 
     return refuse

@@ -204,7 +204,7 @@ def source_of_line(line: bytes) -> ProxiedAddress | None:
 
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or str(int(text)) != text or int(text) > 65_535:
-        raise ValueError(f"{text!r} is no port")
+        raise ValueError(f"{text!r} is not a port")
     return int(text)
 
 

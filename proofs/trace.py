@@ -129,7 +129,7 @@ def rows_where(uri: str, where: str, rows_max: int) -> list[dict[str, Any]]:
         table = guarded(lambda: DeltaTable(uri))
     except TableError as error:
         if isinstance(error.__cause__, TableNotFoundError):
-            raise TraceError(f"{uri} is no Delta table") from None
+            raise TraceError(f"{uri} is not a Delta table") from None
         raise
     try:
         query = QueryBuilder().register(_INNER, table)

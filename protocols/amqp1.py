@@ -150,13 +150,13 @@ def _symbol(data: bytes) -> Symbol:
 
 def _char(code: int) -> Char:
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise Corrupt(f"{code:#x} is no character")
+        raise Corrupt(f"{code:#x} is not a character")
     return Char(chr(code))
 
 
 def _boolean(byte: int) -> bool:
     if byte > 1:
-        raise Corrupt(f"{byte} is no boolean")
+        raise Corrupt(f"{byte} is not a boolean")
     return bool(byte)
 
 
@@ -470,12 +470,12 @@ def decode_message(data: bytes) -> Message:
         elif code == PROPERTIES:
             message.properties = _properties(value)
         elif not isinstance(value, dict):
-            raise Corrupt(f"section {code:#04x} is no map")
+            raise Corrupt(f"section {code:#04x} is not a map")
         elif code == MESSAGE_ANNOTATIONS:
             message.annotations = value
         elif code == APPLICATION_PROPERTIES:
             if not all(isinstance(key, str) for key in value):
-                raise Corrupt("an application property whose name is no text")
+                raise Corrupt("an application property whose name is not a string")
             message.application = value
         elif code == FOOTER:
             message.footer = value
@@ -501,11 +501,11 @@ def _section(data: bytes, at: int) -> tuple[int, int]:
 def _section_body(code: int, value: Any, section: bytes, encoded: bytes) -> Body:
     if code == DATA:
         if not isinstance(value, bytes):
-            raise Corrupt("a data section that is no binary")
+            raise Corrupt("a data section that is not binary")
         return Body("data", value)
     if code == SEQUENCE:
         if not isinstance(value, list):
-            raise Corrupt("a sequence that is no list")
+            raise Corrupt("a sequence that is not a list")
         return Body("sequence", section)
     if type(value) is str:
         return Body("string", value.encode())
@@ -516,7 +516,7 @@ def _section_body(code: int, value: Any, section: bytes, encoded: bytes) -> Body
 
 def _header(message: Message, value: Any) -> None:
     if not isinstance(value, list):
-        raise Corrupt("a header that is no list")
+        raise Corrupt("a header that is not a list")
     durable, priority, ttl, first, count = (*value, None, None, None, None, None)[:5]
     if not all(each is None or isinstance(each, int) for each in (durable, priority, ttl, first, count)):
         raise Corrupt("a header with values of other types")
@@ -526,7 +526,7 @@ def _header(message: Message, value: Any) -> None:
 
 def _properties(value: Any) -> Properties:
     if not isinstance(value, list) or len(value) > _FIELDS:
-        raise Corrupt("properties that are no list of 13 fields")
+        raise Corrupt("properties that are not a list of at most 13 fields")
     for each, allowed in zip(value, _TYPES, strict=False):
         if each is not None and (not isinstance(each, allowed) or isinstance(each, bool)):
             raise Corrupt(f"a property of type {type(each).__name__}")

@@ -70,6 +70,8 @@ def refused_by_server(
         told: the header ``REASON_HEADER``.
     """
     reason = _REASON.search(challenge[:CHALLENGE_CHARACTERS_MAX]) if challenge else None
+    # The text comes from a server that is not known yet, and goes into logs and status: only plain characters are
+    # passed on.
     said = f": {told}" if told and _PLAIN_REASON.fullmatch(told) else ""
     match status:
         case 401 if not has_token:
@@ -137,9 +139,11 @@ class Backoff:
 
     def next_wait_s(self) -> float:
         """Count a failure and draw the wait, between ``least_s`` and at most ``most_s``."""
+        # All URLs of a link are tried before the wait grows, since another node of the hub may answer at once.
         rounds = min(self.failures // self._urls, 32)
         self.failures += 1
         least, most = self._least_s, self._most_s
+        # Random over the whole range: after an outage a fleet comes back spread over time and not all at once.
         return self._rng.uniform(min(least, most), min(most, least * 2 ** (rounds + 1)))
 
 
@@ -178,10 +182,13 @@ class RedirectHosts:
         host = host_of(url)
         if host in self._own:
             return True
+        # The operator's list replaces the guess by names altogether.
         if self._patterns is not None:
             return any(fnmatchcase(host, pattern) for pattern in self._patterns)
         if self._is_inside and _is_inside(host):
             return True
+        # Neighbours by name: the nodes of a hub usually share a parent domain. A public suffix has one label too few to
+        # be a parent here.
         return any(host.endswith(f".{name}") for name in (*self._parents, *filter(_is_name, self._own)))
 
 
@@ -309,6 +316,8 @@ class Redirects:
 
     def _move(self, target: Target, url: str, now: float) -> Target | None:
         """Follow a redirect of a node that had taken the link. The hops count from this node on."""
+        # Two nodes that each take the other for the shard's owner would pass the link to and fro for as long as they
+        # disagree.
         if len(self._moves) == HOPS_MAX and now - self._moves[0] < MOVES_S:
             # Each node takes the link, so the hops alone would never end. This one is asked to keep it; if it names
             # another node even so, the link waits longer from time to time.
@@ -324,6 +333,7 @@ class Redirects:
             # The named node was unreachable a short time ago: ask the redirecting one to serve the edge until the next
             # try.
             return Target(target.url, stay_s=(until - now) * self._rng.uniform(1, 1.5))
+        # Served where it is, at the price of a shard that is loaded twice, rather than not at all.
         if target.hops >= HOPS_MAX or not _may_follow(target.url, url) or not self._may_go(target.url, url):
             return Target(target.url, stay_s=UNREACHABLE_MAX_S)
         return Target(url, target.url, target.hops + 1)
@@ -342,8 +352,11 @@ class Redirects:
 
     def _note_unreachable(self, url: str, now: float) -> float:
         _, before = self._unreachable.get(url, (0.0, 0.0))
+        # A node that was reached before is restarting, as a rule, and is tried again soon. One that never was is behind
+        # a firewall.
         wait = min(max(2 * before, SILENT_S if url in self._reached else UNREACHABLE_MIN_S), UNREACHABLE_MAX_S)
         _keep(self._unreachable, url, (now + wait, wait))
+        # Edges of one node come back at different times.
         return wait * self._rng.uniform(1, 1.5)
 
 
@@ -368,4 +381,5 @@ def _may_follow(from_url: str, url: str) -> bool:
         named = bool(there.hostname) and there.port != 0
     except ValueError:
         return False
+    # Never from TLS to plain text: the token would be readable on the way.
     return named and there.scheme in ("http", "https") and (here.scheme, there.scheme) != ("https", "http")

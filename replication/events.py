@@ -1,4 +1,4 @@
-"""Events and refusals that the machines of a link report to their owners, and the status of a link."""
+"""Outputs of the link machines to their owners: events, refusals, and the status of a link."""
 
 from __future__ import annotations
 

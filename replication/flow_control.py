@@ -51,6 +51,8 @@ class SendWindow:
     def sent(self, lane: int, last: int, now: int, *, was_empty: bool) -> None:
         """Note that a batch up to the number ``last`` is sent; ``was_empty`` if nothing else was in flight."""
         if was_empty:
+            # Without this a hub that commits once a second would end a period with nothing in flight each time, and the
+            # window would never grow.
             if self._acked and self._delays:
                 # Everything was acknowledged at once, before a period ended, as by a hub that commits everything
                 # together.
@@ -82,6 +84,8 @@ class SendWindow:
 
     def _follow(self, now: int) -> None:
         """Set the window by the bytes acknowledged since the last time."""
+        # The least delay is that of the way and the commit alone. Longer ones contain the queue that the window itself
+        # has made.
         wanted = self._acked * (min(self._delays) + self.ahead) // max(1, now - self._since)
         # The rate of a sender that had nothing to send is not the possible rate.
         if self._limited or wanted > self.bytes:
@@ -151,6 +155,8 @@ def differs(newest: NodeReport, sent: NodeReport, *, counts: bool) -> bool:
     part = newest.budget_bytes // SPACE_PARTS
     return (
         newest.budget_bytes != sent.budget_bytes
+        # By parts of the budget: bytes change with every commit, and a report each time would cost more than the link's
+        # own traffic.
         or abs(newest.used_bytes - sent.used_bytes) > part
         or abs(newest.free_bytes - sent.free_bytes) > part
         or (newest.bytes_per_second is None) != (sent.bytes_per_second is None)
@@ -290,6 +296,7 @@ def window_cost(batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
     """Return the bytes of the window that batches use: their uncompressed size, which is what they cost when
     decoded."""
     if len(batches) == 1:  # as most often
+        # Before compression: 912 bytes on the wire have held up a hub for seven seconds.
         return HEADER_BYTES + batches[0][0].raw_length
     return HEADER_BYTES * len(batches) + sum([header.raw_length for header, _ in batches])
 
@@ -335,6 +342,7 @@ class SentBatches:
         Raises:
             Corrupt: one is too long, past the window, damaged or malformed.
         """
+        # One batch longer than the window is possible when nothing else is in flight; otherwise it could never be sent.
         if self.bytes + cost > settings.window_bytes and (self.bytes or len(batches) > 1):
             raise Corrupt(f"more than the window of {settings.window_bytes} bytes without an ACK")
         longest = settings.batch_bytes_max
@@ -353,6 +361,7 @@ class SentBatches:
             known = self._lanes[lane] = ([], [])
         firsts, entries = known
         sent = tuple.__new__(SentBatch, (first, end, size, time))
+        # Numbers rise in nearly every lane, so the search is only for relays that fill gaps.
         if not firsts or first >= firsts[-1]:
             firsts.append(first)
             entries.append(sent)
@@ -423,6 +432,7 @@ class Acks:
         while self._lanes and len(frames) < ACKS_PER_MESSAGE:
             lane = next(iter(self._lanes))
             pairs = list(self._lanes.pop(lane))
+            # A lane with many holes must not make one frame longer than what the other end accepts.
             frames.append(Ack(lane, pairs[:RANGES_PER_ACK]))
             if len(pairs) > RANGES_PER_ACK:
                 self._lanes[lane] = RangeSet(pairs[RANGES_PER_ACK:])

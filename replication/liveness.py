@@ -63,6 +63,8 @@ class Liveness:
     @property
     def peer_clock(self) -> PeerClock | None:
         """Return the best of the last samples."""
+        # The sample with the shortest round trip is the most exact, as in NTP; an average would be moved by every delay
+        # on the way.
         return min(self._samples, key=lambda sample: sample.error, default=None)
 
     @property
@@ -76,7 +78,10 @@ class Liveness:
 
     def heard(self, now: int) -> None:
         """Note that bytes came from the peer."""
+        # The peer could not be heard while this end did not read, so its silence begins now.
         self._heard = now
+        # Only one end pings. The hub asks an edge that has been silent for longer, so an idle link costs one question
+        # in 45 s.
         if self._only_silent:
             self._next_ping = now + self._ping_interval
 
@@ -116,6 +121,7 @@ class Liveness:
     def receive(self, frame: Ping | Pong, now: int) -> None:
         """Answer a PING, or take a sample from the PONG that answers ours. Any other PONG is ignored."""
         if isinstance(frame, Ping):
+            # Only the newest question is answered. A peer that pings without reading gets no queue of answers.
             self._owed = [owed for owed in self._owed if not isinstance(owed, Pong)]
             self._owed.append(Pong(frame.sent, self._wall_clock()))
         elif frame.sent == self._asked:
@@ -126,6 +132,7 @@ class Liveness:
     def sample(self, sent: int, peer_wall: int, now: int) -> None:
         """Note that the peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
         self.answers += 1
+        # The peer's clock was read somewhere within the round trip, so half of it bounds the error.
         self._samples.append(PeerClock(peer_wall - (sent + now) // 2, (now - sent + 1) // 2))
 
     @property
@@ -171,6 +178,7 @@ class AckPatience:
         """Note whether anything is in flight without an answer."""
         if not anything:
             self._since = None
+        # From the first byte in flight, and again from each answer: many small answers on a slow link are progress.
         elif self._since is None:
             self._since = now
 
@@ -236,6 +244,7 @@ class CanaryWatch:
                 ((each.lane, now) for each in frames if isinstance(each, LaneOpen) and not each.flags & LaneFlag.RELAY),
                 None,
             )
+        # It rides with a PING, so that an idle link proves its store at the cost of a few bytes.
         if now < self._due or not self.is_answered or not any(isinstance(each, Ping) for each in frames):
             return []
         self._number, self._sent, self._due = self._number + 1, now, now + self._interval
@@ -270,6 +279,7 @@ class CanaryWatch:
         Args:
             pinged: time of the last PING that the hub answered.
         """
+        # Only if a later PING was answered: otherwise the network is the cause, and the store is not known.
         late = self._since is not None and pinged is not None and pinged >= self._since + self._patience
         return self._since if late else None
 

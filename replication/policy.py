@@ -1,4 +1,4 @@
-"""Policy of when the data of a link may be sent: rules, windows of time, bytes in a month, pace, and a hub's request for a
+"""Policy of a link: when data may be sent. Rules, windows of time, bytes in a month, pace, and a hub's request for a
 slower one."""
 
 from __future__ import annotations

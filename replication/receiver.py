@@ -102,9 +102,11 @@ def check_opening(opening: LaneOpen) -> None:
         Corrupt: a name, a flag or a pattern is not valid; the message names it.
     """
     _check_names(("tenant", opening.tenant), ("edge", opening.edge), ("stream", opening.stream))
+    # A flag changes what the lane's records mean, so one of a later release is refused and not passed over.
     unknown = opening.flags & ~int(KNOWN_LANE_FLAGS)
     if unknown:
         raise UnsupportedVersion(f"lane flags {unknown:#x} of a later release")
+    # An epoch fences other owners. A relay that brought one could end the owner's own link.
     if opening.flags & LaneFlag.RELAY and opening.epoch:
         raise Corrupt(f"a relay claims no epoch, this one claims {opening.epoch}")
     size = sum(map(len, opening.topics))
@@ -250,6 +252,7 @@ class Receiver:
             return
         self._state = _State.CLOSED
         self._acks.clear()
+        # Nothing else is said: an acknowledgement after the refusal could be of another history.
         self._answers = [Refuse(PROTOCOL_VERSION, code, message, advice, url)]
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
@@ -275,6 +278,8 @@ class Receiver:
         The set is kept: it must not be changed afterwards.
         """
         known = self._lanes.get(lane)
+        # The lane may have been closed while its records were being committed. They are stored, and the next opening
+        # says so.
         if self._state is not _State.OPEN or known is None:
             return
         done, pairs = known.done, list(ranges)
@@ -344,6 +349,8 @@ class Receiver:
         for frame in self._decoder.unpacked():
             if isinstance(frame, Data) and self._known(frame.lane):
                 cost = window_cost(batches := split_batches(frame.batches))
+                # A body that decompresses to much holds up the process's other links. It is checked in a thread, one at
+                # a time.
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
                 self._in_flight.admit(frame.lane, batches, cost, self._settings, not is_long)
                 if is_long:
@@ -356,12 +363,17 @@ class Receiver:
                     self._receive(frame)
                     if self.closed:
                         return
+                # Frames without records cost the window nothing, but the hub time: a flood of gaps or openings is
+                # charged to its edge.
                 self.control_cost += (cost := bounds.control_cost(frame, self._decoder.frame_bytes))
             self._spent += cost
+            # One message may hold thousands of frames. The other links of the process get their turn between them.
             if self._spent >= bounds.TURN_COST and self._in_turns:
                 self._spent = 0
                 yield
         if self._decoder.holds_part:
+            # Edges send whole frames only. Keeping parts would let many links hold memory with a few bytes each: 24 of
+            # them held 2.4 GB.
             raise Corrupt("a message ends inside a frame")
 
     def _receive(self, frame: Frame) -> None:
@@ -404,9 +416,11 @@ class Receiver:
 
     def _open(self, opening: LaneOpen) -> None:
         number = opening.lane
+        # Numbers only rise, so a frame of a closed lane can be dropped without asking which opening it belonged to.
         if number <= self._last_lane:
             raise Corrupt(f"lane number {number} again: {self._last_lane} was opened before")
         self._last_lane = number
+        # An edge that never reads could otherwise fill the hub's memory with its answers.
         if len(self._answers) > LANES_MAX:
             raise Corrupt(f"{len(self._answers)} answers wait, and the edge opens lanes without reading them")
         checked_ranges(opening.ranges)
@@ -423,6 +437,7 @@ class Receiver:
         lane = self._lanes.get(number)
         if lane is not None and (lane.opened or opening):
             return True
+        # On the way when the lane was closed, which is no fault of the sender.
         if lane is None and number <= self._last_lane:
             return False
         raise Corrupt(f"lane {number} is not open")

@@ -152,6 +152,8 @@ class Outbox:
         size = 0
         for header, batch in found:
             size += header.raw_length
+            # After an outage the log has one batch per commit, and a hub pays for each batch. A merged one is
+            # compressed once, as a whole.
             if runs and size <= limit and mergeable(runs[-1][-1][0], header):
                 runs[-1].append((header, batch))
             else:
@@ -173,6 +175,8 @@ class Outbox:
         start = next((header.base_seq for header, _ in found if header.end_seq > seq), None)
         skipped = lane.skip(seq, start)
         # A read begins with the batch that holds ``seq``, which may have been sent already.
+        # What the receiver has may lie in the middle of a read; only whole batches of it are left out, since a hub
+        # trims overlaps by numbers.
         new = [(header, batch) for header, batch in found if not lane.sent.covers(header.base_seq, header.end_seq)]
         for header, batch in self.merged(new, merge_bytes_max):
             if len(batch) > self.batch_bytes_max:
@@ -183,6 +187,7 @@ class Outbox:
             lane.read_bytes += len(batch)
             if header.origin:
                 lane.name_origin(header.origin)
+            # The hub corrects such times when it writes the chunk, so the notice has to be there before the records.
             if header.clock is not ClockState.SYNCED:
                 lane.name_boot(header.boot_id)
             if lane.offered.is_background:
@@ -206,6 +211,7 @@ class Outbox:
         # On a slow link a long message would keep a PING waiting for minutes.
         message_bytes = min(MESSAGE_BYTES, self.window.bytes // 4)
         if self._policy is not None:
+            # Data wait, but PINGs do not: a link in a quiet hour must not look dead to the hub.
             if self._policy.is_held:
                 return found
             self.window.ahead = self._policy.ahead
@@ -215,6 +221,8 @@ class Outbox:
         while self._waiting:
             lane, header, data = self._waiting[0]
             cost = window_cost([(header, data)])
+            # In bytes before compression, because that is what the hub holds. On the wire a batch of equal records is
+            # nothing.
             if not self._in_flight.room(cost, self.window.bytes):
                 self.window.was_full()
                 break
@@ -223,6 +231,8 @@ class Outbox:
             self._waiting.popleft()
             self.window.sent(lane, header.end_seq - 1, now, was_empty=not self._in_flight.bytes)
             self._in_flight.add(lane, header.base_seq, header.end_seq, cost, self._time(lane, header))
+            # One record at a time is followed from its time to its acknowledgement, which is enough for a figure and
+            # costs nothing per record.
             if self._timed is None and lane not in self._background:
                 self._timed = lane, header.end_seq - 1, header.first_time, now
             total += len(data)
@@ -241,6 +251,7 @@ class Outbox:
         self._in_flight.settle(lane, first, end, covered)
         self.window.acknowledged(before - self._in_flight.bytes, lane, first, end, now)
         if self._timed is not None and self._timed[0] == lane and first <= self._timed[1] < end:
+            # An acknowledgement comes after a commit, so it proves the store as well as any probe does.
             (_, _, self._arrived, self._proved), self._timed = self._timed, None
 
     def take_arrived(self) -> int | None:
@@ -404,6 +415,8 @@ class Sender:
     def end(self) -> bool:
         """Send the last word of each lane after everything before it; return whether that is done. The log must no
         longer change."""
+        # A node that stops in good order says up to where its streams are complete. Otherwise completeness would stand
+        # at its last mark until it returns.
         return LAST_WORDS not in self.peer_features or self._marks.end(self._lanes.open())
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
@@ -439,8 +452,11 @@ class Sender:
         self._lanes.close(lane, self._now + self._settings.lane_retry)
         self._drop(lane.key)
         is_relayed = bool(lane.offered.flags & LaneFlag.RELAY)
+        # An edge's lanes share one identity, so another owner of one of them is an owner of all.
         conflict = code == RefuseCode.IDENTITY_CONFLICT and not is_relayed
         stays = lane.offered.is_background or (is_relayed and code != RefuseCode.UNAVAILABLE)
+        # Every other reason concerns one lane. The link stays for the others, and tries the next URL only when none is
+        # left.
         if conflict or (self._lanes.all_closed and not stays):
             self._close(Refusal(code, message, advice, by_peer))
             return
@@ -481,6 +497,7 @@ class Sender:
                 self.canary.answered(frame, self._now)
             case Throttled() if self._state is _State.OPEN:
                 self._outbox.throttle(frame, self._now)
+            # Possible in every state: a hub may refuse before it answers HELLO, and while it shuts down.
             case Refuse():
                 self._close(Refusal(frame.code, frame.message, frame.advice, url=frame.url))
             case Welcome() if self._state is _State.GREETING:
@@ -494,11 +511,15 @@ class Sender:
             case _ if self._state is _State.OPEN and type(frame) in self.expected:
                 self._events.append(frame)
             case _:
+                # A frame that is ignored could be one that the other end relies on. Ending the link shows the fault
+                # where it is.
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.version != PROTOCOL_VERSION:
             raise UnsupportedVersion(f"it speaks link protocol {welcome.version}, this node {PROTOCOL_VERSION}")
+        # Another store behind the same name holds other records. Sending there would release records that the expected
+        # store never gets.
         if self._settings.cluster_id not in ("", welcome.cluster_id):
             self._close(of_another_cluster(welcome.cluster_id, self._settings.cluster_id))
             return
@@ -506,6 +527,7 @@ class Sender:
         self.cluster_id, self.peer_features = welcome.cluster_id, frozenset(welcome.features)
         self.canary.welcome(welcome)
         self._reports.welcome(welcome)
+        # WELCOME carries the hub's clock, so an edge without a clock has the time before its first batch.
         self.liveness.sample(self._hello_sent, welcome.clock, self._now)
         window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
         self._outbox.window.allow(window_bytes, self._settings.window_start_bytes)
@@ -519,6 +541,8 @@ class Sender:
             # Others may have passed on what this log sent to them, and only what was sent to none is amiss.
             hub = "" if PEERS in self.peer_features else self.cluster_id
             high_watermark = min(lane.end, self._high_watermark(hub, lane.key))
+            # The hub has numbers that this log never sent: the data directory is an older copy of itself. Going on
+            # would give the same numbers to other records, which the hub would drop as repeats.
             if held.end > high_watermark:
                 self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
                 return
@@ -528,6 +552,8 @@ class Sender:
         self._marks.opened(lane.key)
         self._events.append(LaneTaken(lane.key))
         if len(held):
+            # What the hub holds from before counts as acknowledged, so an edge whose acknowledgements were lost frees
+            # its disk at once.
             self._events.append(Acked(lane.key, held.copy(), by_opening=True))
 
     def _acknowledge(self, lane: SenderLane, ranges: RangeSet) -> None:
@@ -550,6 +576,7 @@ class Sender:
         return events
 
     def _next_read(self) -> ReadRequest | None:
+        # One read at a time. Reading further ahead than the window would fill memory with batches that cannot be sent.
         if self._state is not _State.OPEN or self._reading is not None or self._outbox.room <= 0:
             return None
         if (wanted := self._lanes.next_wanted()) is None:
@@ -570,12 +597,14 @@ class Sender:
         frames += self._answers[:OPENINGS_PER_MESSAGE]
         del self._answers[:OPENINGS_PER_MESSAGE]
         if self._state is _State.OPEN:
+            # Gaps go before marks: a mark above an unexplained number would be held back at the hub.
             frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
             for key, batches in self._outbox.next_message(self._now):
                 self._marks.sent_data(key)
                 frames.append(Data(self._lanes[key].number, batches))
             self._marks.begin(self._lanes.open(), self._now)
             frames += self._marks.take_frames(self._lanes, self._outbox.first_waiting)
+            # Lanes that wait for their opening count as well, because the hub answers them only after a commit.
             self.patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
         frames += self.canary.rides(frames, self._now)
         frames += self._reports.rides(frames, self._now)
@@ -601,6 +630,8 @@ class Sender:
         elif self._state is _State.GREETING and now >= self._welcome_due:
             self._close(ConnectionLost(Fault.PEER, "the hub did not answer HELLO in time"))
         elif self._state is _State.OPEN:
+            # PONGs still come from a hub whose store hangs. Only acknowledgements show that it works, and another node
+            # of the hub may be well.
             if self.patience.is_over(now):
                 waited = f"acknowledged none for {self._settings.ack_timeout / SECOND:g} s"
                 self._close(ConnectionLost(Fault.PEER, f"the hub took data and {waited}; look at the hub's store"))

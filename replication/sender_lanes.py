@@ -47,6 +47,7 @@ class SenderLane:
         self.offered = offered
         self.identity = identity
         own = epoch if offered.epoch is None else offered.epoch
+        # A relay passes on what another wrote, and must not fence the owner of the log.
         self._epoch = 0 if offered.flags & LaneFlag.RELAY else own
         self.end = 0
         """Sequence number after the last one that the log assigned, as of the last ``offer``."""
@@ -75,6 +76,7 @@ class SenderLane:
         self._held = state.held
         self.end = max(self.end, state.end)
         self._newest = state.mark
+        # Every gap goes out once on each connection: the hub may be another node, or have been restored since.
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 
     def open(self, number: int) -> LaneOpen:
@@ -216,6 +218,8 @@ class SenderLane:
             if mark is not None and not self._gaps and (unsent is None or unsent >= mark.seq):
                 self._awaited = None
                 return mark
+        # On a busy lane the newest mark is never sendable, since records keep coming. The oldest unsent one is kept
+        # until it is.
         self._awaited = self._awaited or self._newest
         return None
 
@@ -246,6 +250,8 @@ class FairTurns:
         """Let a lane wait, if it does not yet. One that comes back has no claim to what it left to others."""
         if key not in self._waiting:
             self._waiting[key] = weight
+            # A lane that had nothing to send has saved nothing up: it begins at the present pass. Otherwise it would
+            # have the link for itself until it had caught up.
             self._push(key, max(self._passes.get(key, 0.0), self._at))
 
     def _push(self, key: int, at: float) -> None:
@@ -267,6 +273,7 @@ class FairTurns:
         before = self._passes.get(key)
         if before is None:
             return
+        # Charged after the read, by what was really read: a lane of long records pays for them.
         self._at = max(self._at, before)
         if key in self._waiting:
             self._push(key, before + size / self._waiting[key])
@@ -339,6 +346,7 @@ class LaneChoice:
 
     def follow(self, lanes: Callable[[], Iterable[int]]) -> None:
         """Queue all open ``lanes`` again if the policy has changed."""
+        # Rules change with the clock or by the hub's word; until they do, the queues stay as they are.
         if self._version == self._policy.version:
             return
         self._version = self._policy.version
@@ -355,6 +363,8 @@ class LaneChoice:
         self._settle()
         while True:
             fresh = self._wanted(self._fresh, is_fresh=True)
+            # The backlog gets its share even while new records come without a pause, or an outage would never be made
+            # up for.
             if fresh is not None and self._balance <= 0:
                 return self._take(fresh, self._fresh)
             old = self._wanted(self._old, is_fresh=False)
@@ -377,7 +387,9 @@ class LaneChoice:
         size = max(1, lane.read_bytes - before)
         turns.charge(lane.key, size)
         share = self._policy.rules.history_share
+        # Bytes and not turns are balanced, since records of both kinds differ in length.
         change = size * share if turns is self._fresh else -size * (1 - share)
+        # Bounded, so that an hour without a backlog gives the next one no hour of precedence.
         self._balance = max(-BALANCE_BYTES, min(BALANCE_BYTES, self._balance + change))
 
     def _wanted(self, turns: FairTurns, *, is_fresh: bool) -> tuple[SenderLane, int] | None:
@@ -408,6 +420,8 @@ class LaneChoice:
         if cursor is None or cursor.number != lane.number:
             cursor = self._cursors[lane.key] = _Cursor(lane.number, 0, now, lane.end)
             self._move(cursor, lane)
+        # New records that are still unsent after this time have become backlog themselves. The border moves up, so that
+        # "fresh" stays a promise about age.
         elif now - cursor.looked_at >= max(FRESH_NS, 2 * self._policy.rules.every):
             fresh = lane.wanted(cursor.tip)
             if fresh is not None and fresh < cursor.end_then:
@@ -576,7 +590,9 @@ class SenderLanes:
         wait."""
         policy = self._policy
         if policy is None:
+            # Background lanes, such as an imported old disk or a pull, go only when no live lane has anything.
             return self._next_in_turn() or self._next_of_background()
+        # Nothing is read that may not be sent: batches in memory would be as old as the hold when it ends.
         if policy.is_held:
             return None
         if policy.chooses or self._choice is not None:
@@ -626,6 +642,8 @@ class SenderLanes:
             lane = self.get_open(key)
             seq = lane.wanted() if lane is not None else None
             if lane is not None and seq is not None:
+                # One read for each lane in turn: a lane with a backlog of days must not keep the others from being
+                # current.
                 self._turn.rotate(-1)
                 return lane, seq
             self._turn.popleft()
@@ -696,6 +714,7 @@ class MarkSchedule:
         return list(self._sent_data) if now >= self._with_data_at else []
 
     def _all_go(self, now: int, early: bool) -> bool:
+        # With a PING that goes anyway the marks cost no packet of their own, so they may go half an interval early.
         return now >= self._all_at - (self._interval // 2 if early else 0)
 
     def begin(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> None:
@@ -733,6 +752,7 @@ class MarkSchedule:
             mark = lane.take_mark(first_waiting(key))
             if mark is not None:
                 last = self._ends and lane.ends_with(mark)
+                # Lanes whose marks have one time share a frame: twenty idle streams cost one packet.
                 found.setdefault((mark.time, last), []).append((lane.number, mark.seq))
                 del self.due[key]
         return [(LastWords if last else Marks)(time, pairs) for (time, last), pairs in found.items()]

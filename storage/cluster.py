@@ -284,10 +284,7 @@ def decode(data: bytes) -> Cluster:
             )
         if version == FORMAT and "placement" not in fields:
             # Every release has written it; states before the first one had the same number.
-            raise ClusterUnusable(
-                "the store was written by a state before release 0.1.0, which no release opens. Name another store, "
-                "and keep this one for the state that wrote it"
-            )
+            raise ClusterUnusable("this store was written by a pre-release build and cannot be opened. Use a new store")
         file = msgspec.json.decode(data, type=_ClusterFile)
         if file.placement not in {TENANT_EDGE, TENANT_APART_EDGE}:
             raise ClusterUnusable(

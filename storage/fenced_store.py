@@ -95,6 +95,8 @@ class FencedStore:
         if self._is_confirmed(since):
             return
         async with self._turn:  # those who wait here share the answer
+            # The answer came while this call waited. Asking once more would only repeat it for each of a thousand
+            # callers.
             if self.trouble is not None and self._lost_at > asked:
                 raise StoreAway(self.trouble, replaced=self.replaced.is_set())
             if not self._is_confirmed(since):
@@ -113,6 +115,8 @@ class FencedStore:
         error = self._judge(None if found is None else found.data)
         if found is not None and error is None:
             now = decode(found.data)
+            # The same cluster at an earlier state: a copy of the disk was put in its place. Writing into it would
+            # continue a log whose later chunks this process has seen.
             if not _extends(now, known):
                 error = _another("an older copy of it, at a lower level or with fewer shards")
             elif _extends(now, self._cluster):
@@ -134,11 +138,14 @@ class FencedStore:
         own = self._cluster
         if found.cluster_id != own.cluster_id:
             return _another(f"cluster {found.cluster_id.hex()}, while this process began with {own.cluster_id.hex()}")
+        # A restore begins another history under the same id. What this process remembers of chunk numbers is of the
+        # former one.
         if found.restored != own.restored:
             return _another(f"restored from a backup at {_moment(found.restored)}, after this process began")
         return None
 
     def _lost(self, error: StoreAway) -> StoreAway:
+        # One line for each trouble, not for each call.
         if self.trouble != str(error) and not self.replaced.is_set():
             _logger.error("%s", error)
             self.trouble = str(error)
@@ -168,6 +175,8 @@ class FencedStore:
             raise self._lost(error) from None
         except NotFound:
             if not self._is_held:
+                # "Not found" means something only if the store is in its place. Otherwise a reader would take an
+                # unmounted disk for the end of the log.
                 await self._confirm(self._validity_s)
             raise
         if self._is_held:

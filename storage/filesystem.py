@@ -138,6 +138,7 @@ class _OSFile:
 
     def write_at(self, offset: int, data: Buffer) -> None:
         view = memoryview(data)
+        # pwrite may write less than asked, at a signal or on a full disk; the next call then names the error.
         while view:
             written = os.pwrite(self._fd, view, offset)
             view = view[written:]
@@ -160,13 +161,19 @@ class _OSFile:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
+            # File systems without reservation still need the zeros that tell the end of
+            # the entries.
             os.ftruncate(self._fd, max(length, self.size()))
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
 
     def sync(self) -> None:
+        # Not fsync: the length was reserved before, so no metadata has to reach the disk but in that case, which
+        # fdatasync covers.
         os.fdatasync(self._fd)
+        # A sync of a file without a name succeeds, and everything in it is gone when the process ends. Acknowledging it
+        # would be a lie.
         if self._is_removed():
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written")
 
@@ -210,6 +217,8 @@ class _OSLock:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
+            # The kernel releases the lock when the process dies, however it dies. A file with a process id would have
+            # to be judged.
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
@@ -231,6 +240,7 @@ class OSFileSystem:
     """The machine's own file system."""
 
     def open(self, path: str, *, read_only: bool = False) -> File:
+        # Readers get a descriptor that cannot write, so that looking at a log needs no right to change it.
         if not read_only:
             return _OSFile(path, os.O_RDWR)
         file = _OSFile(path, _TO_READ)
@@ -271,6 +281,7 @@ class OSFileSystem:
             missing.append(path)
             path = os.path.dirname(path)
         for directory in reversed(missing):
+            # Another process may create the same folder at the same time.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, 0o750)
         parent = os.path.dirname(leaf)
@@ -336,6 +347,8 @@ def write_atomically(filesystem: FileSystem, path: str, data: bytes, *, is_open:
         filesystem.remove(temporary)
     file = filesystem.create(temporary)
     try:
+        # Into a new file that then takes the name: a crash leaves the former content or the new one, never half of
+        # either.
         file.write_at(0, data)
         file.sync()
     finally:

@@ -1,4 +1,4 @@
-"""Facts of the machine: how wrong its clock may be, and how fast and how worn its disk is."""
+"""Facts of this machine: how wrong its clock may be, and how fast and how worn its disk is."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def measure(directory: str, clock: Callable[[], float]) -> DiskSpeed:
             times.append(clock() - before)
     finally:
         os.close(file)
-    import statistics  # the speed is measured where a command asks for it
+    import statistics  # the speed is measured when somebody asks
 
     return DiskSpeed(len(times), statistics.median(times), max(times))
 

@@ -89,7 +89,7 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             self.lost_one("the log is not open")
             return
         if not valid_topic(topic):
-            self.lost_one(f"{topic!r} is no topic")
+            self.lost_one(f"{topic!r} is not a topic")
             return
         turn, key = self._node.ingest.turn, topic.encode()
         route = self._node.ingest.routing.everybody.route(key)

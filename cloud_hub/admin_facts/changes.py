@@ -586,9 +586,9 @@ def doubts(rules: QualityRules, schema: PayloadSchema | None) -> Iterator[str]:
         if rule.unique is not None:
             for each in rule.unique.fields:
                 if each not in fields and each not in OWN_KEYS:
-                    yield f"{name}: {each!r} is no field of the stream's schema, and is taken for a topic level"
+                    yield f"{name}: {each!r} is not a field of the stream's schema, and is taken for a topic level"
         if rule.not_null is not None and rule.not_null not in fields:
-            yield f"{name}: {rule.not_null!r} is no field of the stream's schema, and is taken for a topic level"
+            yield f"{name}: {rule.not_null!r} is not a field of the stream's schema, and is taken for a topic level"
         if rule.range is None:
             continue
         field = fields.get(rule.range.field_)

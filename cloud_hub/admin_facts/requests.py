@@ -719,5 +719,5 @@ def _tenant_view(state: ClusterState, name: str) -> View:
 def _name(request: web.Request) -> str:
     name = request.match_info["tenant"]
     if not valid_name(name):
-        raise ApiError(400, f"{name[:80]!r} is no name", f"expected {NAME_RULE}")
+        raise ApiError(400, f"{name[:80]!r} is not a name", f"expected {NAME_RULE}")
     return name

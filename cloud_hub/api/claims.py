@@ -186,7 +186,7 @@ def _time(claims: Mapping[str, Any], claim: str, shown: str) -> int | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 <= value <= TIME_MAX:
-        raise JwtRefused(f"the claim {claim!r} of {shown} is no time", "have the issuer give seconds since 1970")
+        raise JwtRefused(f"the claim {claim!r} of {shown} is not a time", "the issuer must give seconds since 1970")
     return int(value * SECOND) if isinstance(value, float) else value * SECOND
 
 
@@ -222,7 +222,7 @@ def _rights(claims: Mapping[str, Any], rules: JwtSettings, shown: str) -> tuple[
     words = value.split(" ", WORDS_MAX) if isinstance(value, str) else value
     if not isinstance(words, list) or len(words) > WORDS_MAX:
         raise JwtRefused(
-            f"the claim {claim!r} of {shown} is no list of rights", f"expected a list or words, {WORDS_MAX} at most"
+            f"the claim {claim!r} of {shown} is not a list of rights", f"expected a list or words, {WORDS_MAX} at most"
         )
     scope, grants = Scope.GRANTED, dict[str, None]()
     for word in words:

@@ -153,7 +153,7 @@ def bounds(file: pq.ParquetFile, column: str) -> Iterator[tuple[Any, Any]]:
 
 
 def may_have(known: tuple[Any, Any], first: int, end: int) -> bool:
-    """Return whether bounds may have a value from ``first`` to before ``end``."""
+    """Return whether [``first``, ``end``) overlaps these bounds. Unknown bounds overlap everything."""
     low, high = known
     return (low is None or low < end) and (high is None or high >= first)
 

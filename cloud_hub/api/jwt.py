@@ -551,7 +551,7 @@ def _extracted(token: str, registry: JWSRegistry) -> CompactSignature:
         if not isinstance(signed.protected, dict):
             raise TypeError
     except (JoseError, ValueError, TypeError, RecursionError):
-        raise JwtRefused("this is no JWT", "expected header, claims and signature, as the issuer gave them") from None
+        raise JwtRefused("this is not a JWT", "expected header, claims and signature, as issued") from None
     return signed
 
 
@@ -561,5 +561,5 @@ def _claims(signed: CompactSignature) -> dict[str, Any]:
     except (ValueError, RecursionError):
         claims = None
     if not isinstance(claims, dict):
-        raise JwtRefused("the claims of the JWT are no JSON object", "get a new one from the issuer")
+        raise JwtRefused("the claims of the JWT are not a JSON object", "get a new one from the issuer")
     return claims

@@ -100,7 +100,7 @@ def _duration(request: web.Request, name: str, default: str) -> int:
     try:
         found = parse_duration_ns(text)
     except ValueError as error:
-        raise ApiError(400, f"{name}= is no duration", str(error)) from None
+        raise ApiError(400, f"{name}= is not a duration", str(error)) from None
     if found > STEP_NS_MAX:
         raise ApiError(400, f"{name}= is longer than 31 days", "ask for a shorter one")
     return found

@@ -230,7 +230,7 @@ class Messages:
         if wanted.edge is not None or wanted.edges:
             raise ApiError(400, "group is there, and edge or edges too", "send one of them")
         if not valid_name(group):
-            raise ApiError(400, f"{group[:80]!r} is no name of a group", f"expected {NAME_RULE}")
+            raise ApiError(400, f"{group[:80]!r} is not a name of a group", f"expected {NAME_RULE}")
         limit = min(EDGES_MAX, UNDER_WAY_BYTES_OF_ONE_MAX // max(1, size))
         shards = await self._shards.all()
         states = [each.state for each in shards if each.loaded]
@@ -362,7 +362,7 @@ def _edges(wanted: MessageRequest) -> list[str]:
     if wanted.after:
         raise ApiError(400, "after is there without group", "send the group that the page is of")
     if (wrong := next((edge for edge in edges if not valid_name(edge)), None)) is not None:
-        raise ApiError(400, f"{wrong[:80]!r} is no name of an edge", f"expected {NAME_RULE}")
+        raise ApiError(400, f"{wrong[:80]!r} is not a name of an edge", f"expected {NAME_RULE}")
     return edges
 
 

@@ -232,7 +232,7 @@ def _mistyped(known: Collection[str]) -> Check:
         unknown = (name for name in dict.fromkeys(request.query) if name not in known)
         for name in islice(unknown, LOOKED_AT_MAX):
             if len(name) <= SHOWN_CHARACTERS and (near := get_close_matches(name, known, 1, NEAR)):
-                raise ApiError(400, f"{name}= is no parameter of this", f"did you mean {near[0]}=?")
+                raise ApiError(400, f"{name}= is not a parameter of this operation", f"did you mean {near[0]}=?")
 
     return check
 

@@ -220,12 +220,17 @@ class ChunkBuilder:
         if self._index_bytes >= INDEX_BYTES_MAX:
             return  # it is added to a later chunk
         taken, epoch, ungranted = self._epochs.get(session.lane, -1), session.epoch, session.ungranted
+        # Two sessions of one lane in one chunk: the higher epoch has it. Records of the lower one may be of a copied
+        # disk.
         if not session.is_relay and (epoch < taken or (epoch == taken and ungranted)):
             return
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
             return  # opened after the look-up of ended lanes, so it may be one of them
         edge, is_long = (session.lane.tenant, session.lane.edge), ungranted or tells_origins or bool(session.clocks)
+        # One edge with many new lanes or long names must not take a chunk's index for itself. The rest comes with the
+        # next chunks.
         is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
+        # Left out as a whole for this chunk: its records without its opening would have no owner.
         if session.lane in self._left_out or (is_full and is_long):
             self._left_out.add(session.lane)
             return
@@ -236,6 +241,7 @@ class ChunkBuilder:
             self._left_out.add(session.lane)
             return
         draft = LaneDraft(session, self._number(session.lane))
+        # Most lanes bring one run that continues what is held: one question to the state instead of one for each batch.
         if session.items and not self._take_run(draft, held):
             self._take_items(draft, held)
         newest = held.newest_mark
@@ -300,6 +306,8 @@ class ChunkBuilder:
             if left <= 0 or self._bytes >= self._bytes_max:
                 break
             after = self._state_after(lane, held)
+            # Records that the hub holds are cut off by two numbers beside the batch, which itself stays as the edge
+            # encoded it: its checksum holds from the edge's disk to the table.
             new = after.missing_gap(item) if isinstance(item, GapRange) else after.missing_records(*bounds(item))
             for piece in new[:left]:
                 if self._bytes >= self._bytes_max:
@@ -317,6 +325,7 @@ class ChunkBuilder:
         first, end, size = session.run_first, session.run_end, self._bytes + session.bytes
         edge = lane.tenant, lane.edge
         left = self._looks.get(edge, LOOKS_PER_EDGE) - self._block_looks(lane) - len(session.items)
+        # Whatever is not one plain run goes the long way, piece by piece. The short way may only say yes.
         if end < 0 or size > self._bytes_max or left < 0 or lane in self._runs or lane in self._after:
             return False
         if not held.lacks_records(first, end):
@@ -328,6 +337,7 @@ class ChunkBuilder:
         for batch in session.items:
             assert isinstance(batch, ReceivedBatch), "a run has only records"
             header, correction = batch.header, 0
+            # Nothing else needs a correction, so nearly every batch passes by one comparison.
             if header.clock is not ClockState.SYNCED or header.first_time <= newest:
                 correction = self._settle_times(draft, batch, held, header.end_seq)
             if header.origin:
@@ -350,6 +360,8 @@ class ChunkBuilder:
         """Note the mark that a batch may contradict. Return the chunk's correction of its times."""
         header = batch.header
         correction = 0 if header.clock is ClockState.SYNCED else self._correction(draft.session, header)
+        # A proven mark has claimed that nothing earlier follows. The record keeps its stamp beside it and gets the
+        # first moment after the mark, because the claim cannot be taken back.
         contradicted = held.contradicted(header.first_time + correction, end)
         if contradicted is not None and (draft.floor is None or draft.floor.time < contradicted.time):
             draft.floor = contradicted
@@ -405,6 +417,8 @@ class ChunkBuilder:
         key = (lane.tenant, lane.edge, lane.log_id, header.boot_id)
         clock = self._clocks.get(key)
         if clock is None:
+            # Settled here for good: tables, API and Spark read the chunk at different times, and must see one time for
+            # one record.
             clock = session.clocks.of(header.boot_id) or self._state.boot_clock(*key)
         correction = None if clock is None else shift(header, clock.offset)
         if clock is None or correction is None:
@@ -421,6 +435,7 @@ class ChunkBuilder:
             marks_due: whether marks alone are sufficient for a chunk.
             is_asked: whether a link asks for a chunk, which has nothing in it if there is nothing.
         """
+        # A chunk of marks alone is an object as any other, so it waits for its interval.
         if not (self._substantial or ((self._lanes or self._clocks or is_asked) and marks_due)):
             return None
         state = self._state
@@ -451,6 +466,7 @@ class ChunkBuilder:
         """Return the release's extensions at the cluster's level, and their highest level."""
         written, highest = dict[int, bytes](), 1
         for number, extension in self._state.rules.extensions.items():
+            # Written only once every node of the cluster reads it; until then the release can be taken back.
             data = extension.write(self._state.extension(number), lanes) if extension.level <= self._level else None
             if data is not None:
                 written[number], highest = data, max(highest, extension.level)
@@ -460,6 +476,8 @@ class ChunkBuilder:
         placed = []
         position = chunks.HEADER_BYTES
         for (tenant, stream), section in self._sections.items():
+            # Offsets are given out by the chunk's place in the log. If another node wins the number, the chunk is
+            # drafted again with other offsets.
             base = self._state.next_offset.get((tenant, stream), 0)
             placed.append(
                 StreamSection(
@@ -539,6 +557,8 @@ class Drafting:
             for session in causes:
                 message = f"lane {session.lane} has what the hub cannot write: {type(error).__name__}"
                 sessions.refuse(session, RefuseCode.OVERLOADED, message, "report this, with the hub's log")
+            # If each session alone is fine, only their sum failed. One of them is written, so that the shard makes
+            # progress.
             return self._of(list(sessions)) if causes else self._of(waiting[:1])
 
     def _of(self, sessions: Sequence[LaneSession]) -> Drafted | None:

@@ -109,6 +109,8 @@ class ShardCollector:
             StoreError, Corrupt, NotFound, CollectedPast: the next round tries again.
         """
         self._clock.sound()
+        # Asked in each round: a table that was moved away since would otherwise lose the only source from which it
+        # can be made again.
         tabled = await self._tabled(self.shard)
         if tabled is None:
             return False  # nothing is deleted, even below the watermark: chunks may be needed to repair a table
@@ -118,6 +120,8 @@ class ShardCollector:
         if wanted > manifest.watermark and await self._log.swap_manifest(changed(manifest, watermark=wanted), etag):
             logger.info("shard %d: chunks below %d are in the tables, and will be deleted", self.shard, wanted)
             self._note(wanted)
+        # Only what this process has known to be passed for the whole grace. A reader believes "not there" with a
+        # watermark at most a minute old, so it cannot take a deleted chunk for the end of the log.
         return await self._delete_below(min(self._ripe(), tabled))
 
     def _note(self, watermark: int) -> None:
@@ -125,6 +129,7 @@ class ShardCollector:
         if watermark < self.watermark:
             # The store was restored to an earlier state, and the noted watermarks do not apply to it.
             self._seen.clear()
+        # By this process's own clock: another node's time, or the manifest's, could be wrong by hours.
         if not self._seen or self._seen[-1][1] < watermark:
             self._seen.append((self._clock.boot(), watermark))
         self.watermark = watermark
@@ -138,6 +143,8 @@ class ShardCollector:
 
     async def _wanted(self, manifest: Manifest, tabled: int) -> int:
         """Return the number up to which the watermark may be raised."""
+        # Snapshots that the manifest does not name yet may belong to a node that lost the race, and cannot be started
+        # from with certainty.
         snapshots = [n for n, _ in await self._log.snapshots() if n <= manifest.snapshot_n][-SNAPSHOTS_TO_START:]
         if not snapshots or manifest.snapshot is None:
             return 0
@@ -148,6 +155,7 @@ class ShardCollector:
             return 0
         # Without it the chunks are the only source of the state.
         state, now = await self._log.snapshot(manifest.snapshot), self._clock.sound()
+        # Messages to edges that are away wait in these chunks, and are kept for them for a bounded time.
         until = min(now - self._retain, spared_from(state, now) - 1)
         end = await self._first_kept(manifest.watermark, high, now, until)
         end = await self._first_of_terms(state, manifest.watermark, end, now)
@@ -156,6 +164,8 @@ class ShardCollector:
     async def _first_pinned(self, low: int, end: int, now: int) -> int:
         """Return the first chunk from ``low`` on that is kept for another region, at most ``end``."""
         for position, pin in await self._pins.of(self.shard) if self._pins is not None else ():
+            # A region that is away keeps the log for as long as its pin says, and no longer, so that it cannot fill
+            # this region's store.
             if position < end:
                 end = max(position, await self._first_kept(low, end, now, now - pin))
         return end
@@ -182,6 +192,7 @@ class ShardCollector:
     async def _first_kept(self, low: int, high: int, now: int, until: int) -> int:
         """Return the first chunk from ``low`` on that is younger than ``until``, at most ``high``."""
         while low < high:
+            # A search by halves reads some twenty footers of a log of a million chunks.
             middle = witness = (low + high) // 2
             created = await self._created(middle)
             if created > now + WRONG_NS:  # a wrong clock's: the first chunk after its time was lowered is not older
@@ -221,8 +232,11 @@ class ShardCollector:
                 await _delete(store, key)
 
         after, last, deleted = None, hub_keys.chunk_key(self.shard, end), 0
+        # A round ends, so that one shard with a long past does not keep the others waiting.
         while deleted < DELETES_MAX:
             listed = [item.key for item in await store.list(prefix, after=after, limit=LISTED_MAX)]
+            # Everything listed below the watermark goes at any time. So a number that a paused writer creates again is
+            # deleted too, and no acknowledgement can rest on it.
             old = [key for key in listed if key < last]
             await asyncio.gather(*map(delete, old))
             deleted += len(old)

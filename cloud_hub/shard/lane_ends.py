@@ -114,6 +114,7 @@ class EndedLanes:
         wanted = dict.fromkeys(lanes)
         self._found = {lane: kept for lane, kept in self._found.items() if lane in wanted}
         self._decoded = {lane: held for lane, held in self._decoded.items() if lane in self._found}
+        # Bounded for each commit: lanes beyond it wait for the next, and are not taken for new ones.
         unknown = [lane for lane in wanted if self._unknown(state, lane)][:LOOK_UPS_MAX]
         for at in range(0, len(unknown), LOOK_UPS_AT_ONCE):
             part = unknown[at : at + LOOK_UPS_AT_ONCE]
@@ -173,6 +174,8 @@ def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
     without any."""
     newest = held.newest_mark
     told = max(held.ranges.end, newest.seq if newest else 0)
+    # Everything below what the lane has spoken of gets a reason, so that completeness has no number that nothing
+    # explains.
     gaps = [GapRange(first, end, int(GapReason.OPERATOR)) for first, end in held.ranges.missing(0, told)]
     flags = int(LaneFlag.PARTIAL) if held.partial else 0
     return LaneUpdate(*lane, held.epoch, [], gaps, None, None, flags=flags) if gaps else None
@@ -205,8 +208,11 @@ async def write_ending(
         ending = await plan(state)
         if not ending.controls and not ending.updates:
             return ending
+        # The states are stored before the record that takes the lanes out. In the other order a crash would lose what
+        # they held, and a returning edge would be stored twice.
         await _keep_dropped(log, state, ending.controls)
         sets_back = any(control.kind == ControlKind.TIME for control in ending.controls)
+        # Times never go back from chunk to chunk, but for the one record that lowers a wrong one.
         created = wall_clock() if sets_back else max(wall_clock(), state.created)
         header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, random_bits(64))
         footer: ChunkIndex
@@ -222,6 +228,7 @@ async def write_ending(
         except AlreadyExists:
             continue  # another node's chunk, or this one's earlier attempt: the next state shows the remaining changes
         manifest, _ = await log.manifest()
+        # A process that was paused may have created a number that the collector passed; then nothing has been recorded.
         if manifest.watermark <= header.n:
             return ending
     raise StoreError(f"shard {log.shard}: other nodes took {ATTEMPTS_MAX} chunk numbers first: try again")
@@ -238,6 +245,7 @@ async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control
 async def _keep(log: ShardLog, state: ShardState, lane: Lane) -> None:
     kept = kept_state(lane, state.lanes[lane])
     await log.put_ended(lane, state.n, kept)
+    # Read back, because create-if-absent says only that a name exists, not with which bytes.
     if await log.ended(lane, state.n) != kept:
         # A log that was rolled back left it under the same name. With it, the lane would return with another state.
         raise Corrupt(f"{ended_key(log.shard, lane, state.n)} is of another history of this log: move it away")
@@ -255,6 +263,7 @@ def unheard(held: LaneState, restored: int) -> Missing:
     Args:
         restored: moment of that, in nanoseconds since 1970; 0 for never.
     """
+    # The lane may have sent records after the backup from which this store was restored.
     return Missing.UNKNOWN if held.last_seen < restored and held.last_word is not None else Missing.UNSAID
 
 
@@ -274,6 +283,7 @@ async def retire(
             continue  # it has left the state, and does not count
         retired = held.retired
         said = missing or (unheard(held, restored) if retired is None else Missing.UNSAID)
+        # A repeated command changes nothing, so that it can be given again after an unclear answer.
         if retired is None or retired.by != RetiredBy.OPERATOR or (said and retired.missing != said):
             ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason, said))
             lost = given_up(lane, held)
@@ -347,6 +357,7 @@ async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane], missing
     for lane in lanes:
         held = state.lanes.get(lane)
         if held is None:
+            # A deleted stream is not brought back by a decision about a lane.
             if (lane.tenant, lane.stream) in state.forgotten:
                 continue  # the lane of a deleted stream returns when its edge sends again
             kept = await log.ended(lane, state.n)
@@ -386,8 +397,11 @@ def by_age(  # noqa: PLR0917
         if held is None:
             continue
         silent = now - held.last_seen
+        # A token that opens lanes and says nothing would otherwise fill the state. An hour is longer than any pause of
+        # an edge between opening and first record.
         if held.is_empty and held.conflict is None and silent > EMPTY_NS:
             ending.controls.append(Control(ControlKind.DROP, *lane, b""))
+        # Not before its records are in the table: a retired lane no longer holds the log back.
         elif held.retired is None and silent > retired_after and is_tiered(lane):
             days = retired_after // (86_400 * 1_000_000_000)
             said = unheard(held, restored)
@@ -550,6 +564,8 @@ class LaneKeeper:
         silent, controls = dict[Lane, int](), []
         for control in found.controls:
             lane = lane_of(control)
+            # By a clock that no one sets: a single jump of the wall clock must not retire a fleet. A lane has to be
+            # found silent in two rounds.
             since = silent[lane] = before.get(lane, now)
             if state.lanes[lane].is_empty or now - since >= TWICE_NS:
                 controls.append(control)
@@ -561,6 +577,8 @@ class LaneKeeper:
         retired = [lane_of(control) for control in found.controls if control.kind == ControlKind.RETIRE]
         counted = len(state.lanes) - len(state.retired)
         edges = len({(lane.tenant, lane.edge) for lane in retired})
+        # Many edges that fall silent together are an outage or a wrong clock of the hub, and not many machines that
+        # were scrapped on one day.
         if edges <= EDGES_FREE or len(retired) * PART_MAX <= counted:
             return found
         logger.error(
@@ -574,6 +592,7 @@ class LaneKeeper:
         """Return whether the table has passed an end of each log with records of the lane from after it was last
         seen: a split may have moved it."""
         seen, lineage = state.lanes[lane].last_seen, self._lineages.get(state.shard, (state.shard,))
+        # After a split the older records of a lane are in the parent's log, whose table position counts, too.
         above = [self._held(shard) for shard in lineage[1:]]
         return all(each is not None and self._is_passed(each, lane, seen) for each in (state, *above))
 
@@ -604,6 +623,8 @@ def conflicts(state: ShardState, refused: Mapping[Lane, int], reason: str) -> li
     found = []
     for lane, epoch in refused.items():
         held = state.lanes.get(lane)
+        # The state may have moved on since the refusal: an operator may have decided, or the node may have got a higher
+        # epoch.
         if held is not None and held.conflict is None and epoch <= held.epoch:
             body = msgspec.msgpack.encode(ConflictBody(epoch, reason))
             found.append(Control(ControlKind.CONFLICT, *lane, body))
@@ -662,6 +683,7 @@ async def skip(  # noqa: PLR0917
     if not first < end <= log_end:
         raise CannotSkip(f"shard {log.shard} has offsets 0 to {log_end} of the stream, not {first} to {end}")
     known = state.skips.get(stream, [])
+    # Repeating the command is harmless. The first record about an offset counts in every fold.
     if any(other.first <= first and end <= other.end for other in known):
         return Ending([], [])
     for other in known:
@@ -669,6 +691,7 @@ async def skip(  # noqa: PLR0917
             raise CannotSkip(f"offsets {other.first} to {other.end} are skipped already: leave them out")
     if len(known) >= SKIPS_MAX:
         raise CannotSkip(f"the stream has {SKIPS_MAX} skipped ranges, the most that are kept; skip longer ranges")
+    # The records are named with the offsets, so that the audit can subtract exactly those from what the edges sent.
     runs = await _runs(log, stream, first, end)
     if len(runs) > SKIPPED_RUNS_MAX:
         raise CannotSkip(f"these offsets are {len(runs)} runs of records; skip at most {SKIPPED_RUNS_MAX} at a time")

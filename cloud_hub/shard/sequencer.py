@@ -118,6 +118,8 @@ class CommitPace:
         self._costs[shard] = now, spent_s * SPENT_FACTOR
         while (oldest := next(iter(self._costs))) is not shard and self._costs[oldest][0] < now - BUSY_S:
             del self._costs[oldest]
+        # All shards of a process share one core. Commits take at most a fifth of it, so that links and readers keep the
+        # rest.
         of_all_s = sum(cost_s for _, cost_s in self._costs.values()) / PACED_SHARE
         return min(max(self._least_s, took_s, of_all_s), self._most_s)
 
@@ -175,6 +177,8 @@ class CommitSchedule:
         if urgent:
             # From the last commit, not from the first batch: after a longer silence a batch does not wait.
             interval_s = self._interval_s
+            # A link that has used half of its window waits for acknowledgements. At one commit a second an edge that
+            # catches up would be held to its window each second: 6.8 MB/s instead of 28.5.
             return self._last_commit + (min(interval_s, HURRIED_S) if self._hurried else interval_s)
         return self._marks_at(trailing) if pending else float("inf")
 
@@ -206,6 +210,7 @@ class CommitSchedule:
             found: whether another node had written a chunk: the next look is then due soon.
         """
         self._head_at, self._idle_since, self._look_now = self._look_began, now, False
+        # Each look costs a request to the store. A shard that no other node writes is asked more and more rarely.
         self._look_factor = 1 if found else min(2 * self._look_factor, LOOK_FACTOR_MAX)
 
     def wrote_chunk(self, now: float) -> None:
@@ -246,6 +251,7 @@ class CommitSchedule:
 
     def _marks_at(self, trailing: bool) -> float:
         interval_s = self._settings.mark_interval_s
+        # Marks alone are worth a chunk only once a minute: each is an object that a bucket charges for.
         return self._last_chunk + (min(interval_s, self._settings.trailing_mark_s) if trailing else interval_s)
 
 
@@ -318,8 +324,10 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
         StoreError: the outcome is unknown. The next snapshot replaces this one.
     """
     manifest, etag = await log.manifest()
+    # Another node was faster. The manifest never goes back to an older snapshot.
     if manifest.snapshot_n >= n:
         return False
+    # Stored before it is named: a manifest that names a missing snapshot would stop every start.
     key = await log.put_snapshot(n, nonce, data)
     return await log.swap_manifest(changed(manifest, snapshot_n=n, snapshot=key), etag)
 
@@ -332,8 +340,10 @@ async def thin_snapshots(log: ShardLog) -> int:
     """
     manifest, _ = await log.manifest()
     known = await log.snapshots()
+    # Several, so that a damaged newest one costs a longer start and not the shard.
     newest = {key for _, key in known[-SNAPSHOTS_TO_START:]} | {manifest.snapshot}
     older = [(n, key) for n, key in known if key not in newest and n < manifest.snapshot_n]
+    # The chunks behind them are deleted, so no state can be built from them.
     useless = [key for n, key in older if n < manifest.watermark - 1]
     spread = [(n, key) for n, key in older if n >= manifest.watermark - 1]
     while len(spread) > SNAPSHOTS_TO_LOCATE:
@@ -383,6 +393,7 @@ class Snapshotter:
                 mislead every reader that uses snapshots as an index.
         """
         behind, waited = state.n - self._last_n, self._monotonic() - self._last_time
+        # By chunks as well as by time: what counts at a start is how much has to be folded.
         due = behind >= self._chunks or (behind >= CHUNKS_MIN and waited >= self._interval_s)
         if not due or (self._task is not None and not self._task.done()):
             return
@@ -393,6 +404,7 @@ class Snapshotter:
 
     async def _write(self, n: int, encode: Callable[[], bytes], lanes: int) -> None:
         try:
+            # A frozen copy, so the shard goes on committing while a large state is encoded.
             data = encode() if lanes <= LANES_INLINE else await asyncio.to_thread(encode)
             named = await write_snapshot(self._log, n, data, self._random_bits(64))
             self._written += named
@@ -420,6 +432,7 @@ def told_to_others(error: Exception) -> str:
     may name other tenants. The operator's log and status have the store's own words."""
     if isinstance(error, TableError):
         return "the stream's table cannot be read; the hub's operator sees why"
+    # Edges and readers get no names of objects, which are the operator's concern and may say how the store is laid out.
     if isinstance(error, CodecError | NotFound):
         return "an object of the hub's store is damaged or missing; the hub's operator sees which one"
     return "the hub cannot use its store at the moment; the hub's operator sees why"
@@ -481,6 +494,7 @@ class RetryLoop:
 
         An answer does not end earlier trouble: a full disk can still be read.
         """
+        # A call inside a longer attempt must not end the trouble of the whole attempt when it alone succeeds.
         before = self._failures, self.trouble, self.told
         while True:
             try:
@@ -521,6 +535,7 @@ class RetryLoop:
             self._on_long_trouble(told)
         longest = min(self._retry_min_s * 2 ** min(self._failures, 32), self._retry_max_s)
         self._failures += 1
+        # Spread out: all shards of all nodes meet the same outage at the same moment.
         await asyncio.sleep(longest * (0.5 + self._random_bits(16) / (1 << 17)))
 
 
@@ -669,6 +684,8 @@ class Sequencer:
         If the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
         self.sessions.told.begins(session, self._state)
+        # Whether another owner came first is judged by the state at the opening; the lane's state changes before the
+        # chunk is written.
         session.claim.began_late = session.is_late(self._state.lanes.get(session.lane, NOTHING))
         self.sessions.add(session)
         self.sessions.refuse_moved(self._state, [session.lane])
@@ -762,6 +779,7 @@ class Sequencer:
         """Write the pending items as at most one chunk, check the watermark, acknowledge from the state."""
         since = self._schedule.begin_commit(self._now())
         self.sessions.canaries.begin_commit(self._now())
+        # A chunk's time can never be taken back, and tables, retention and completeness go by it.
         if self._clock.wrong() is not None:
             await self._follow()  # nothing is written, and readers go on
         while True:
@@ -773,6 +791,8 @@ class Sequencer:
                 await self._reload()
                 continue
             # A state that was loaded and not extended is the log's own, even if the log ends at the watermark.
+            # Otherwise a shard whose log ends at the watermark would take itself for passed, load again and never
+            # acknowledge.
             loaded = self._state.n == self._loaded_n
             if loaded or not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
@@ -800,6 +820,7 @@ class Sequencer:
         for lane, held in self._ended.states(self._state, (session.lane for session in self.sessions)):
             self.sessions.fence_by(lane, held)
         self.sessions.fence_pending(self._state)
+        # Marks of busy lanes ride with records for nothing, so only idle lanes wait for the interval.
         marks_due = self._schedule.marks_are_due(self._now(), trailing=self.sessions.trailing)
         return Drafting(
             self._state,
@@ -815,6 +836,8 @@ class Sequencer:
         """
         draft, folded = drafted
         n, nonce, started = draft.chunk.header.n, draft.chunk.header.nonce, self._now()
+        # Remembered before the request: a request without an answer may have created the chunk, and the nonce in the
+        # log tells whose it is.
         self._attempts[nonce] = Attempt(draft.openings, len(draft.data), self.sessions.canaries.last)
         try:
             await self.log.create(n, draft.data)
@@ -826,6 +849,7 @@ class Sequencer:
             self.counters.put.observe(self._now() - started)
             self._schedule.put_chunk(started)
             return self._accept(folded)
+        # The log has the word. Writing the next number without looking would make two chunks of the same records.
         own = await self._retry_loop.run(self._read_on)
         if self._state.n < n:
             await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}", told_to_others(trouble))
@@ -837,6 +861,7 @@ class Sequencer:
         self._others.look()
         self._schedule.begin_look(self._now())
         async for chunk in self.log.indexes(self._state.n + 1):
+            # In steps, because a chunk of another node with thousands of lanes would hold up this process's links.
             own |= self._accept(await fold_in_steps(self._state, chunk))
         self._note_look(found=self.counters.foreign_chunks > foreign)
         return own
@@ -847,6 +872,7 @@ class Sequencer:
         attempt = self._attempts.get(chunk.header.nonce)
         if attempt is None:
             self._others.wrote(chunk.header.created, self._state.created)
+        # An operator has decided the conflict; the link of the former owner must not go on as if nothing had happened.
         decided = [lane for lane in self._state.conflicts if (held := folded.lanes.get(lane)) and not held.conflict]
         log_ends(self._state, folded)
         taken_over = folded.new_epochs(self._state.lanes)
@@ -858,6 +884,8 @@ class Sequencer:
             self.sessions.told.settle(session, self._state.lanes.get(session.lane))
         for lane in decided:
             self.sessions.end(lane)
+        # A lane that another node took over with a higher epoch is ended here at once, before anything of it is
+        # acknowledged.
         self.sessions.fence(self._state, taken_over)
         if folded.moves:
             self.sessions.refuse_moved(self._state)

@@ -110,6 +110,7 @@ class Choice:
         found: Mask = np.ones(rows.num_rows, np.bool_)
         for name, value in self._conditions:
             if not name.startswith(_PAYLOAD):
+                # Null is not equal to anything, and a filter with nulls would drop the row from both halves.
                 equal = pc.fill_null(pc.equal(rows.column(name), value), fill_value=False)
                 found &= equal.to_numpy(zero_copy_only=False)
         fields = [(name.split(".")[1:], value) for name, value in self._conditions if name.startswith(_PAYLOAD)]
@@ -223,6 +224,8 @@ class Eraser:
         choice.check(tierer.columns, tierer.key)
         latest, quarantine = await self._latest(views), await self._quarantine()
         if quarantine is not None:
+            # All three tables are checked before the first is changed: a choice that one of them cannot apply must
+            # leave all as they are.
             choice.check((await quarantine.take()).columns(), quarantine.key)
         if latest is not None:
             await _catch_up(latest)
@@ -277,6 +280,8 @@ class Eraser:
             if not found.places.rows:
                 return 0
             if found.places.lanes != declared:  # otherwise files were joined since, and the rows are the same
+                # Declared before the rows go. A crash in between leaves rows that are named and still there, which
+                # running the command again removes; in the other order the audit would call them lost.
                 await declare(self._store, *self._stream, _declared(found, choice, author, state.version, erasure))
                 declared = found.places.lanes
             try:
@@ -315,6 +320,7 @@ class Eraser:
 
     async def _find(self, state: DeltaState, tierer: Written, choice: Choice, files: TableFiles) -> _Found:
         await tierer.log.follow(files)
+        # Rows are looked for in exactly the version that is replaced, or one that came meanwhile would be missed.
         if (files.version, files.entry_hash) != (state.version, state.entry_hash):
             raise TableConflict(f"{tierer.key}: version {files.version} came meanwhile")
         names = [name for name, _ in state.columns()]
@@ -353,6 +359,7 @@ class Eraser:
             self._store, tierer.key, DEFAULTS, clock=self._clock, monotonic=self._monotonic, nonce=self._nonce
         )
         schema = table_schema(state.fields(), tierer.payload)
+        # A file of which every row is chosen is removed without being read again.
         kept = [file.data for file in found.files if not file.is_whole]
         new = [(await joiner.join([file], schema, keep)).new for file in kept]
         change = Rewrite("DELETE", [file.data for file in found.files], new, transactions or {})
@@ -387,6 +394,8 @@ class Eraser:
                 named |= {f"{quarantine.key}/{path}" for path in files.files}
                 entries.append(entry_of_table(quarantine.key, files.version))
                 keys.append(quarantine.key)
+            # Replaced files still have the rows until the vacuum. They are listed now, while it is known which they
+            # are, and the proof waits for each of them.
             left = [each for key in keys for each in await objects(self._store, key) if each not in named]
             for number in open_ones:
                 await put_erased(self._store, *self._stream, number, Erased(FORMAT, left, entries))
@@ -498,6 +507,7 @@ async def _in_log(store: ObjectStore, deletion: Deletion) -> list[str]:
     for shard, n in deletion.erasure.chunks:
         prefix = hub_keys.chunk_prefix(shard)
         listed = await store.list(prefix, limit=1)
+        # Chunks are deleted from the front, so the first one says whether any is left.
         if listed and listed[0].key <= hub_keys.chunk_key(shard, n):
             found.append(
                 f"the log of shard {shard} has chunks up to {n}: the collector deletes them "

@@ -1,4 +1,4 @@
-"""Parts of the settings of several functions: their base class, chosen fields, and the formats of payloads."""
+"""Parts common to the settings of several functions: base class, chosen fields, and the formats of payloads."""
 
 from __future__ import annotations
 

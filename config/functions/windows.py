@@ -309,7 +309,7 @@ def grid_problem(every_us: int, offset_us: int, zone: str | None) -> tuple[str, 
             "has a meaning for windows of 2h and more. Shorter ones are the same in all zones: take it out. Set offset "
             "for a zone whose hours do not begin with those of UTC"
         )
-    return "every", "does not divide a day into equal parts, or is no number of whole days; a zone needs one of these"
+    return "every", "neither divides a day into equal parts nor is a whole number of days; a zone needs one of these"
 
 
 @lru_cache(_ZONES_MAX)

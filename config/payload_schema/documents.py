@@ -340,7 +340,7 @@ def incompatible(before: PayloadSchema, after: PayloadSchema, rule: Compatibilit
 def unreadable(written: PayloadSchema, read: PayloadSchema) -> Iterator[str]:
     """Yield why payloads that fit one schema do not all fit another, or would mean something else there."""
     if written.format != read.format:
-        yield f"payloads of format {written.format} are no {read.format}"
+        yield f"payloads of format {written.format} cannot be read as {read.format}"
         return
     if written.framing != read.framing:
         yield f"framing {written.framing or 'none'} is not {read.framing or 'none'}"

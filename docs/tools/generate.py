@@ -1,6 +1,6 @@
 """Generator of docs/architecture.svg, of settings.md, metrics.md, alerts.md, cli.md and openapi.json of docs/reference,
-of deploy/monitoring and of the charts' schemas, from the code, and of docs/downsampling.md with its pictures, from the
-code and real data.
+of deploy/monitoring and of the charts' schemas, from the code, of the list of decisions from their pages, and of
+docs/downsampling.md with its pictures, from the code and real data.
 
 It also fills the columns of the pages on conformance that name tests, and wraps the pages that people write. ``./run
 docs`` and ``./run fix`` call it. A test fails while a page or a picture differs.
@@ -9,6 +9,7 @@ docs`` and ``./run fix`` call it. A test fails while a page or a picture differs
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,10 +49,16 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
 - `weft audit --json` of a table that lacks records
 - `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print `errors` and `warnings`,
   both in the form of `problems`."""
+_DECISIONS = """\
+One page each: the context, what was decided, what else was considered, and what follows. Written when the alternatives
+are worth remembering; the reason itself stands in a comment where the code decides. The status is `accepted`, or
+`replaced by` another page. A small decision is a section of the page on its subject. Lines end at 120 columns."""
 DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"
+DECISIONS = DOCS / "decisions"
 PICTURE = DOCS / "architecture.svg"
 MONITORING = DOCS.parent / "deploy" / "monitoring"
+_DECISION = re.compile(r"^##? (\d{4}): (.+)\n\n(?:Status: .+\n)?Date: (\S+)$", re.MULTILINE)
 _GENERATED = "<!-- Written by docs/tools/generate.py from the code. Edit the code. -->"
 
 
@@ -130,10 +137,34 @@ def _cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def decisions_page() -> str:
+    """Return the list of decisions in the order of their numbers.
+
+    A decision is a page, or a section of a page on its subject. Either has a title "NUMBER: TITLE", and its date below.
+    """
+    found = list[tuple[str, str, str, str]]()
+    for page in DECISIONS.glob("0*.md"):
+        own = page.name[:4]
+        for number, title, date in _DECISION.findall(page.read_text()):
+            place = page.name if number == own else f"{page.name}#{_anchor(f'{number}: {title}')}"
+            see = "" if number == own else f"see [{own}]({page.name}): "
+            found.append((number, date, see, f"[{title}]({place})"))
+    lines = ["# Decisions", _GENERATED.replace("code", "pages"), "", *_DECISIONS.splitlines(), ""]
+    lines += ["| number | date | decision |", "|---|---|---|"]
+    lines += [_row(number, date, f"{see}{link}") for number, date, see, link in sorted(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 def main() -> None:
     """Write everything."""
     for file, text in pages().items():
         (REFERENCE / file).write_text(text)
+    (DECISIONS / "README.md").write_text(decisions_page())
     PICTURE.write_text(picture())
     for file, text in monitoring_files().items():
         (MONITORING / file).write_text(text)

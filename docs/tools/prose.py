@@ -8,6 +8,7 @@ The rules are few and exact, so that there are no exceptions to list:
 - A function's docstring begins with an imperative verb; a class's, module's or constant's with a noun phrase.
 - Words that hide the actor, or send the reader to an old dictionary, are in no docstring, comment or message.
 - A sentence of a message, of help or of a setting's description has at most 25 words. Code in backticks is one word.
+- A message says "is not a number", not "is no number".
 
 In tests and on pages only the words are checked: names and scenes there are the author's own. Decision records are
 history, and stay as they were written.
@@ -54,6 +55,8 @@ _WORDS = re.compile(
     r"|should (?:it|this|that|there|the|a|an))\b",
     re.IGNORECASE,
 )
+# "There is no room" and "is no longer" are plain English. An f-string has X for a value.
+_IS_NO = re.compile(r"(?<!\bthere )\b(?:are|is|was|were) no (?!fewer\b|less\b|longer\b|more\b)\w", re.IGNORECASE)
 _CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
 _QUOTED = re.compile(r'"[^"]*"')
 # A sentence ends with its dot, a paragraph, an item of a list or a line that is laid out by hand.
@@ -129,6 +132,8 @@ def findings(text: Text) -> Iterator[str]:
     if text.kind == "noun" and _NO_NOUN.match(text.text):
         yield f"{_beginning(text.text)!r}: begin with a noun phrase"
     if text.kind == "message":
+        for match in _IS_NO.finditer(_QUOTED.sub("X", plain)):
+            yield f"{match[0].strip()!r}: write '{match[0].split()[0]} not'"
         for sentence in _sentences(plain):
             if (count := len(sentence.split())) > WORDS_MAX:
                 yield f"{_beginning(sentence)!r}: a sentence of {count} words, at most {WORDS_MAX}"

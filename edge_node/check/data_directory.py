@@ -68,7 +68,7 @@ def check_database(directory: str) -> None:
         return
     if missing:
         raise LogVersionError(
-            f"{path} was written by a state before release 0.1.0, which no release opens: its table {missing[0]} has "
+            f"{path} was written by a pre-release build and cannot be opened: its table {missing[0]} has "
             f"no column {missing[1]}. Move the file away, with {DATABASE}-wal and {DATABASE}-shm, to go on without "
             "its MQTT sessions and retained messages. The records of the log stay"
         )

@@ -86,6 +86,8 @@ class BackPressure:
 
     def appended(self) -> None:
         """Hold all publishers once the bound is passed. Must be called after every append."""
+        # All publishers are held at once and not the one that sent most: what waits belongs to the disk, which is slow
+        # for all of them.
         if self._log.pending_bytes > self._pending_bytes_max and not self.holding:
             self.holding = True
             self.pauses += 1
@@ -96,6 +98,7 @@ class BackPressure:
     def _durable(self, error: BaseException | None) -> None:
         # After an error nothing becomes durable any more: publishers resume, and each append reports the error to its
         # client.
+        # Released at half, so that publishers are not held and released with every commit.
         if error is None and self._log.pending_bytes > self._pending_bytes_max // 2:
             self._log.on_durable(self._durable)
             return
@@ -195,6 +198,8 @@ class Turn(Gathering):
         count."""
         if not self.begun and self:
             self.begin()
+        # What a turn has read counts for back-pressure only once it is in the log, so a turn that reads much is stored
+        # before its end.
         if not self.begun or self.bytes + self.joined_bytes > TURN_BYTES_MAX:
             self.store()
         else:
@@ -203,6 +208,8 @@ class Turn(Gathering):
     def relieve(self) -> None:
         """Store the gathered records if their delivery is expensive, so that the cost is charged to the sender's
         turn."""
+        # Bytes do not bound what delivery costs: a burst of small messages to 400 subscribers held the loop for 280 to
+        # 940 ms.
         if self.cost > COST_MAX:
             self.is_heavy = True
             self.store()
@@ -236,6 +243,7 @@ class Turn(Gathering):
             _refuse([*sources, *gathered.clients], error)
             raise
         if refused:
+            # An acknowledgement for a refused message would be a promise that nothing keeps.
             kept = [pair for pair in zip(gathered.clients, gathered.answers, strict=True) if pair[0] not in refused]
             gathered.clients, gathered.answers = [client for client, _ in kept], [data for _, data in kept]
         if gathered.clients:
@@ -248,6 +256,8 @@ class Turn(Gathering):
         if error is not None:
             _refuse(gathered.clients, error)
             return
+        # Clients and answers are two lists and not pairs: a waiting message is then no object that the garbage
+        # collector has to look at.
         self._clients += gathered.clients
         self._answers += gathered.answers
         self._acks += len(gathered.clients) + gathered.more_acks
@@ -260,11 +270,13 @@ class Turn(Gathering):
         self._clients, self._answers = [], []
         self._counters.acks_sent += self._acks
         self._acks = 0
+        # One write for each client and commit, however many of its messages the commit had.
         by_client = dict(zip(clients, answers, strict=True))
         if len(by_client) != len(clients):
             by_client = _joined(zip(clients, answers, strict=True))
         left = iter(by_client.items())
         _acknowledge(islice(left, CROWD))
+        # Each write takes 10 to 15 us, so the answers to a whole fleet wait for turns of the writers.
         if len(by_client) > CROWD:
             self.crowd.is_here = True
             _acknowledge(left)
@@ -274,6 +286,7 @@ class Turn(Gathering):
         try:
             self.store()
         finally:
+            # Called also if storing failed: who waits for the end of the turn must not wait for good.
             callbacks, self._at_end = self._at_end, []
             self.begun = self.is_heavy = False
             for callback in callbacks:
@@ -357,6 +370,8 @@ class Ingest:
             return self._ends
         routing = self.routing
         streams = (*routing.streams, *routing.unrouted.streams) if unrouted else routing.streams
+        # A session that falls behind during a delivery begins at the first message that has not been delivered,
+        # although later ones have numbers already.
         found = {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in streams}
         self._ends = found if self._undelivered and not unrouted else None
         return found
@@ -385,6 +400,7 @@ class Ingest:
         ]
         queued = queued_run(gathered, {}) if gathered.queued else None
         # All records or none count within ``together``: the room for all of them is checked before the first append.
+        # Within a step a refusal halfway could not be taken back, since the records before it have their numbers.
         if not by_node and self.log.appended_together() is not None:
             self.log.ask_room(
                 [
@@ -438,6 +454,8 @@ class Ingest:
                 try:
                     records.seqs = records.by_stream[stream] = self._append_kept(stream, records, now)
                 except LogError:
+                    # The run did not fit as a whole. Client by client, so that none is refused for what another has
+                    # sent.
                     self._append_by_source(stream, records, now, refused)
         queued = queued_run(gathered, refused) if gathered.queued else None
         if queued is not None:
@@ -477,6 +495,7 @@ class Ingest:
     def _append_kept(self, stream: int, records: Records, now: int) -> Sequence[int | None]:
         """Append the records of a run that a stream gets; return the seq of each record, None for the others."""
         kept = records.kept_in(stream)
+        # Nearly always: no schema has sent any record elsewhere, and the run goes in with one call.
         if kept is None:
             seq = self._append(stream, records, now)
             return range(seq, seq + len(records.keys))
@@ -545,6 +564,7 @@ class Ingest:
         assert queueing is not None, "only queues make such routes"
         stream = queueing.stream
         seq = self.log.next_seq(stream)
+        # The note how far messages may have been delivered has to be in the same commit, before the messages.
         queueing.before_store(seq, queued.admitted)
         try:
             queued.seqs = range(self._append(stream, queued, now), seq + len(queued.keys))
@@ -617,6 +637,7 @@ def _ascending(live: list[tuple[Records, int]], streams: dict[Records, int]) -> 
         of_stream.setdefault(streams[each[0]], []).append(each)
     for stream, found in of_stream.items():
         if stream != NOWHERE:
+            # Within a stream in order of numbers, since a session that falls behind reads on from one number.
             found.sort(key=_seq)
     following = {stream: iter(found) for stream, found in of_stream.items()}
     return [next(following[streams[records]]) for records, _ in live]
@@ -644,7 +665,9 @@ def _streams_of(destination: Destination, records: Records) -> tuple[int, ...]:
     for sessions: none gets them later."""
     streams = destination.streams
     if len(streams) > 1:
+        # The first stream is appended last, because its numbers are the ones that deliveries and readers go by.
         streams = (*streams[1:], streams[0])
+    # At QoS 0 no session is owed a message, so the copy for sessions would only cost disk space.
     return streams[:-1] if destination.kept_for_sessions and _all_qos0(records) else streams
 
 
@@ -658,6 +681,8 @@ def _flags_in(stream: int, records: Records) -> dict[int, int] | None:
     if stream != records.copied_in:
         return flags or None
     every = ((index, flags.get(index, 0)) for index in range(len(records.keys)))
+    # Readers of `unrouted` leave out what persistent sessions have as a copy. The flag is in the log because
+    # subscriptions may have changed by the time it is read.
     return {index: bits if bits & Flag.PUBLISHED_QOS0 else bits | _COPIED for index, bits in every}
 
 

@@ -71,6 +71,7 @@ class Unrouted:
         Called when a client publishes to it for the first time, or for the first time since it was last forgotten.
         """
         key = hash(topic)
+        # Devices choose topics, so the log names each once and only so many of them.
         if self.policy == "keep" or key in self._named or len(self._named) > TOPICS_NAMED_MAX:
             return
         self._named.add(key)
@@ -208,6 +209,7 @@ class StreamCheck:
     def look(self, payload: bytes) -> str:
         """Return why a payload does not fit; empty if it does, or is too long for a check."""
         figures = self.figures
+        # Payloads between the two bounds cost more to check than to store; they are counted as unchecked.
         if len(payload) in self._unchecked:
             figures.unchecked += 1
             return ""
@@ -224,6 +226,7 @@ class StreamCheck:
         Args:
             beside: whether the message goes elsewhere, too, so that it is counted there.
         """
+        # The copy of a record that is stored elsewhere too is not counted as a message of its own.
         return self._beside if beside else self._letters
 
 
@@ -272,6 +275,7 @@ class Checks:
             return None
         destination, left = self._destination, frozenset(check.stream for check, _ in letters)
         is_elsewhere = bool(destination.before_log) or not left.issuperset(destination.streams)
+        # One stream's schema says nothing of the others that take the topic: they get the record as it came.
         goes_on = is_elsewhere and not is_refused(misfits)
         routes = [(check.letters(beside=goes_on or at > 0), why) for at, (check, why) in enumerate(letters)]
         return Parted(routes, left, goes_on, self.hides(misfits))
@@ -292,6 +296,7 @@ def refusal(route: Route, misfits: Misfits) -> str:
             check.figures.refused += 1
             check.watch()
             if route.queues is not None:
+                # The places that the queues had reserved for the message are free again.
                 route.queues.withdraw()
             return f"it does not fit the schema of stream {check.name}: {why}"
     return ""
@@ -384,6 +389,8 @@ class Routing:
 
     def routes_of(self, identity: Identity | None) -> RouteCache:
         """Return the routes of a client. Pass them to ``leave`` in the end."""
+        # Clients without rules share one memory of routes. Topics would otherwise be matched again for each of
+        # thousands of devices.
         if identity is None or identity.unrestricted:
             return self.everybody
         return RouteCache(self, identity)
@@ -395,6 +402,7 @@ class Routing:
 
     def forget(self) -> None:
         """Forget all routes: destinations or rights have changed."""
+        # Whatever remembers a route compares this number, so that no message follows a route of former subscriptions.
         self.as_of += 1
         remembering, self.remembering = self.remembering, set()
         for routes in remembering:
@@ -463,6 +471,7 @@ class Routing:
         streams = tuple(stream for stream in matching if stream not in self._before_log) if before_log else matching
         # Messages processed before the log are not stored, so sessions could not read them later.
         kept_for_sessions = not streams and recipients.wanted
+        # A queue that takes the message keeps it, so it is not one that would be lost.
         unrouted = not matching and queues is None
         if unrouted:
             streams = self.unrouted.streams
@@ -529,7 +538,10 @@ class RouteCache:
             routing.unrouted.met(topic)
             if routing.unrouted.refuses:
                 return None
+        # Bounded by number and length: topics come from devices, and a device with a counter in its topics would fill
+        # the memory.
         if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX and not found.is_wide:
+            # All at once: finding the least used topic would cost more than matching the next few again.
             if len(self.plain) >= TOPICS_MAX:
                 self.clear()
             routing.remembering.add(self)
@@ -540,6 +552,7 @@ class RouteCache:
 
     def permits(self, topic: bytes) -> bool:
         """Return whether limits and access rules let the client publish to a topic."""
+        # The node alone states facts under $SYS, and each level costs a step for every filter.
         if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._routing.topic_levels_max:
             return False
         return self._identity is None or self._identity.may_publish(topic)

@@ -87,14 +87,17 @@ class RecentPublishes:
         """
         self._reads.append((qos, packet_ids, runs))
         self.count += len(packet_ids) // 2
+        # By reads and not by publishes: a read of a hundred messages is one entry in memory, of two bytes each.
         while len(self._reads) > 1 and self.count - len(self._reads[0][1]) // 2 >= window:
             self.count -= len(self._reads.popleft()[1]) // 2
 
     def find(self, packet_id: int) -> Found | None:
         """Return the last publish with a packet identifier; None when none is remembered."""
         wanted = packet_id.to_bytes(2, "big")
+        # The last use of an identifier hides earlier ones: a publish without DUP began a new exchange.
         for qos, packet_ids, runs in reversed(self._reads):
             at = packet_ids.rfind(wanted)
+            # Two neighbouring identifiers may contain the wanted bytes across their border.
             while at > 0 and at % 2:
                 at = packet_ids.rfind(wanted, 0, at + 1)
             if at >= 0:
@@ -214,6 +217,8 @@ class Resent:
         found = recent.find(packet_id) if recent is not None else None
         if found is None or not found.runs:
             return False
+        # The first copy may be waiting for the disk. Called "the same" before that, it could be lost and the second
+        # copy dropped.
         if any(first + count > self._log.durable_end(stream) for stream, first, count in found.runs):
             await self._log.durable()
         for run in found.runs:
@@ -246,6 +251,7 @@ class Resent:
                 seen |= same
                 at_rank |= same and rank == found.rank
                 rank += 1
+        # If records of the read are gone, their places say nothing any more, and any equal one counts.
         return at_rank if rank == found.publishes else seen
 
     async def _record(self, stream: int, seq: int) -> LogRecord | None:
@@ -270,6 +276,7 @@ class Resent:
             shares.free(user, -more)
         else:
             shares.hold(user, more)
+        # A user over its share forgets its own publishes first; the total is a bound for all.
         while user and shares.is_own_share_full(user, 0) and len(self._of_user[user]) > 1:
             self._forget_oldest(next(iter(self._of_user[user])))
         while shares.used > shares.total and len(self._sessions) > 1:
@@ -354,6 +361,8 @@ class SessionJournal:
         """Deliveries that ``flush`` will journal."""
         self.bytes_noted = 0
         """Bytes of all entries since the start."""
+        # First in each commit: a crash that leaves only its beginning must not leave a message without the session that
+        # waits for it.
         log.lead(stream)
 
     def recover(self) -> Sequence[SessionRecord]:
@@ -458,6 +467,7 @@ class SessionJournal:
                 [encode_entry(Sending(dict(deliveries))) for _, deliveries in gathered],
             )
         except (LogFull, LogFailed) as error:
+            # The deliveries have gone out. After a crash they are sent again without DUP, which QoS 1 allows.
             log.debug("deliveries to %d clients are not in the session journal: %s", len(gathered), error)
 
     def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
@@ -504,6 +514,8 @@ class SessionJournal:
         return tuple(run for run in appended if run[0] != self._stream)
 
     def _note(self, name: str, entry: Entry) -> None:
+        # Deliveries before the change, in the order in which they happened: an answer must not be read before what it
+        # answers.
         if self._gathered:
             self.flush()
         self._append([name.encode()], [encode_entry(entry)])
@@ -517,6 +529,8 @@ class SessionJournal:
         self._counters.journal_bytes += size
 
     def _check_room(self, size: int) -> None:
+        # Changes come faster than the database takes them. Refusing persistent clients bounds the journal and the time
+        # of the next start.
         if self._counters.journal_bytes + size > self._settings.journal_bytes_max:
             self._counters.journal_refused += 1
             raise LogFull(
@@ -589,6 +603,8 @@ class DeliveryJournal:
         except (LogFull, LogFailed) as error:
             log.warning("closed MQTT client %r: its session cannot be kept: %s", client_id, error)
             return False
+        # Sent only after the sync: after a crash the node must know what the client may have got, or it would call a
+        # repeat new.
         self._log.on_durable(lambda error: then() if error is None else None)
         return True
 

@@ -241,6 +241,8 @@ class Sessions:
         self._check_room(connect, known, user_or_address(username, address))
         if known is not None and known.connected:
             self._counters.takeovers += 1
+            # Devices reconnect before the node notices that their former connection is dead. Refusing the new one would
+            # lock them out for the keep-alive.
             known.window.displace(ReasonCode.SESSION_TAKEN_OVER)
         known = self._by_id.get(client_id)  # displacing the client ended a session that ends with its connection
         persistence, wills = self._parts.persistence, self._parts.wills
@@ -250,6 +252,7 @@ class Sessions:
             known = None
         wills.settle(client_id)  # a due will of the last connection, before the new one replaces it
         session = known or self._new(client_id, connect.version, user_or_address(username, address))
+        # A CONNECT that the journal cannot take must leave everything as it was, and the client tries again.
         before = _Before(session.terms, session.absence, session.will, session.will_at)
         self._away.discard(session)
         self._wheel.cancel(session)
@@ -268,6 +271,8 @@ class Sessions:
             else:
                 self._put_back(session, before)
             raise
+        # CONNACK says whether a session is present. A client may rely on it, so the answer waits until that survives a
+        # crash.
         session.awaits_journal = was_journaled or persistence.knows(session)
         return session, known is not None
 
@@ -318,6 +323,7 @@ class Sessions:
         if session.will_at is not None and session.will_at <= now and not self._stopping:
             parts.wills.publish(session)
         self._away.add(session)
+        # Noted later where possible: a client that flaps costs its user a journal entry for each connection otherwise.
         parts.persistence.closed(session, at_once=self._stopping)
         # Its record now has the messages that it took over from another member of a shared subscription.
         parts.positions.note_if_moved(shared for _, shared in session.subscriptions.values() if shared is not None)
@@ -339,7 +345,7 @@ class Sessions:
         self.note_positions()
 
     def add_streams(self, ends: Mapping[int, int]) -> None:
-        """Add streams for sessions that read from the log: stream -> its end, from which on they read it."""
+        """Add streams to sessions that read from the log. ``ends`` maps each to the offset at which sessions start."""
         for session in self.all():
             if session.window.catch_up is not None:
                 session.window.catch_up.add(dict(ends))
@@ -366,6 +372,8 @@ class Sessions:
     def permissions_changed(self) -> None:
         """Check the clients' rights again, and close clients that may no longer connect, with their wills published."""
         for session in self.all():
+            # A user that was removed is disconnected at once. Its session stays, as an operator may have made a
+            # mistake.
             if session.connected and session.identity is not None and not session.identity.admitted:
                 self._counters.clients_expelled += 1
                 session.window.displace(ReasonCode.NOT_AUTHORIZED)
@@ -418,6 +426,8 @@ class Sessions:
     def _restore_times(self, session: Session, record: SessionRecord) -> None:
         now, wall = self._clock(), self._wall_clock()
         gone_at, lost_at = record.disconnected_at, record.lost_at
+        # The node ended while the client was connected. Its absence begins with this start, because a node that was
+        # down for a week must not let sessions expire for it.
         if gone_at is None or record.stopped:
             if lost_at is None:
                 lost_at = wall
@@ -449,6 +459,7 @@ class Sessions:
         owner = known.owner if stays and known is not None else owner
         is_new = known is None or known.owner != owner
         takes_over = known is not None and known.connected
+        # Addresses have a bound of their own, at the listener.
         if owner.kind is OwnerKind.USER and not takes_over and shares.connections.is_own_share_full(owner):
             shares.connections.refuse(owner)
             self._counters.connections_refused += 1
@@ -456,6 +467,8 @@ class Sessions:
             raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=connect.version)
         if will is not None:
             more = self._parts.wills.bytes_more(will, None if is_new else known)
+            # The user that has most makes room with its absent sessions. One that is within its share is not refused
+            # because others took much.
             has_room = self._make_room(shares.will_bytes, owner, more, lambda each: each.will is not None)
             if not has_room:
                 shares.will_bytes.refuse(owner, more)
@@ -473,11 +486,13 @@ class Sessions:
         if bound.fits(owner):
             return True
         if bound.is_own_share_full(owner):
+            # A flood of sessions evicts its own user's, and never those of others.
             victim = self._away.longest_of(owner)
         else:
             heavier = bound.heavier(owner)
             longest = self._away.longest()
             victim = None if heavier is None else self._away.longest_of(heavier)
+            # Never from one that has less, or two users would evict each other in turn.
             if victim is None and longest is not None and bound.taken(longest.owner) > bound.taken(owner):
                 victim = longest
         if victim is not None:
@@ -494,6 +509,7 @@ class Sessions:
             if heavier is None or heavier == owner:
                 return False
             used = bound.used
+            # Bounded: with a hundred thousand absent sessions one CONNECT must not look at all of them.
             for session in self._away.some_of(heavier, LOOKED_AT_MAX):
                 if has_some(session):
                     self._evict(session)

@@ -150,6 +150,8 @@ class InFlight:
         packet_id, deliveries = self._last_id, self.deliveries
         while True:  # ends: fewer identifiers are in flight than there are
             packet_id = packet_id % PACKET_IDS_MAX + 1
+            # Identifiers go round and are not reused at once, so a late answer to an earlier delivery hardly ever meets
+            # a new one.
             if packet_id not in deliveries:
                 break
         self._last_id = packet_id
@@ -183,6 +185,8 @@ class InFlight:
         while at <= last and data[at] == 0x40 and data[at + 1] == 2:
             packet_id = data[at + 2] << 8 | data[at + 3]
             delivery = deliveries.get(packet_id)
+            # Anything unusual ends the fast loop. The packet is then read by the state machine, which has the word on
+            # violations.
             if delivery is None or delivery[2] != 1:
                 break
             del deliveries[packet_id]
@@ -191,6 +195,7 @@ class InFlight:
         if freed:
             self._account.free(freed)
             if self._writer.persistent:
+                # One entry of the journal for a run of answers. Clients answer many deliveries at a time.
                 self._writer.completed([data[i] << 8 | data[i + 1] for i in range(first + 2, at, 4)])
         return at
 
@@ -286,6 +291,8 @@ class InFlight:
             packet_id = resend[0]
             delivery = self.deliveries.get(packet_id)
             if delivery is not None:
+                # Rights may have changed while the client was away. What it may no longer read is dropped and counts as
+                # sent.
                 if not (self._is_released(packet_id) or not delivery[0].topic or may_read(delivery[0].topic)):
                     self.complete(packet_id)
                 elif not self._resend_one(packet_id, delivery, unanswered_max):
@@ -300,6 +307,7 @@ class InFlight:
             self._writer.add(PUBREL + packet_id.to_bytes(2, "big"))
             return True
         unanswered = len(self.deliveries) - len(self._resend or ())
+        # In the order of the first sending (MQTT 5.0 section 4.6), so one that cannot be sent yet holds back those behind it.
         if not message.topic or unanswered >= unanswered_max:
             return False  # still to be read from the log, or over the client's receive maximum
         if not self._writer.add_again(packet_id, message, options, qos):
@@ -313,6 +321,7 @@ class InFlight:
         return {
             packet_id: Sent(message.stream, message.seq, qos, self._is_released(packet_id))
             for packet_id, (message, _, qos) in self.deliveries.items()
+            # What no stream keeps cannot be read again after a restart, so no promise about it is written.
             if message.stream != NOWHERE
         }
 
@@ -436,6 +445,8 @@ class Waiting:
             The deliveries that waited until now.
         """
         waited: Collection[Delivery] = self.deliveries or ()
+        # Messages that a stream keeps are read from the log later and need no memory. Those of no stream exist only
+        # here.
         self.deliveries = deque([each for each in waited if each[0].stream == NOWHERE]) if self._unstored else None
         self._account.free(self._stored_bytes)
         self._stored_bytes = 0
@@ -549,12 +560,14 @@ class ClientWindow:
 
     def _has_place(self) -> bool:
         count = len(self.in_flight.deliveries)
+        # At least one delivery, whatever the budget: a client without any in flight would never free a place.
         return not count or (count < self._inflight_max and not self._account.is_full())
 
     # --- deliveries
 
     def send_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
         """Send at QoS 0, or drop the message when the client is slow or away."""
+        # At QoS 0 nothing waits: a message that the socket does not take now may be dropped, and is counted.
         if self._sending:
             self._writer.add_at_most_once(message, options)
         else:
@@ -573,6 +586,7 @@ class ClientWindow:
             packet_id = self.in_flight.add(message, options, qos)
             if not self._writer.add_delivery(packet_id, message, options, qos, False, False):
                 self.in_flight.withdraw(packet_id)
+        # A client that reads from the log gets the message there, in order. Queueing it as well would send it twice.
         elif self._state in QUEUEING or message.stream == NOWHERE or self._catch_up is None:
             self._wait(message, options, qos)
         else:
@@ -597,6 +611,8 @@ class ClientWindow:
             return
         if self._state is WindowState.RESENDING:
             self._send_again()
+        # Only when the log has been read up to the present: what waits is newer than what the reader still has to
+        # bring.
         while self._live and self._waiting and self._has_place():
             message, options, qos = self._waiting.pop()
             if message.expires_ns and message.expired(self._parts.wall_clock()):
@@ -635,6 +651,8 @@ class ClientWindow:
         connected = self._state in CONNECTED
         if connected and self._waiting.push((message, options, qos)):
             return
+        # There is no place to read it from again: the bound of the queue is then the only one, and what exceeds it is
+        # counted.
         if message.stream == NOWHERE or not (self.persistent or connected):
             self._drop()
         elif self._catch_up is None:
@@ -727,6 +745,7 @@ class ClientWindow:
     def read_from(self, catch_up: CatchUp) -> None:
         """Read deliveries that were set aside, and messages published from now on, from the log."""
         self._catch_up = catch_up
+        # A client that is away, or still resending, begins to read when it gets there.
         if can(self._state, Event.FELL_BEHIND):
             self._after(Event.FELL_BEHIND)
             catch_up.start()

@@ -237,7 +237,7 @@ async def table_parts(store: ObjectStore, note: Callable[[str], None]) -> list[T
         if (part := await _part(store, tenant, stream)) is not None:
             found.append(part)
         else:
-            note(f"{hub_keys.table_key(tenant, stream)} is no table, and is left out")
+            note(f"{hub_keys.table_key(tenant, stream)} is not a table, and is left out")
     with_all_rows = {(part.tenant, part.stream) for part in found}
     async for tenant, stream in tables(store, hub_keys.LATEST):
         key = hub_keys.latest_key(tenant, stream)

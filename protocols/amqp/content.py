@@ -81,7 +81,7 @@ def _text(data: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
     try:
         return value.decode(), at
     except UnicodeDecodeError:
-        raise _malformed(f"{name} is no UTF-8") from None
+        raise _malformed(f"{name} is not valid UTF-8") from None
 
 
 def _identifier(data: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
@@ -246,7 +246,7 @@ def _milliseconds(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > EXPIRATION_MS_MAX:
         raise AmqpError(
             ReplyCode.PRECONDITION_FAILED,
-            f"expiration {text!r} is no number of milliseconds from 0 to {EXPIRATION_MS_MAX}",
+            f"expiration {text!r} is not a number of milliseconds from 0 to {EXPIRATION_MS_MAX}",
         )
     return int(text)
 

@@ -194,7 +194,7 @@ def _text(data: bytes, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise _malformed(f"{what} is no UTF-8") from None
+        raise _malformed(f"{what} is not valid UTF-8") from None
 
 
 def _too_many() -> AmqpError:
@@ -274,7 +274,7 @@ def _write_integer(value: int) -> bytes:
 def _write_decimal(value: Decimal) -> bytes:
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or not exponent >= -SCALE_MAX:
-        raise ValueError(f"{value} is no decimal of AMQP")
+        raise ValueError(f"{value} is not a decimal of AMQP")
     mantissa = int("".join(map(str, digits))) * (-1 if sign else 1)
     if exponent > 0:
         mantissa, exponent = (mantissa * 10**exponent if exponent < 10 else 1 << 32), 0

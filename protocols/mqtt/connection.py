@@ -369,7 +369,7 @@ class Connection:
         if packet.code not in DISCONNECT_CODES_OF_CLIENTS:
             raise ProtocolViolation(f"DISCONNECT of a client with reason code {packet.code:#04x}", "3.14.2-1")
         if packet.properties.session_expiry_interval and not self._expiring:
-            raise ProtocolViolation("DISCONNECT makes a session last that was to end with its connection", "3.14.2-2")
+            raise ProtocolViolation("DISCONNECT sets a session expiry, but CONNECT set it to 0", "3.14.2-2")
 
     def _violation(self, packet: Packet) -> ProtocolViolation:
         name = type(packet).__name__.upper()

@@ -268,7 +268,9 @@ def _what(reader: Reader, packet: PacketType) -> str:
 
 def _check_response_topic(value: str) -> None:
     if not value or "+" in value or "#" in value:
-        raise ProtocolViolation(f"response topic {value!r} is no topic name", "3.3.2-14", ReasonCode.TOPIC_NAME_INVALID)
+        raise ProtocolViolation(
+            f"response topic {value!r} is not a topic name", "3.3.2-14", ReasonCode.TOPIC_NAME_INVALID
+        )
 
 
 def encode_properties(properties: Properties) -> bytes:

@@ -581,7 +581,7 @@ def _event_time(given: EventTime | Mapping[str, Any] | str | None, schema: Paylo
     if time is not None and (field is None or field.type.name != "timestamp"):
         raise ReadError(
             f"time: expected a field of the schema with type timestamp, or timestamp(ms) for numbers; {time.column!r} "
-            f"is {'no field of it' if field is None else field.type}"
+            f"is {'not a field of it' if field is None else field.type}"
         )
     return time
 

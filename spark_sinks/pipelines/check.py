@@ -64,7 +64,7 @@ def check_folder(setting: KeyPath, folder: str, report: Report) -> bool:
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing) or "."
     if not os.path.isdir(existing):
-        report.refuse(setting, f"{existing} is no folder. Name another place")
+        report.refuse(setting, f"{existing} is not a folder. Name another place")
         return False
     if not os.access(existing, os.W_OK | os.X_OK):
         report.refuse(setting, f"{existing} cannot be written by this user. Change its owner, or name another place")
@@ -166,7 +166,7 @@ def _check_folder(path: str, report: Report) -> None:
     if "://" in path or not check_folder(setting, path, report):
         return
     if os.path.lexists(path) and os.listdir(path):
-        report.refuse(setting, f"{path} has files and is no Delta table. Name another place")
+        report.refuse(setting, f"{path} has files and is not a Delta table. Name another place")
 
 
 # Check of a pipeline's checkpoint: a folder that can be written, and positions of this stream in it.

@@ -363,9 +363,7 @@ def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
     path: KeyPath = ("steps", len(pipeline.steps) - 2)
     for time in _times(pipeline):
         if time not in rows.columns:
-            raise PipelineError(
-                path, f"loses {time}, and windows are made of it. Select it, too, and leave it as it is"
-            )
+            raise PipelineError(path, f"drops {time}, which windows need. Keep it in the SELECT, unchanged")
         if (kind := rows.schema[time].dataType.simpleString()) != "timestamp":
             raise PipelineError(path, f"makes {time} a {kind}, and windows are made of it. Leave it a timestamp")
         if not is_own(rows, time):

@@ -201,7 +201,7 @@ def _of_csv(path: KeyPath, settings: DimensionTable) -> pa.Table:
     except OSError as error:
         raise PipelineError(path, f"{settings.csv} cannot be read: {error.strerror or error}") from None
     except pa.ArrowException as error:
-        raise PipelineError(path, f"{settings.csv} is no table with names in its first line: {_short(error)}") from None
+        raise PipelineError(path, f"{settings.csv} is not a CSV table with a header line: {_short(error)}") from None
     for column, type_ in (settings.columns or {}).items():
         if column not in table.column_names:
             has = ", ".join(table.column_names)
@@ -225,7 +225,7 @@ def _typed(path: KeyPath, kind: FieldType, texts: pa.ChunkedArray) -> pa.Chunked
                 _converted(kind, pa.chunked_array([pa.array([text.as_py()], pa.string())]))
             except ValueError:
                 value = _short(repr(text.as_py()))
-                raise PipelineError(path, f"row {row} has {value}, which is no {kind}. Correct it there") from None
+                raise PipelineError(path, f"row {row} has {value}, which is not a valid {kind}. Correct it") from None
         raise
 
 
@@ -240,7 +240,7 @@ def _of_delta(path: KeyPath, uri: str) -> pa.Table:
     try:
         where, options = place_of(uri, {}).location()
         if not DeltaTable.is_deltatable(where, options or None):
-            raise PipelineError(path, f"{uri} is no Delta table. Correct the path")
+            raise PipelineError(path, f"{uri} is not a Delta table. Correct the path")
         table = DeltaTable(where, storage_options=options or None)
         sizes = pa.table(table.get_add_actions(flatten=True)).column("size_bytes")
         _check_size(path, pc.sum(sizes).as_py() or 0)

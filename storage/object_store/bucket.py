@@ -123,7 +123,7 @@ async def _answer(reader: asyncio.StreamReader) -> Answer:
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     status = first.split(" ")[1:2]
     if not status or not status[0].isdecimal():
-        raise ValueError(f"{first[:80]!r} is no answer in HTTP")
+        raise ValueError(f"{first[:80]!r} is not an answer in HTTP")
     return Answer(int(status[0]), fields)
 
 

@@ -272,7 +272,7 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     """
     if "://" not in uri:
         if ONE_SLASH.match(uri):
-            raise ValueError(f"{uri!r} is no store: expected {WRITTEN}; or ./NAME for a folder with a colon")
+            raise ValueError(f"{uri!r} is not a store: expected {WRITTEN}; or ./NAME for a folder with a colon")
         return PlacedStore(DirectoryStore(uri))
     parts = urlsplit(uri)
     if "@" in parts.netloc:
@@ -292,4 +292,4 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
         from weft.storage.object_store.bucket import BucketStore
 
         return PlacedStore(BucketStore(place))
-    raise ValueError(f"{uri!r} is no store: expected a path, file:///path, {WRITTEN}, or memory://name")
+    raise ValueError(f"{uri!r} is not a store: expected a path, file:///path, {WRITTEN}, or memory://name")

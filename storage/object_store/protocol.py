@@ -162,8 +162,8 @@ def check_key(key: str) -> str:
     """
     if not valid_key(key):
         raise ValueError(
-            f"{key[:80]!r} is no object key: expected at most {KEY_CHARACTERS_MAX} characters, in parts joined by '/'. "
-            "A part has only A-Z a-z 0-9 _ . = @ + ~ - and does not begin with a dot or a dash"
+            f"{key[:80]!r} is not an object key: expected {KEY_CHARACTERS_MAX} characters at most, in parts joined by "
+            "'/'. A part has only A-Z a-z 0-9 _ . = @ + ~ - and does not begin with a dot or a dash"
         )
     return key
 

@@ -100,6 +100,8 @@ class Committer:
         """
         with self._state.changed:
             commit = self._state.queue.take() if self._state.failed is None else None
+            # The mark names the streams of the previous commit with their next numbers. If an entry of that commit is
+            # damaged later, its numbers are still known, and none is assigned twice.
             mark = self._state.mark_entries()
         if commit is None:
             return False
@@ -129,6 +131,7 @@ class Committer:
         entries = commit_entries(commit, mark, self._compressor, self._state.frame_bytes)
         length = sum(self._state.frame_bytes + len(body) for _, body in entries)
         version = max(newest_version(entries), self._state.version_min)
+        # The footer must still fit after this commit: a full segment is always sealable, also on a full disk.
         if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit), version):
             self._rotate(length, version)
         started = self._clock_reading().monotonic
@@ -178,6 +181,7 @@ class Committer:
             index.add_batch(header, offset, size)
             lane.bytes += size
             lane.held.add(header.base_seq, header.end_seq)
+            # Only here, after the sync: readers and links see a record no sooner than its acknowledgement may be sent.
             lane.durable_end = header.end_seq
             state.tail.add(header.stream, header.base_seq, body)
             state.unmarked.add(header.stream)
@@ -202,7 +206,11 @@ class Committer:
         if self._wished is not None and self._grow(self._wished, commit_bytes, version):
             return
         state, sealed = self._state, self._writer.segment
+        # Space is checked before the seal, which cannot be undone: a sealed segment takes nothing more, so without a
+        # successor the log would refuse records that its last bytes could still hold.
         if self._sealed_at is None:
+            # An appender was admitted by an estimate. This is the last moment at which the commit can wait for room
+            # without the segment being closed.
             self._look_ahead(commit_bytes)
             self._reserve(sealed.end + sealed.index.footer_bytes + TRAILER_BYTES)
             self._sealed_at = sealed.first_position + self._seal()
@@ -221,6 +229,8 @@ class Committer:
                 with state.changed:
                     damage.segment.is_movable = False
                     state.changes += 1
+                # Damage that is found while records move must not stop the node. The segment stays, its lost numbers
+                # get notices, and room is looked for elsewhere.
                 quarantine(state, damage.segment, self.wall_clock())
         with state.changed:
             sealed.index.forget_names()
@@ -301,6 +311,8 @@ class Committer:
         """
         state = self._state
         segment = self._writer.segment
+        # A node writes its name into the log before it takes records: with another name over the same records, hubs
+        # would store all of them a second time in lanes of their own.
         if state.failed is not None or (segment.index.owner == state.owner and segment.version >= state.version_min):
             return state.failed is None
         try:
@@ -346,6 +358,8 @@ class Committer:
         with state.changed:
             mark = state.mark_entries()
             kept = kept_after(state, free)
+        # Segments leave in any order, so positions do not say what is missing. The list of numbers that the log still
+        # answers for is durable before the files go; otherwise the next start would report them as lost.
         entries = [(EntryKind.STREAMS, encode_streams(mark)), (EntryKind.KEPT, encode_body(Kept(kept)))]
         length = 2 * sum(self._state.frame_bytes + len(body) for _, body in entries)
         if not self._writer.fits(length, state.version_min):
@@ -378,6 +392,8 @@ class Committer:
             The reason why the log has failed: the first one remains.
         """
         with self._state.changed:
+            # After a failed sync the kernel may have dropped the dirty pages, and a second sync that succeeds proves
+            # nothing. The log takes no more until it is opened again and reads what the disk really has.
             if self._state.failed is not None:
                 return self._state.failed
             directory = self._state.directory
@@ -392,6 +408,7 @@ class Committer:
 
     def tell(self, callbacks: list[Callback], error: LogFailed | None, streams: frozenset[int] = frozenset()) -> None:
         """Pass callbacks, in order, then the listeners with a commit's streams to the owner's thread in one call."""
+        # Each post wakes the event loop, which a commit that concerns no one should not do.
         if not callbacks and not self.listeners:
             return
 
@@ -517,6 +534,8 @@ class Pacer:
             waiting: number of appends that arrived during the commit.
         """
         self._ended_at, self._appends_before = now, waiting
+        # A configured interval counts from the end of a commit, as its setting says. It stays a promise about wear,
+        # whatever the load.
         if self._interval_s is not None:
             self.opens_at = now + self._interval_s
         elif now >= self._patient_at and (waiting or self._appends > 1):
@@ -553,6 +572,7 @@ class Writer:
         for a commit of sufficient size.
         """
         state, queue, now = self._state, self._state.queue, self._monotonic()
+        # By default every append wakes the writer. Only a writer that is held back on purpose sleeps through appends.
         queue.wake_bytes = 0
         if self.stopping or state.failed is not None:
             return 0.0
@@ -631,6 +651,7 @@ def rename(state: LogState, committer: Committer, owner: NodeName, *, from_now_o
         LogFull: there is no room on the disk. Nothing was changed.
         LogFailed: a write failed; the next opening of the log shows which name counts.
     """
+    # The new name begins at numbers that the log has durably: what is still pending belongs to the former name.
     while committer.run_once():
         pass
     no_room = LogFull(f"the disk of {state.directory} has no room to note the new name: make space on it")
@@ -643,5 +664,6 @@ def rename(state: LogState, committer: Committer, owner: NodeName, *, from_now_o
         begins = [(stream, lane.durable_end) for stream, lane in state.lanes.items() if lane.durable_end]
     state.owner = Owner(*owner, begins)
     if not committer.state_owner():
+        # The segment that would have stated the new name does not exist, so the former name is still the true one.
         state.owner = former
         raise state.failed or no_room

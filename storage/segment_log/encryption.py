@@ -69,6 +69,7 @@ class KeySource(NamedTuple):
         return [self._key(word, number) for number, word in enumerate(words, 1)]
 
     def _key(self, word: bytes, number: int) -> bytes:
+        # 64 hex digits are also valid base64, of 48 bytes, so the length decides and hex comes first.
         for decode in (bytes.fromhex, _base64):
             try:
                 key = decode(word.decode("ascii"))
@@ -81,6 +82,7 @@ class KeySource(NamedTuple):
     def _text(self) -> bytes:
         if self.key_file is not None:
             try:
+                # A key that other users may read is refused, as SSH does, rather than used with a warning.
                 text = read_private_file(self.key_file, TEXT_BYTES_MAX)
             except OSError as error:
                 raise KeyUnavailable(f"the key file {self.key_file} cannot be used: {_why(error)}") from None
@@ -204,10 +206,13 @@ class KeyRing:
         self._lock = threading.Lock()
         self._ring = read_ring(filesystem, directory)
         self._master, self._keys = _opened(self._ring, masters, os.path.join(directory, FILE), source)
+        # The first key in the source is the wanted one. If an older one opens the ring, the ring is to be rotated still
+        # by the next start or reload.
         self.is_behind = self._master != masters[0]
         """True while the ring is under an older key of the source than its first."""
         cipher = library()
         self.cipher: Cipher = cipher.Cipher(self._newest, self._key)
+        # From the oldest key: names looked up by it must stay the same over all rotations.
         self.lookup_key: bytes = cipher.derived(self._keys[min(self._keys)], None, b"lookup")
         """Key of digests that stand for names in the node's database: it is the same after a rotation."""
 
@@ -229,6 +234,8 @@ class KeyRing:
                 raise KeyUnavailable(f"{self.directory} has had {DATA_KEYS_MAX} keys, the most that a key ring holds")
             created = {each.id: each.created for each in self._ring.keys}
             new = max(self._keys) + 1
+            # Old data keys stay, because what they sealed is not written again. A rotation costs two small files, not
+            # the whole log.
             keys = {**self._keys, new: os.urandom(KEY_BYTES)}
             ring = _wrapped(master, keys, {**created, new: now})
             _write(self._filesystem, self.directory, ring)
@@ -277,6 +284,7 @@ class KeyRing:
         key = self._keys.get(key_id)
         if key is None:
             # A command that reads a running node's log: the node may have rotated its keys since.
+            # The other process may have written it a moment ago.
             ring = read_ring(self._filesystem, self.directory)
             with self._lock, contextlib.suppress(KeyUnavailable):
                 masters = [self._master, *self.source.masters()]
@@ -340,6 +348,7 @@ def read_ring(filesystem: FileSystem, directory: str) -> Ring:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             reasons.append(f"{path}: {error}")
             continue
+        # Not tried with the copy: both files are of the same release.
         if ring.version > VERSION:
             raise KeyUnavailable(f"{path} was written by a later release of Weft: install that release again")
         return ring
@@ -371,6 +380,7 @@ def _opened(ring: Ring, masters: list[bytes], path: str, source: KeySource) -> t
             with contextlib.suppress(binascii.Error):
                 if key := unwrap(master, base64.b64decode(each.wrapped), _about_key(each.id, each.created)):
                     keys[each.id] = key
+        # All keys or none: a master that opens only some belongs to a ring that was put together from two.
         if keys and len(keys) == len(ring.keys):
             return master, keys
     raise KeyUnavailable(
@@ -392,6 +402,8 @@ def _about_key(key_id: int, created: int) -> bytes:
 
 
 def _encoded(ring: Ring) -> bytes:
+    # The checksum tells a damaged ring from a wrong master key. The advice differs: restore the file, or give the right
+    # key.
     line = msgspec.json.encode(ring)
     return b"%08x %s\n" % (crc32c(line), line)
 
@@ -474,6 +486,7 @@ class SealedFileSystem:
             OSError: also when the content does not match its tag.
         """
         data = self.disk.read(path)
+        # Files from before the encryption was turned on stay readable; each is sealed when it is next written.
         if not data.startswith(FILE_MAGIC):
             return data
         try:
@@ -526,6 +539,8 @@ def disk_of(directory: str) -> FileSystem:
     """
     disk = OSFileSystem()
     place = os.path.realpath(directory)
+    # Folders in a data directory share its ring, and the ring is looked for no further up: another's ring must not
+    # decide for this folder.
     for _ in range(PARENTS_MAX + 1):
         if has_ring(disk, place):
             return SealedFileSystem(disk, _ring(disk, place))

@@ -23,6 +23,7 @@ def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:
     if (
         last is None
         or (last.stream, last.reason) != (gap.stream, gap.reason)
+        # Adjacent losses are one notice: a thousand notices for one long outage would have to be kept, sent and moved.
         or not last.first <= gap.first <= last.end
     ):
         notices.append(gap)
@@ -36,6 +37,7 @@ def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
     told: dict[int, RangeSet] = {}
     for gap in sorted(notices, key=lambda gap: (gap.stream, gap.first, gap.time)):
         known = told.setdefault(gap.stream, RangeSet())
+        # The earlier reason stands: what was lost first cannot be lost again for another reason.
         for first, end in known.missing(gap.first, gap.end):
             add_merged(result, GapNotice(gap.stream, first, end, gap.reason, gap.time))
         known.add(gap.first, gap.end)
@@ -126,6 +128,8 @@ class Origins:
         """Forget the oldest origin that this process has not requested, if there is no room for one more."""
         if len(self.known) < ORIGINS_MAX:
             return
+        # An origin that this process uses stays. Records of forgotten ones keep their number, and show it instead of a
+        # name.
         oldest = min(self.known.keys() - self._asked, default=None)
         if oldest is None:
             raise ValueError(f"a log knows {ORIGINS_MAX} origins at most, and this process uses as many: use fewer")
@@ -172,6 +176,8 @@ class LaneSpan:
         self.ranges.add(header.base_seq, header.end_seq)
         self.first_time = min(self.first_time, header.first_time)
         self.last_time = max(self.last_time, header.last_time)
+        # A point per commit would make the index as large as the keys of small records. Readers walk on from the point
+        # before.
         if point or self.forgotten == len(self._offsets) or offset - self._offsets[-1] >= POINT_SPACING_BYTES:
             self._seqs.append(header.base_seq)
             self._offsets.append(offset)
@@ -198,6 +204,7 @@ class LaneSpan:
         """Return the bytes of the chunks with any of ``numbers``: at least the bytes of these."""
         if numbers == self.ranges:
             return self.size
+        # Rounded up to whole chunks. An estimate that is too low would begin a move that then does not fit.
         return sum(size for first, end, size in self.chunks(0) if numbers.missing(first, end) != [(first, end)])
 
     def parts(self, chunk: Chunk) -> list[Range]:
@@ -248,6 +255,7 @@ class LaneSpan:
         span.ranges = RangeSet(lane.ranges)
         span._seqs = array("Q", [seq for seq, _ in lane.points])
         span._offsets = array("Q", [offset for _, offset in lane.points])
+        # A footer of an early release has no sizes. The distance between points is an upper bound of them.
         if len(sizes) != len(lane.points) + 1:
             sizes = [offset - lane.points[0][1] for _, offset in lane.points] + [max(0, end - lane.points[0][1])]
         span._sizes, span.size = array("Q", sizes[:-1]), sizes[-1]
@@ -311,6 +319,7 @@ class SegmentIndex:
     def add_clocks(self, clocks: Iterable[ClockNotice]) -> None:
         """Add clock notices; the last one about a boot counts."""
         for clock in clocks:
+            # Removed first, so that dictionaries keep the order of the notices and the oldest one is forgotten first.
             self.clocks.pop(clock.boot_id, None)
             self.clocks[clock.boot_id] = clock
 

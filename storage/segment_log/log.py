@@ -57,6 +57,8 @@ class Together:
             LogFull, LogFailed: nothing was changed.
         """
         state = self._state
+        # The lock is held from the first append to the last: another thread's append between them would become a part
+        # of the step.
         state.changed.acquire()
         try:
             if state.failed:
@@ -166,6 +168,8 @@ class SegmentLog(LogAnswers, LogRoom):
             if name in state.numbers or not state.first_seq:
                 return state.declare(name)
             stream = state.declare(name)
+            # The stream may have existed in blocks that the disk no longer reads. It begins above every number it can
+            # have had, and the notice explains the numbers below.
             state.queue.add_gaps(notices(stream, [(0, state.first_seq)], GapReason.CORRUPTION, self._wall_clock()))
             state.changed.notify()
             return stream
@@ -208,6 +212,8 @@ class SegmentLog(LogAnswers, LogRoom):
         size = run_bytes(keys, payloads, headers, payload_bytes)
         if len(keys) != len(payloads) or (times is not None and len(times) != len(keys)):
             raise ValueError(f"{len(keys)} keys for {len(payloads)} payloads")
+        # No single key or record can be too long if all of them together are not, so nearly every run is checked by one
+        # comparison.
         if size > KEY_BYTES_MAX:
             check_keys(keys)
             if size > RECORD_BYTES_MAX:
@@ -225,11 +231,14 @@ class SegmentLog(LogAnswers, LogRoom):
             if lane.refusal is not None and state.queue.together is None:
                 raise LogFull(lane.refusal)
             needed = size + BATCH_OVERHEAD_BYTES * (1 if times is None else parts_max(times))
+            # The room of this step was reserved before its first append; asking again could refuse it halfway.
             if needed <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= needed
             else:
                 if size > BATCH_BYTES_MAX:
                     needed += batches_bytes(size)
+                # `room_bytes` is a lower bound computed at each commit. Only an append that may not fit pays for the
+                # exact answer.
                 if state.queue.raw_bytes + needed > state.room_bytes:
                     self._admit(needed)
             if lane.policy.retain_bytes is not None:
@@ -238,7 +247,10 @@ class SegmentLog(LogAnswers, LogRoom):
             run = Run(time if times is None else times[0], keys, payloads, headers, flags, size, origin, times)
             state.queue.add(stream, base_seq, run, time)
             if state.queue.together is not None:
+                # The step's own record names the numbers of its results, which are known only now.
                 state.queue.together.append((stream, base_seq, len(keys)))
+            # Numbers are given out at once, not at the sync: a caller has them in hand. What a crash takes was not
+            # acknowledged, and its numbers are used again.
             lane.next_seq += len(keys)
             if lane.policy.retain_bytes is not None:
                 lane.queued_bytes += size
@@ -285,6 +297,7 @@ class SegmentLog(LogAnswers, LogRoom):
         """
         with self._state.lock:
             failed = self._state.failed
+            # With nothing pending, everything appended so far is on the disk and the callback needs no commit.
             queued = failed is None and not self._state.queue.idle
             if queued:
                 self._state.queue.add_callback(callback)
@@ -361,6 +374,7 @@ class SegmentLog(LogAnswers, LogRoom):
         """
         if end is None:
             end = self.durable_end(stream)
+        # Outside the lock, since it reads the disk. Numbers that change meanwhile are looked at again within it.
         first, end = whole_batches(self.ranges(stream), lambda seq: self.read(stream, seq, 1), first, end)
         with self._state.changed:
             if self._state.failed:
@@ -393,11 +407,14 @@ class SegmentLog(LogAnswers, LogRoom):
         try:
             if self._writer:
                 self._writer.stop()
+            # What is pending was appended before the close, and its appenders still wait for an answer.
             while self.committer.run_once():
                 pass
             if self.committer.waits_for_space and not self._state.queue.idle:
                 self.committer.poison(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._state.directory))
             self.committer.close(seal=True)
+            # All streams are declared and a clean stop wrote every name, so no unreadable block can hide one any more.
+            # The file then no longer makes new streams skip numbers.
             if self._settled and self._state.failed is None:
                 keep_identity(self._state.filesystem, self._state.directory, Identity(self._state.log_id))
         finally:
@@ -408,6 +425,8 @@ class SegmentLog(LogAnswers, LogRoom):
     def _make_due(self) -> None:
         """Let the writer begin, now or at the end of this turn. Call with the lock."""
         state = self._state
+        # One turn of the loop is one commit, however many connections brought records. A long turn must not leave the
+        # disk idle, so 512 KiB begin it earlier.
         if self._end_of_turn is None or state.queue.raw_bytes >= DUE_BYTES:
             self._due()
         elif not self._turn_awaited:

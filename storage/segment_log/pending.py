@@ -99,6 +99,8 @@ class PendingBatch:
         step = run.time - self.last_time
         return (
             step >= 0
+            # A batch carries one reading of both clocks, by which a hub corrects the times of an unset one. Across a
+            # step of the clock one reading would be wrong for half of the records.
             and (step <= batch.CLOCK_STEP_NS_MAX or self.clock.state is ClockState.SYNCED)
             and len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX
             and self.raw_bytes + run.raw_bytes <= BATCH_BYTES_MAX
@@ -189,6 +191,8 @@ class PendingCommit:
         pending = self._open.get(stream)
         if pending is None or not pending.takes(run):
             pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading(run.time), run.origin)
+            # What a reader needs before the records, such as the note how far messages may be delivered, must be read
+            # first after a crash that leaves only a beginning of the commit.
             self.batches.insert(self._leading if leads else len(self.batches), pending)
             self._leading += leads
             self.raw_bytes += BATCH_OVERHEAD_BYTES
@@ -243,6 +247,7 @@ class PendingQueue:
         Args:
             now: the wall clock; ns since 1970.
         """
+        # Appends of one step count as one: the pacer would take a function's step for many busy clients.
         if not self.together:
             self._last().count_append(now)
         if run.times is None:
@@ -315,6 +320,7 @@ class PendingQueue:
 
     def add_callback(self, callback: Callback) -> None:
         """Queue a callback behind everything that was queued so far."""
+        # Records in flight are what the caller waits for. Joining their commit saves one without records.
         commit = self._commits[-1] if self._commits else self._in_flight
         if commit is None or commit.is_told:
             # Nothing is queued behind the commit in flight: add a commit without records, which writes nothing.
@@ -325,6 +331,8 @@ class PendingQueue:
     def begin_whole(self, reserved_bytes: int) -> None:
         """Put everything up to ``end_whole`` into one commit of any length."""
         assert self.together is None, "what is to be one commit cannot be begun within another"
+        # The fence at the start of a commit covers all of its batches, so the step begins a commit of its own if one is
+        # full.
         if self._commits:
             self._last()
         self.together, self.reserved_bytes = [], reserved_bytes
@@ -336,6 +344,7 @@ class PendingQueue:
         self.together, self.reserved_bytes = None, 0
 
     def _last(self) -> PendingCommit:
+        # A step is never divided over two commits, whatever its length: recovery keeps or cuts it as a whole.
         if not self._commits or (self._commits[-1].raw_bytes >= COMMIT_BYTES_MAX and self.together is None):
             self._commits.append(PendingCommit())
         return self._commits[-1]
@@ -356,6 +365,7 @@ class PendingQueue:
     def done(self) -> None:
         """Forget the commit in flight: it is durable and its callbacks were passed on."""
         assert self._in_flight is not None
+        # Only now, after the write: bytes in flight still occupy memory and count for back-pressure.
         self.raw_bytes -= self._in_flight.raw_bytes
         self._in_flight = None
 

@@ -70,6 +70,7 @@ class LogReader:
                 # A read after a quarantine treats unreadable blocks in the same way: the quarantine may have found a
                 # sound batch with zeros in their place.
                 is_second_look = place.segment.path in examined
+                # Without the lock: a slow disk must not hold up appends.
                 found = self._walk(place, stream, bytes_max, first=not batches, unreadable_as_zeros=is_second_look)
             except FileNotFoundError as error:
                 with self._state.changed:
@@ -83,9 +84,13 @@ class LogReader:
                 path, seq = place.segment.path, place.seq
                 if batches:
                     break
+                # A second failure of the same file is not damage that notices can explain, such as a device that is
+                # gone. Trying again would never end.
                 if path in examined:
                     raise LogFailed(f"{path} cannot be read at seq {seq} of stream {stream}: {error}") from error
                 examined.add(path)
+                # Damage may be met by any reader, not only at start. The lost numbers get notices, then the read goes
+                # on behind them.
                 quarantine(self._state, place.segment, self._wall_clock())
                 continue
             if not found:
@@ -99,6 +104,8 @@ class LogReader:
         """Find the first held record at or after ``seq``."""
         with self._state.changed:
             lane = self._state.lanes.get(stream)
+            # `held`, and not what the segments contain: dropped records are still in their files, and must not be
+            # delivered.
             target = next_held(lane.held, seq) if lane else None
             if lane is None or target is None:
                 return None
@@ -131,6 +138,8 @@ class LogReader:
             try:
                 for data in _batches(source, place, stream):
                     bytes_max -= len(data)
+                    # At least one batch, however long: a reader whose limit is below a batch would otherwise stay where
+                    # it is for good.
                     if bytes_max < 0 and (found or not first):
                         break
                     found.append(data)
@@ -156,6 +165,8 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
         if head.kind in (EntryKind.BATCH, EntryKind.MOVED):
             header = source.readable_batch_header(offset)
             if header is not None and header.stream == stream and header.end_seq > seq:
+                # Numbers ascend within a segment, so a higher one means that the wanted batch is not there although the
+                # index names it.
                 if header.base_seq > seq:
                     raise Corrupt(f"seq {seq} of stream {stream} is not before the entry at offset {offset}")
                 frame = source.entry(offset)
@@ -204,6 +215,7 @@ def batches_between(state: LogState, stream: int, since: int, until: int) -> Ite
         segments = [
             segment
             for segment in state.segments
+            # Whole segments are left out by the times in their index.
             if any(span.first_time < until and span.last_time >= since for span in segment.index.spans_of(stream))
         ]
     for segment in segments:
@@ -232,6 +244,8 @@ def _of_segment(
                     found.append(FoundBatch(header.base_seq, header.end_seq, head.length))
             offset += ENTRY_HEADER_BYTES + head.length
             looked_at += 1
+            # The caller shares its thread with others, so it gets control back after a bounded amount of work, also
+            # when nothing is found.
             if looked_at % ENTRIES_PER_STEP == 0:
                 yield found
                 found = []
@@ -244,6 +258,7 @@ def _of_segment(
 
 def _is_wanted(header: BatchHeader, stream: int, since: int, until: int, held: RangeSet) -> bool:
     times = header.first_time, header.last_time
+    # Times of a batch need not ascend if its clock was synced and then set.
     is_within = min(times) < until and max(times) >= since
     return header.stream == stream and is_within and held.covers(header.base_seq, header.end_seq)
 
@@ -422,10 +437,14 @@ class LogAnswers:
         with self._state.changed:
             lane = self._state.lane(stream)
             first = self._state.queue.first_time(stream)
+            # A derived stream may still produce rows with this time, so no link may be promised that everything before
+            # it has come.
             if lane.held_time is not None:
                 now = min(now, lane.held_time - 1)
             if first is None:
                 return now, lane.next_seq
+            # A mark promises that no earlier record follows. Records that wait for the disk may get an earlier time
+            # than the present, so the mark stays before the first of them.
             return min(first - 1, now), lane.durable_end
 
     def hold_mark(self, stream: int, time: int | None) -> None:
@@ -526,6 +545,7 @@ class PageReader:
         self._log = log
         self._listen = listen
         self._reads = asyncio.Semaphore(reads_max)
+        # By stream, so that a commit looks only at those that wait for one of its streams.
         self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
         """Stream -> future of a waiting reader -> the awaited seq."""
         self._unlisten: Callable[[], None] | None = None
@@ -600,9 +620,12 @@ class PageReader:
         for data in batches:
             header = decode_header(data)
             count += header.count
+            # Batches are passed on whole. Splitting one would mean to decode and encode it again.
             if kept and records_max is not None and count > records_max:
                 break
             if header.base_seq > at:
+                # Numbers between two batches were dropped; the reader learns which and why instead of passing over
+                # them.
                 holes.add(at, header.base_seq)
             kept.append(data)
             at = header.end_seq

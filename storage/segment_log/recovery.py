@@ -70,6 +70,7 @@ def read_identity(filesystem: FileSystem, directory: str) -> Identity | None:
         match = _LINE.fullmatch(filesystem.read(os.path.join(directory, FILE)))
     except OSError:
         return None
+    # A file that does not check says nothing. The segments' own headers decide then, by majority.
     if not match or int(match[3], 16) != crc32c(match[1] + (match[2] or b"")):
         return None
     return Identity(int(match[1], 16), int(match[2] or b"0", 16))
@@ -89,6 +90,8 @@ def keep_identity(filesystem: FileSystem, directory: str, identity: Identity) ->
             filesystem, os.path.join(directory, FILE), b"%s %08x\n" % (digits, crc32c(digits)), is_open=True
         )
     except OSError:
+        # Without it a stream whose name is in an unreadable block would begin at 0 again and assign numbers a second
+        # time. The log id alone can be read from the segments.
         if identity.first_seq:
             raise
 
@@ -143,12 +146,14 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
         OSError: the directory or a file cannot be opened.
     """
     # A name or a byte that an earlier process wrote may be only in memory: make both durable before relying on them.
+    # A file that is only visible in the page cache would be trusted now and be gone after the next power cut.
     filesystem.sync_directory(directory)
     own, strange = _own_segments(filesystem, directory, known_id)
     loaded: list[Loaded] = []
     for position, path in reversed(own):
         with _opened(filesystem, path) as file:
             item = _load(file, path, position, newest=not loaded)
+        # Such a file would be continued as this log's newest segment, and everything before it would look complete.
         if item.says_nothing:
             strange.append(_Strange(path, DAMAGED, "holds nothing that could be read as this log's"))
         else:
@@ -173,6 +178,7 @@ def _remove_unfinished(filesystem: FileSystem, directory: str) -> None:
     for name in filesystem.list_names(directory):
         path = os.path.join(directory, name)
         if name.endswith(UNFINISHED) and format_.parse_file_name(name.removesuffix(UNFINISHED)) is not None:
+            # Not made by this log, so it is not ours to remove.
             if filesystem.is_directory(path):
                 _set_aside(filesystem, path, STRANGE)
             else:
@@ -195,7 +201,7 @@ def _own_segments(
         if position is None:
             continue
         if filesystem.is_directory(path) or not filesystem.exists(path):
-            strange.append(_Strange(path, STRANGE, "is no file"))
+            strange.append(_Strange(path, STRANGE, "is not a file"))
             continue
         with _opened(filesystem, path) as file:
             source = SegmentBytes(file, position, file.size(), window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
@@ -203,9 +209,13 @@ def _own_segments(
         found.append((position, path, header.log_id if header else None))
     found.sort()
     ids = Counter(log_id for _, _, log_id in found if log_id is not None)
+    # A segment of another log, copied here by mistake, must not give this one its id: hubs tell records apart by it. So
+    # the file beside the segments decides, then the majority.
     own_id = known_id if known_id in ids else max(ids, key=lambda log_id: ids[log_id], default=known_id)
     own: list[tuple[int, str]] = []
     for position, path, log_id in found:
+        # A segment with a damaged header is kept as this log's: its entries carry checksums seeded with their position
+        # and prove themselves.
         if own_id is not None and log_id in (None, own_id):
             own.append((position, path))
         else:
@@ -242,10 +252,13 @@ def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     header = find_header(source, position)
     version = header.version if header is not None else 1
     streams = _first_streams(source)
+    # A sound footer has the whole index, so that a start reads some kilobytes of a segment instead of all of it.
     footer = find_footer(source, size)
     if footer is not None:
         index = SegmentIndex.from_footer(footer[1], footer[0])
         return Loaded(Segment(path, position, footer[0], size, index, version=version), header, streams, None)
+    # Only the newest segment can end in a commit that was never acknowledged. Bad bytes anywhere else had been synced,
+    # so they are damage and get notices.
     scan = scan_segment(SegmentBytes(file, position, size, unreadable_as_zeros=True), may_be_torn=newest)
     return Loaded(Segment(path, position, scan.end, size, scan.index, version=version), header, streams, scan)
 
@@ -261,6 +274,8 @@ def _first_streams(source: SegmentBytes) -> dict[int, StreamEntry] | None:
 def fold(state: LogState, loaded: list[Loaded]) -> None:
     """Account for the segments in the log's lanes."""
     next_seqs: dict[int, int] = {}
+    # A crash between the new opening and the removal of the old file leaves moved records in two segments. The later
+    # place counts.
     _count_once(loaded)
     for item in loaded:
         state.segments.append(item.segment)
@@ -287,9 +302,13 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
     state.collect_gaps()
     newest = loaded[-1].scan if loaded else None
     for stream in state.lanes:
+        # Unreadable blocks may hold records of any stream that was not named after them. Numbers skip as many as the
+        # blocks could hold at most: a skipped number costs nothing, one that is assigned twice loses a record at the
+        # hub.
         if newest and newest.hidden_max and stream not in newest.exact:
             next_seqs[stream] = min(next_seqs.get(stream, 0) + newest.hidden_max, SEQ_END)
     state.first_seq = newest.hidden_max if newest else 0
+    # The newest statement counts: a rename is one segment's opening, which appears whole or not at all.
     state.owner = next((item.segment.index.owner for item in reversed(loaded) if item.segment.index.owner), None)
     for stream, lane in state.lanes.items():
         lane.next_seq = lane.durable_end = next_seqs.get(stream, 0)
@@ -318,6 +337,8 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
     Before each deletion the log records the numbers that it still accounts for. So the numbers of the last such entry
     must be there, and all numbers assigned since.
     """
+    # What must be there cannot follow from the files that are there, since segments are removed in any order. The last
+    # durable list of kept numbers says it, and even shows that the oldest file was lost.
     kept = next((item.segment.index.kept for item in reversed(loaded) if item.segment.index.kept), None)
     if kept is None:
         expected = _expected_of_earlier_releases(state, loaded)
@@ -325,6 +346,7 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
         expected = {stream: RangeSet([(0, lane.next_seq)]) for stream, lane in state.lanes.items()}
         for lane in kept:
             expected[lane.stream] = RangeSet(lane.ranges)
+            # Numbers assigned after the list was written are expected without exception.
             expected[lane.stream].add(lane.next_seq, state.lanes[lane.stream].next_seq)
     known = {}
     for stream, state_lane in state.lanes.items():
@@ -366,6 +388,8 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
     if loaded:
         newest = loaded[-1]
         position = newest.segment.first_position + newest.segment.size
+        # The newest segment has a footer. A crash may have come between its write and its sync, so the footer is
+        # written again before the log relies on it.
         if newest.scan is None:
             _seal_again(state.filesystem, newest.segment)
         elif newest.scan.unreadable_bytes or not _reads_again(state.filesystem, newest):
@@ -373,6 +397,7 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
             _sync(state.filesystem, newest.segment.path)
         else:
             writer = _resume(state, newest)
+            # A damaged file is evidence and takes nothing more, so only a sound one is continued.
             if not newest.damaged:
                 return writer
             # Evidence of damage must not be overwritten: the sound part is sealed, and the log continues in a new file.
@@ -431,6 +456,8 @@ def _reservable(state: LogState, used: int, written: int = 0) -> int:
     free = state.filesystem.free_bytes(state.directory)
     settings = state.settings
     room = state.budget_bytes - settings.spare_bytes - used
+    # Half of what is free, at most: other programs of the machine use the disk too, and a reservation looks to them
+    # like a full one.
     return max(0, min(settings.segment_bytes, room, written + free // 2))
 
 
@@ -447,6 +474,8 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
     try:
         if not newest.damaged:
             file.write_at(scan.last_mark, file.read_at(scan.last_mark, segment.end - scan.last_mark))
+        # Nothing after the end was acknowledged. Cut before space is reserved again, so that the reserved bytes read as
+        # zeros.
         file.truncate(segment.end)
         file.sync()
         if not newest.damaged:
@@ -514,8 +543,10 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
     known_id = known.log_id if known and loaded else None
     log_id = next((item.header.log_id for item in reversed(loaded) if item.header), known_id)
     state = state_of(new_id if log_id is None else log_id)
+    # The same order as the log was written in: later statements about a stream replace earlier ones.
     fold(state, loaded)
     if owner is not None:
+        # Before anything is written. A refused folder must remain as it was, since it is another node's.
         _check_owner(state, owner)
     if known is not None and known.log_id == log_id:
         state.first_seq = max(state.first_seq, known.first_seq)
@@ -554,6 +585,8 @@ def _check_owner(state: LogState, owner: NodeName) -> None:
         # A new log, or one of a release that did not record owners.
         state.owner = Owner(*owner, [])
     elif state.owner.name != owner:
+        # Going on under another name would offer every record again in new lanes, and hubs compare numbers within a
+        # lane only: the table would hold all of them twice (decision 0022).
         raise WrongOwner(state.directory, state.owner.name, owner)
 
 
@@ -561,6 +594,7 @@ def _keep_aside(state: LogState, loaded: list[Loaded], gaps: list[GapNotice]) ->
     damaged = []
     for item in loaded:
         footer_lost = item.scan is not None and item is not loaded[-1]
+        # A sealed segment always has a footer, so one that lost it was damaged, even if all its entries check.
         if (item.damaged or footer_lost) and keep_aside(state.filesystem, item.segment.path):
             damaged.append(item.segment.path)
             report_damage(item.segment.path, item.scan or Scan(), gaps)
@@ -611,11 +645,14 @@ def open_log(
     began = clock_reading().monotonic
     try:
         filesystem.make_directory(directory)
+        # Two processes that append to one log would assign the same numbers to different records.
         lock = filesystem.lock(directory)
     except OSError as error:
         raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
     try:
         if guard is not None:
+            # A key that does not fit is found before recovery: without it every sealed entry would look damaged, and a
+            # repair would give up sound records.
             guard.check()
         known = read_identity(filesystem, directory)
         loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
@@ -628,6 +665,7 @@ def open_log(
             segment.known_since = began
         committer = Committer(state, writer, wall_clock, clock_reading, post)
         # Gap notices for losses are durable before the first read of the log.
+        # Otherwise a link could offer records around a hole that no notice explains yet, and a hub would wait for them.
         committer.run_once()
         if committer.waits_for_space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)

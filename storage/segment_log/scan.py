@@ -104,6 +104,7 @@ class SegmentBytes:
         """
         length = max(0, min(length, self.end - offset))
         at = offset - self._start
+        # One window, moved forward: a segment is never in memory as a whole, however large it is.
         if at < 0 or at + length > len(self._window):
             self._start, at = offset, 0
             self._window = memoryview(self._read(offset, length))
@@ -122,6 +123,8 @@ class SegmentBytes:
     def _read(self, offset: int, length: int) -> bytes:
         """Read ``length`` bytes from ``offset``, and the rest of the window if the device can read it."""
         wished = min(max(length, self._window_bytes), self.end - offset)
+        # The verdict about a block is kept for the life of this reader: a second answer could contradict what has been
+        # concluded from the first.
         if self.is_unreadable(offset, offset + wished):
             return self._read_blocks(offset, wished)
         # One bad sector must not make its whole window unreadable.
@@ -170,6 +173,7 @@ class SegmentBytes:
         """
         data = self.piece(offset, ENTRY_HEADER_BYTES)
         header = peek_entry(data, 0) if len(data) == ENTRY_HEADER_BYTES else None
+        # A flipped bit in a length must not make the reader ask for gigabytes.
         if header is not None and offset + ENTRY_HEADER_BYTES + header.length > self.end:
             raise Corrupt(f"the entry at offset {offset} claims {header.length} bytes")
         return header
@@ -181,6 +185,7 @@ class SegmentBytes:
             CodecError: there is no batch header.
             OSError: as ``piece``.
         """
+        # The header of a sealed batch is inside the ciphertext, so the whole entry is opened to read it.
         if self.piece(offset + _KIND_AT, 1)[0] & SEALED:
             frame = self.entry(offset)
             if frame is None:
@@ -210,9 +215,11 @@ class SegmentBytes:
             OSError: as ``piece``.
             KeyUnavailable: the entry is sealed, and its key is not to be had.
         """
+        # An entry is looked at several times, by its header and by its body. It is decrypted once.
         if self._opened is not None and self._opened.offset == offset:
             return self._opened
         at = offset - self._start
+        # The usual case in one call: the entry lies whole in the window and checks.
         sound = sound_entry(self._window, at, self.first_position + offset) if at >= 0 else None
         if sound is not None:
             body = self._window[at + ENTRY_HEADER_BYTES : sound[1]]
@@ -257,6 +264,8 @@ def find_header(source: SegmentBytes, position: int) -> SegmentHeader | None:
         raise
     except CodecError:
         return None
+    # A header of another position belongs to a copied or renamed file. Its entries would fail their checksums, which
+    # are seeded with the position.
     return header if header.first_position == position else None
 
 
@@ -270,9 +279,12 @@ def find_footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
     try:
         offset = format_.decode_trailer(source.piece(max(0, size - TRAILER_BYTES), TRAILER_BYTES))
         frame = source.entry(offset)
+        # Payload bytes may look like a trailer. Only a footer that checks at the place it names is one.
         if frame is None or frame.kind is not EntryKind.FOOTER:
             raise Corrupt("a segment's trailer does not lead to a footer")
         footer = format_.decode_body(frame.kind, frame.body)
+    # What a later release wrote is not damage. Taking it for damage would cut sound records, so every reader ends with
+    # the same sentence.
     except UnsupportedVersion:
         raise
     except CodecError:
@@ -366,6 +378,8 @@ def find_entry(source: SegmentBytes, bad: int) -> int | None:
     except CodecError:
         head = None
     if head is not None:
+        # A bad entry keeps its length more often than not. Following it skips payloads that contain whole entries, such
+        # as a stored copy of a log.
         chained = bad + ENTRY_HEADER_BYTES + head.length
         if read_entry(source, chained) is not None:
             return chained
@@ -379,6 +393,7 @@ def find_entry(source: SegmentBytes, bad: int) -> int | None:
                 return candidate
         if len(block) < _SEARCH_BYTES:
             return None
+        # The blocks overlap by a shape, so that one across their border is found.
         at += len(block) - _SHAPE_BYTES
     return None
 
@@ -388,6 +403,7 @@ def hides_entries(source: SegmentBytes, end: int) -> bool:
 
     If the next entry's header can be read and is zeros, no commit was ever synced there.
     """
+    # Unreadable blocks before the end have been counted as damage already.
     if source.unreadable.end <= end:
         return False
     return source.is_unreadable(end, end + ENTRY_HEADER_BYTES) or any(source.piece(end, ENTRY_HEADER_BYTES))
@@ -421,6 +437,8 @@ def _is_worth_a_look(source: SegmentBytes, offset: int) -> bool:
         return False
     if head is None:
         return False
+    # Each candidate costs reading as many bytes as it claims. A file made of look-alikes would take hours without a
+    # bound; behind it only commit marks, which are short, are still looked for.
     source.searched_bytes += head.length
     if source.searched_bytes <= max(_SEARCHED_BYTES_MIN, _SEARCHED_TIMES_MAX * source.end):
         return True
@@ -501,13 +519,20 @@ def walk(
     while True:
         entry = read_entry(source, offset)
         if entry is not None:
+            # Only in a file that a crash may have ended: in a sealed one everything was synced.
             if may_be_torn and isinstance(entry.value, Whole):
+                # The batches behind a fence count together or not at all: a function's results without its position in
+                # the input would come twice after a crash.
                 bad = _first_missing(source, entry.end, entry.value.length)
+                # The writer may have completed the commit between the two reads. A reader of a running node looks again
+                # before it calls anything torn.
                 if bad is not None and is_growing:
                     source.look_again()
                     bad = _first_missing(source, entry.end, entry.value.length)
                 if bad is not None and not searches_zeros and not any(source.piece(bad, ENTRY_HEADER_BYTES)):
                     return
+                # With a later mark the commit had been synced and acknowledged, so its sound part is kept; cutting the
+                # rest would lose acknowledged records only to keep the group whole.
                 if bad is not None and not _look_ahead(source, bad, may_be_torn=True).is_proven:
                     yield Torn(offset, last_nonzero(source, offset))
                     return
@@ -518,6 +543,8 @@ def walk(
             offset = entry.end
             continue
         if not ahead.has_seen(offset):
+            # A reader that follows a running log stands at the reserved zeros most of the time, where a search of the
+            # rest of the file would find nothing.
             if not searches_zeros and not any(source.piece(offset, ENTRY_HEADER_BYTES)):
                 return
             ahead = _look_ahead(source, offset, may_be_torn=may_be_torn)
@@ -530,6 +557,7 @@ def walk(
         if hole is None:
             yield from _end(source, offset, ahead, may_be_torn=may_be_torn)
             return
+        # The first entry of a segment cannot be torn: the file gets its name when its opening is durable.
         if not ahead.is_proven and offset != HEADER_BYTES:
             yield Torn(offset, last_nonzero(source, offset))
             return
@@ -545,6 +573,8 @@ def _first_missing(source: SegmentBytes, start: int, length: int) -> int | None:
     end = start + length
     if end + ENTRY_HEADER_BYTES <= source.end:
         following = read_entry(source, end)
+        # The mark of the next commit was written after the sync of this one, so nothing of it is missing; its entries
+        # need not be read.
         if following is not None and following.kind in (EntryKind.STREAMS, EntryKind.FOOTER):
             return None
     while start < end:
@@ -579,6 +609,8 @@ def _look_ahead(source: SegmentBytes, offset: int, *, may_be_torn: bool) -> _Ahe
     while True:
         entry = read_entry(source, offset)
         if entry is not None:
+            # Any entry proves damage in a sealed file. At the end of the log only a mark or a footer does, since
+            # entries of one commit reach the disk in any order.
             if not may_be_torn or entry.kind in (EntryKind.STREAMS, EntryKind.FOOTER):
                 is_marked = True
                 break
@@ -590,7 +622,10 @@ def _look_ahead(source: SegmentBytes, offset: int, *, may_be_torn: bool) -> _Ahe
             break
         spans.append((offset, following))
         offset = following
+    # A crash does not make blocks unreadable, so an unreadable block proves damage even without a mark behind it.
     is_proven = is_marked or (may_be_torn and hides_entries(source, start))
+    # If exactly one entry is missing, the mark behind it names its stream and the next number, and nothing has to be
+    # skipped.
     is_exact = is_marked and len(spans) == 1 and _is_one_entry(source, *spans[0])
     holes = {}
     for first, end in spans:
@@ -791,6 +826,8 @@ class Scan:
         if isinstance(value, BatchHeader):
             moved = entry.kind is EntryKind.MOVED
             lane = (value.stream, moved)
+            # Readers follow entries from an index point onwards. Behind damage they need a new one, or they would walk
+            # into the hole.
             point = bool(self.damage) and lane not in self._resumed
             self._resumed.add(lane)
             self.index.add_batch(value, entry.offset, entry.end - entry.offset, point=point, moved=moved)
@@ -870,6 +907,7 @@ logger = logging.getLogger(__name__)
 def keep_aside(filesystem: FileSystem, path: str) -> bool:
     """Add the second name of a damaged segment, durably. False if it existed already: then the damage was reported."""
     try:
+        # A second name costs no space and no copy on a disk that may be failing, and the evidence outlives the segment.
         filesystem.link(path, aside_path(path))
         filesystem.sync_directory(os.path.dirname(path))
     except FileExistsError:
@@ -903,6 +941,7 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
         expected: dict[int, RangeSet] = {}
         for stream, span in segment.index.spans():
             expected.setdefault(stream, RangeSet()).update(_held(state, stream, span.ranges))
+    # Without the lock: reading a segment from a failing card takes minutes, and appends must go on.
     scan = _scan(state.filesystem, segment, end)
     found: dict[int, RangeSet] = {}
     for stream, span in scan.index.spans():
@@ -910,6 +949,7 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
     with state.changed:
         gaps = missing_gaps(expected, found, now)
         # Another reader may have found the same damage meanwhile.
+        # A second notice for the same numbers would go to every hub, too.
         gaps = [gap for gap in gaps if state.lanes[gap.stream].held.covers(gap.first, gap.end)]
         for known, seen in ((segment.index.lanes, scan.index.lanes), (segment.index.moved, scan.index.moved)):
             for stream in known.keys() & seen.keys():

@@ -55,6 +55,8 @@ def unreleased(lane: StreamState, span: LaneSpan, start: int = 0) -> RangeSet:
     found = RangeSet()
     for first, end in span.ranges:
         at = max(first, start)
+        # Numbers that the log no longer holds need no room: they were dropped under a notice or moved to a later
+        # segment.
         for hole_first, hole_end in [*lane.held.missing(at, end), (end, end)]:
             found.update(lane.released.missing(at, hole_first))
             at = hole_end
@@ -84,6 +86,8 @@ def needed_gaps(state: LogState, segment: Segment, others: Iterable[Segment]) ->
     found = []
     for gap in segment.index.gaps:
         released = state.lanes[gap.stream].released.covers(gap.first, gap.end)
+        # A notice also stays while another segment still has the bytes of its records: after a crash they would come
+        # back as records that were never dropped.
         if not released or any(
             _touches(span.ranges, gap) for other in others for span in other.index.spans_of(gap.stream)
         ):
@@ -95,6 +99,7 @@ def needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> i
     """Return an upper bound of the needed bytes of a segment."""
     if starts or segment is state.segments[-1]:
         return _needed_bytes(state, segment, starts)
+    # A full log asks at every append. The count of changes makes the answer for a sealed segment one comparison.
     if segment.needed is None or segment.needed[0] != state.changes:
         segment.needed = (state.changes, _needed_bytes(state, segment, starts))
     return segment.needed[1]
@@ -137,6 +142,8 @@ class Now(NamedTuple):
 
     def age(self, time: int, known_since: int) -> float:
         """Return the seconds since ``time``; while the wall clock is not synced, the seconds since ``known_since``."""
+        # A wrong clock must not end records: a Pi without a battery starts in 1970 or in the future. Until the time is
+        # confirmed, only time that this process has seen pass counts.
         if self.reading.state is ClockState.SYNCED:
             return (self.wall - time) / 1e9
         return (self.reading.monotonic - known_since) / 1e9
@@ -150,6 +157,8 @@ def expire(state: LogState, now: Now) -> None:
     """
     with state.changed:
         segments = state.segments[:-1]
+    # One segment at a time, each with the lock for itself, so that appends and acknowledgements do not wait for a walk
+    # over the whole log.
     for segment in segments:
         with state.changed:
             _expire_segment(state, segment, now)
@@ -181,6 +190,7 @@ def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
         for chunk in span.chunks(span.forgotten):
             if excess <= 0:
                 return 0
+            # Up to here only records went that a hub has, which is no loss and needs no notice.
             if not is_losing and _waiting(lane, span, chunk):
                 if lane.policy.when_full == "refuse":
                     return excess
@@ -194,6 +204,7 @@ def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
 def _waiting(lane: StreamState, span: LaneSpan, chunk: Chunk) -> RangeSet:
     """Return the held records of a chunk whose removal is a loss."""
     waiting = RangeSet()
+    # A stream that no link carries promised its records to no hub, so it ends them as configured, without notices.
     for first, end in span.parts(chunk) if lane.policy.replicated else ():
         waiting.update(held_within(lane.held, first, end))
     for numbers in (lane.released, lane.dropping):
@@ -223,6 +234,8 @@ def _let_go(  # noqa: PLR0917 - what, where, why and when
     """
     lane = state.lanes[stream]
     waiting = _waiting(lane, span, chunk)
+    # The notice is queued first and the records stay readable until it is durable. A crash between the two leaves both,
+    # never neither.
     if waiting:
         lane.dropping.update(waiting)
         state.queue.add_gaps(notices(stream, waiting, reason, now))
@@ -255,6 +268,7 @@ def free_segments(state: LogState) -> list[Segment]:
         for segment in state.segments[:-1]
         if all(not span.live_size and not _any_held(state, stream, span) for stream, span in segment.index.spans())
     ]
+    # Notices are records too: a segment goes only when every link has been given its notices.
     return [segment for segment in free if not _gaps_stay(state, segment, free)]
 
 
@@ -275,6 +289,8 @@ def is_overdue(state: LogState, now: Now) -> bool:
     for lanes, part in ((index.lanes, 2), (index.moved, 1)):
         for stream, span in lanes.items():
             retain_s = state.lanes[stream].policy.retain_s
+            # Files expire as a whole, so the newest one is ended at half of the retention time: records then live at
+            # most half as long again as `retain.time` says.
             if retain_s is not None and span.live_size and (now.wall - span.first_time) / 1e9 > retain_s / part:
                 return now.reading.state is ClockState.SYNCED
     return False
@@ -310,6 +326,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
         free_bytes: free bytes of budget and disk before anything is deleted: moved records must fit into them.
     """
     plan = Plan()
+    # Evidence of damage goes before any record, even before one that every hub has.
     for path, size in sorted(state.asides.items()):
         if plan.freed_bytes >= wanted_bytes:
             return plan
@@ -320,6 +337,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
         if plan.freed_bytes >= wanted_bytes:
             return plan
         need = needed_bytes(state, segment, {})
+        # Nothing has to be written to free it, so it goes first, in any order of age.
         if need == 0:
             plan.victims.append(segment)
             plan.freed_bytes += segment.size
@@ -327,14 +345,19 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
             needs.append((segment, need))
     room = _moving_room(state, free_bytes)
     # Moved records must leave room for the notices without which nothing can be dropped.
+    # Cleaning must not use up the space in which cleaning happens, or a full log could never be freed again.
     movable = room - gap_bytes(state) * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
     cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
+    # First at most a quarter, then up to a half of a segment: each freed byte costs at most a third of a byte written,
+    # in the worst case one.
     for most, part in ((cheap, MOVE_SHARE), (movable, 2)):
         for segment, need in needs:
             if plan.freed_bytes >= wanted_bytes:
                 return plan
             if segment not in plan.victims and need * part <= segment.size:
                 _take(plan, segment, need, most)
+    # Losing records is the last resort, and only of streams that allow it. A stream that refuses loses nothing,
+    # whatever the others do.
     _drop(state, plan, [segment for segment, _ in needs if segment not in plan.victims], wanted_bytes, room)
     return plan
 
@@ -373,6 +396,8 @@ def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: in
         if plan.freed_bytes >= wanted_bytes:
             return
         ends = {
+            # All of a stream up to one number, rather than single batches: a range has one notice and frees whole
+            # files.
             stream: max(span.ranges.end, plan.drop_ends.get(stream, 0))
             for stream, span in segment.index.spans()
             if state.lanes[stream].policy.when_full == "drop_oldest"
@@ -417,6 +442,8 @@ def admit(state: LogState, length: int, *, uses_spare: bool = False) -> None:
         OSError: the disk's free space cannot be read.
     """
     pending = state.queue.raw_bytes + length
+    # Listeners stop reading at the bound itself. What exceeds it came in one read, so twice the bound means that a
+    # source does not wait.
     if pending > 2 * state.settings.pending_bytes_max and not state.queue.idle:
         raise LogFull(
             f"{state.queue.raw_bytes} bytes wait for the disk, twice what pending_bytes_max allows: "
@@ -437,8 +464,11 @@ def admit_to_stream(state: LogState, stream: int, lane: StreamState, length: int
     assert lane.policy.retain_bytes is not None
     used = lane.bytes + lane.queued_bytes
     excess = used + length - lane.policy.retain_bytes
+    # A stream that has nothing takes one append of any length; otherwise a record longer than its size could never be
+    # stored.
     if excess <= 0 or not used:
         return
+    # Nothing was released since the last refusal, so the answer is the same without a search.
     if lane.full_since == state.changes or (
         shrink(state, stream, excess, now) > 0
         # Records that wait for the disk cannot be dropped. A stream that drops its oldest may exceed its size by them
@@ -465,6 +495,8 @@ def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
         OSError: the disk's free space cannot be read.
     """
     active, used = state.segments[-1], state.bytes_on_disk()
+    # A notice takes room now and frees none if it ends only parts of files. Without the margin an operator who drops
+    # record by record could fill the disk with notices.
     count += 0 if frees_files else LONG_NOTICES
     end = active.end + active.index.footer_bytes + state.queue.raw_bytes + BATCH_OVERHEAD_BYTES * count
     if end <= active.size:
@@ -494,15 +526,20 @@ def shortage(state: LogState) -> str | None:
 
 def _shortage(state: LogState, pending: int, *, uses_spare: bool = False) -> str | None:
     active, budget_bytes = state.segments[-1], state.budget_bytes
+    # The usual case, without a system call: the bytes are reserved already.
     if active.end + pending + active.index.footer_bytes <= active.size:
         return None
     known = None if uses_spare else state.refusal
+    # A full log is asked at every message. What was refused is refused again without a plan until something is
+    # released.
     if known is not None and known[0] == state.changes and pending >= known[1]:
         return known[2]
     used = state.bytes_on_disk()
     sealed = used - active.size + active.end + active.index.footer_bytes
     needed = sealed + pending
     needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state)
+    # Half a segment is kept back for moving records and for notices. Only steps that have been promised already may use
+    # it.
     needed += 0 if uses_spare else state.settings.spare_bytes
     free = state.filesystem.free_bytes(state.directory)
     limit = min(budget_bytes, used + free)
@@ -513,11 +550,13 @@ def _shortage(state: LogState, pending: int, *, uses_spare: bool = False) -> str
     if plan.freed_bytes >= wanted:
         state.promised = plan
         return None
+    # Two causes, two remedies: the budget is the node's own, the disk is shared with other programs.
     if budget_bytes <= used + free:
         reason = (
             f"the log in {state.directory} uses {used} of {state.settings.budget_bytes} bytes and nothing in it may be "
             "deleted yet. Restore the link to the hub, or raise the disk budget"
         )
+        # Not remembered for a full disk: another program may free space at any moment, without a change of this log.
         state.refusal = (state.changes, pending, reason)
         return reason
     return (
@@ -572,10 +611,13 @@ def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> 
     wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
     wanted = used + wished + settings.spare_bytes - limit
     free = limit - used
+    # The newest segment may be freed too, because it is sealed before the next begins. Where that makes moves
+    # necessary, the plan without it may free more.
     plans = [make_plan(state, segments, wanted, free) for segments in (state.segments, state.segments[:-1])]
     if state.promised is not None:
         # A later release may have led to other moves, which leave less room than the promised plan.
         plans.append(renewed(state, state.promised, free))
+    # Freeing more than is wanted has no value, but each move has a cost.
     plan = max(plans, key=lambda plan: min(plan.freed_bytes, wanted))
     gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
     least = overhead + plan.moved_bytes + commit_bytes
@@ -593,6 +635,8 @@ def forget_released(state: LogState) -> None:
             for start, _ in numbers:
                 first = min(first, start)
                 break
+        # Numbers below everything that is held are released by definition. Without this the set of acknowledged ranges
+        # would grow for as long as the node lives.
         lane.released.remove(0, first)
 
 
@@ -635,6 +679,7 @@ def moved_batches(filesystem: FileSystem, victims: list[tuple[Segment, Needed]])
                 stack.callback(file.close)
                 sources.append((segment, SegmentBytes(file, segment.first_position, segment.end)))
                 found += _find(sources[-1][1], segment, needed, len(sources) - 1)
+        # Numbers ascend within each stream of a segment; readers stop at the first number beyond what they want.
         for item in sorted(found):
             segment, source = sources[item.source]
             with _blamed(segment):
@@ -659,6 +704,8 @@ def _find(source: SegmentBytes, segment: Segment, needed: Needed, number: int) -
     spans = {True: segment.index.moved, False: segment.index.lanes}
     offset = min(spans[moved][stream].start_for(next(iter(ranges))[0]) for (stream, moved), ranges in needed.items())
     found = []
+    # The index has a point for every few batches only, so the walk begins at the point before and ends when the last
+    # needed record has been seen.
     while left > 0:
         head = source.peek(offset) if offset < source.end else None
         if head is None:
@@ -686,6 +733,7 @@ def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int
         held: the readable numbers.
         read: returns the batch that holds a number.
     """
+    # A batch is the unit of checksums and of moving: half of one can be neither dropped nor kept.
     first_batch, end_batch = _batch(held, read, first), _batch(held, read, end)
     return first_batch[1] if first_batch[0] < first else first, end_batch[0]
 
@@ -714,6 +762,7 @@ def drop_backlog(  # noqa: PLR0917 - what, of what, and when
             numbers.update(lane.dropping.missing(*part))
     spans = [span for segment in state.segments[:-1] for span in segment.index.spans_of(stream)]
     waiting = [unreleased(lane, span) for span in spans]
+    # A drop that empties a file pays for its own notice.
     frees_files = any(held and all(numbers.covers(*part) for part in held) for held in waiting)
     admit_notices(state, sum(1 for _ in numbers), frees_files=frees_files)
     # Records that hubs have are dropped without a notice: a batch is kept as a whole or not at all.
@@ -780,6 +829,8 @@ class LogRoom:
         with state.changed:
             if state.failed:
                 raise state.failed
+            # An origin is written once and named by its number in every batch header, so a row says what made it at no
+            # cost for each record.
             if not state.origins.knows(kind, name, version, hash_):
                 self._admit(ORIGIN_BYTES_MAX, uses_spare=True)  # stored only once, and functions' steps wait for it
             number, new = state.origins.number(kind, name, version, hash_)
@@ -799,6 +850,8 @@ class LogRoom:
             if state.failed:
                 raise state.failed
             self._admit(BATCH_OVERHEAD_BYTES)
+            # Before the records that follow: a step of the clock is stated in the log, where it happened, and readers
+            # correct the times by it.
             state.clocks.learn([clock])
             state.queue.add_clock(clock)
             state.changed.notify()
@@ -827,6 +880,8 @@ class LogRoom:
         sizes: dict[int, int] = {}
         for stream, keys, payloads, headers in runs:
             refusal = self._state.lane(stream).refusal
+            # The run is refused as a whole: a half of it in the log would be sent again by the device, and be there
+            # twice.
             if keys and refusal is not None:
                 raise LogFull(refusal)
             if keys and self._state.lane(stream).policy.retain_bytes is not None:

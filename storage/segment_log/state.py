@@ -56,7 +56,10 @@ class MemoryTail:
         seqs.append(base_seq)
         batches.append(data)
         self._order.append(stream)
+        # Small batches cost more by their objects than by their bytes; without the overhead the bound would hold many
+        # times its size.
         self._bytes += len(data) + _BATCH_OVERHEAD_BYTES
+        # The oldest of all streams leaves first, so a quiet stream keeps no memory that a busy one needs.
         while self._bytes > self._bytes_max:
             oldest_seqs, oldest = self._lanes[self._order.popleft()]
             oldest_seqs.popleft()
@@ -95,6 +98,7 @@ class MemoryTail:
             return None
         seqs, batches = lane
         first = bisect_right(seqs, seq) - 1
+        # None means "not in memory", so that the caller reads the disk. An empty list would say that there is nothing.
         if first < 0:
             return None
         found = [batches[first]]
@@ -241,6 +245,7 @@ class LogState:
             OSError: the directory was moved. The present one may belong to another log.
         """
         if not self.is_in_place():
+            # Going on would acknowledge records into files that no start will find.
             raise OSError(errno.ESTALE, "the log's directory was moved or removed while the node ran", self.directory)
 
     def stream_entries(self) -> dict[int, StreamEntry]:
@@ -269,6 +274,7 @@ class LogState:
         ``first_seq``."""
         number = self.numbers.get(name)
         if number is None:
+            # Never a number that was used before: entries of a former stream may still be in old segments.
             number = self.numbers[name] = max(self.lanes, default=0) + 1
             self.lanes[number] = StreamState(name, self.first_seq, self.first_seq)
             self.unmarked.add(number)

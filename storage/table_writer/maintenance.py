@@ -162,12 +162,14 @@ class Maintenance:
         files = self._small.files()
         runs = await in_thread(lambda: small_runs(files, self._settings))
         if runs:
+            # One commit for each joined file: a kill loses one join and not the round.
             async for run, joined in self._writer.join(self._tierer.key, runs, schema, self._sort()):
                 if not self._is_sound():
                     break
                 if self._small.version < state.version:
                     # The last join came after versions of others, which may have joined the files of this run.
                     await self._tierer.log.follow(self._small)
+                    # A file that is joined twice would have its rows twice.
                     if not self._small.has_all(run):
                         raise TableConflict(
                             f"{self._tierer.key}: another writer has joined files of shard {run[0].shard}"
@@ -178,11 +180,14 @@ class Maintenance:
     async def checkpoint(self, state: DeltaState) -> bool:
         """Write a checkpoint when the last one is old, and drop log entries past retention."""
         last = await self._tierer.log.last_checkpoint()
+        # A checkpoint repeats all files of the table, so a large table has one more rarely; readers read the entries
+        # since.
         if state.version - max(last.version, 0) < checkpoint_versions(last.size, self._settings):
             return False
         handle = await self._opened()
         await in_thread(handle.checkpoint)
         await self._tierer.log.sync_checkpoint()
+        # Entries are cleaned up by age: with a clock in the future, those that readers still need would go.
         if self._is_sound():
             await in_thread(handle.clean_log)
         return True
@@ -223,6 +228,7 @@ def small_runs(files: Sequence[DataFile], settings: TableSettings) -> list[list[
     ordered = sorted(files, key=attrgetter("shard", "first_offset"))
     for _, group in groupby(ordered, key=attrgetter("shard")):
         found = [(file, _tier(file, settings)) for file in group]
+        # Large ones first: a run of them takes in the small ones between, which then need no join of their own.
         for tier in sorted({each for _, each in found}, reverse=True):
             worth = [run for run in _runs(found, settings, tier) if _is_worth_while(run, settings)]
             if worth:
@@ -245,6 +251,8 @@ def _is_worth_while(run: Sequence[DataFile], settings: TableSettings) -> bool:
     if len(run) < 2:
         return False
     counts, sizes = [_records(file) for file in run], [file.size for file in run]
+    # Files of like size are joined, so that a byte is rewritten once for each factor of growth. A grown file that took
+    # in each new one was rewritten 263 times.
     grows = sum(counts) >= settings.compact_files_min * max(counts)
     # The joined file may be smaller than its parts, and small again: it must have grown all the same.
     rests = sum(sizes) >= settings.compact_file_bytes_max and sum(sizes) >= GROWTH_MIN * max(sizes)
@@ -261,6 +269,7 @@ def _runs(files: Sequence[tuple[DataFile, int]], settings: TableSettings, tier: 
     size = 0
     for file, its_tier in files:
         small = file.size < settings.compact_file_bytes_max and its_tier <= tier
+        # Readers find rows by ranges of offsets. A join across an overlap would widen the range of the file over both.
         overlaps = bool(run) and file.first_offset < run[-1].end_offset
         if run and (not small or overlaps or size + file.size > settings.compact_bytes_max):
             yield run

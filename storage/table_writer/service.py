@@ -79,6 +79,8 @@ class Turns:
                     key, began = tasks.pop(task)
                     self._leave(key, self._monotonic() - began)
                     if task.result():
+                        # Behind the tenant's other streams: one with a long backlog comes again after each of them has
+                        # had a step.
                         self._waiting.setdefault(key[0], deque()).append(key)
                 if self._monotonic() >= until and not tasks:
                     return bool(self._waiting)
@@ -108,10 +110,12 @@ class Turns:
     def _take(self) -> StreamKey | None:
         """Return the stream of the next turn; None if none may begin now."""
         alone = len(self._waiting.keys() | self._running.keys()) == 1
+        # One place is always left to another tenant, whose small stream need not wait for a step of 256 MiB.
         most = self._places if alone else max(1, self._places - 1)
         open_to = [tenant for tenant in self._waiting if self._running.get(tenant, 0) < most]
         if not open_to:
             return None
+        # By time used, because time is what tenants share: their records differ in cost.
         tenant = min(open_to, key=lambda each: (self._running.get(each, 0) > 0, self._used[each]))
         queue = self._waiting[tenant]
         key = queue.popleft()
@@ -177,6 +181,7 @@ class WritesDue:
 
     def is_due(self, key: StreamKey) -> bool:
         """Return whether the rows of a stream are written now."""
+        # A stream with many bytes is written by them. Only quiet ones wait, whose files would be small.
         return self._after_s.get(key[0]) is None or key in self._late or self._waiting[key] >= self._bytes_min
 
     def begin(self, keys: list[StreamKey], shards: int) -> None:
@@ -186,6 +191,8 @@ class WritesDue:
         self._after_s = {tenant: self._time_between(count * shards) for tenant, count in streams.items()}
         now, begun = self._monotonic(), set[str]()
         for tenant, after_s in self._after_s.items():
+            # Common moments for all streams: a chunk that has left memory is read once more for all of them, and not
+            # once for each.
             if after_s is not None and (moment := int(now // after_s)) != self._last.get(tenant):
                 self._last[tenant] = moment
                 begun.add(tenant)
@@ -194,6 +201,8 @@ class WritesDue:
     def _time_between(self, files: int) -> float | None:
         if self._given_s is not None:
             return self._given_s
+        # A thousand quiet streams in 16 shards would write 16,000 files a round, for 1,700 US dollars of requests a
+        # month.
         rounds = files // FILES_PER_ROUND
         return None if rounds <= 1 else min(rounds * self._interval_s, WAIT_S_MAX)
 
@@ -427,6 +436,8 @@ class TableService:
         self._changed = asyncio.Event()
         """Set when other streams may be this process's."""
         own = name or secrets.token_hex(8)
+        # Who makes a table is only a hint about who works. The table's version decides, so two that both believe it do
+        # no harm.
         self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node)
         self._makes_all = False
         self._round: TablePositions | None = None
@@ -651,6 +662,8 @@ class TableService:
             for key in keys[start : start + SLICE_STREAMS]:
                 is_made = self._is_ours(key)
                 made += is_made
+                # Of several processes on a machine only one follows tables that others make, which is enough for
+                # status.
                 if not (self._follows or is_made or self._keepers.keeps_beside(key)):
                     self._streams.pop(key, None)
                     continue
@@ -659,6 +672,7 @@ class TableService:
                     self._due.written(key)
                 if self._wants_turn(key, stream):
                     wanting.append(key)
+            # Four thousand streams are looked at in slices, so that links of this process are answered in between.
             await asyncio.sleep(0)
         self.made = made
         return wanting
@@ -690,6 +704,7 @@ class TableService:
     async def _follow(self, log: ShardLog) -> bool:
         at = next((at for at, view in enumerate(self._views) if view.shard == log.shard), None)
         if at is None:
+            # Executors make the rows elsewhere, so that process follows the index alone.
             view = await load_shard(log, whole=self._writer is None)
             view.chunks.seen = self._due.arrived
             self._views.append(view)
@@ -755,8 +770,10 @@ class TableService:
         if not stream.tierer.is_behind:
             self._due.written(key)
         if not is_due or not stream.tierer.is_behind or stream.tierer.done == before:
+            # Joining waits until the stream has no new rows to write: fresh rows are worth more than fewer files.
             await stream.maintenance.maintain()
         if why is not None and stream.tierer.is_behind:
+            # The tenant is over its quota of table bytes. Rows wait in the log, which is reported as trouble.
             raise TableError(why)
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:

@@ -63,6 +63,7 @@ def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
     return {
         key: end
         for key, end in state.next_offset.items()
+        # A stream that was deleted with its table complete needs no further step.
         if end and (key not in forgotten or not forgotten[key].tabled)
     }
 
@@ -103,6 +104,7 @@ class TablePositions:
         if stream not in self._known:
             try:
                 self._known[stream] = await self._read(stream)
+            # Not known is not "has all rows": the collector then keeps the chunks.
             except (TableError, StoreError, StoreUnfit):
                 self._known[stream] = None
         return self._known[stream]
@@ -143,6 +145,7 @@ async def first_untabled(
     first, ends = state.n + 1, tabled_streams(state)
     watermark = (await log.manifest())[0].watermark
     for key, end in sorted(ends.items()):
+        # Chunks may be what the table is repaired from.
         if in_trouble(key):
             return None
         positions = await tables.of(key)
@@ -153,6 +156,8 @@ async def first_untabled(
         if source is None:
             return None
         if source.n >= watermark:  # below it there is nothing, or only chunks that a paused writer made again
+            # The CRC of a footer covers the footer before it, so it stands for the whole history. An offset alone would
+            # also fit another history of a restored store.
             chunk = await log.index(source.n)
             if chunk is None or chunk.footer_crc != source.footer_crc:
                 return None
@@ -309,9 +314,11 @@ class Tierer:
         """
         if not self.is_behind:
             return 0
+        # Files that are written already are used again after a lost race if the positions are still the same.
         written: dict[int, _Written] = {}
         latest: TableConflict | None = None
         for _ in range(ATTEMPTS_MAX):
+            # A state that was held may be old. Only a failure on a fresh one is a fact.
             was_held = self._state is not None
             state = await self.take()
             try:
@@ -333,6 +340,7 @@ class Tierer:
             TableError: it cannot be read or created; ``NoHistory`` if it is not there, and must not be made.
         """
         if not self._opened:
+            # A power cut may leave a torn entry on a directory where another engine has written without a sync.
             await self.log.mend()
         state = await self.log.read()
         if state is None:
@@ -343,6 +351,8 @@ class Tierer:
         elif not self._opened and (changed := changed_properties(state.properties(), self._settings)):
             metadata = state.with_properties(changed)
             state = await self.log.alter(state, "SET TBLPROPERTIES", metadata, self._now_ms())
+        # Another process may have written the version and not synced it. Rows count as there only once it is durable,
+        # since the collector goes by it.
         await self.log.sync(state.version)
         self._opened = True
         self._take_facts(state)
@@ -352,9 +362,12 @@ class Tierer:
         uri, options = self._store.location(self.key)
         levels, payload = new_columns([], self._declared.levels()), self._declared.payload()
         schema = self.typing.created(row_schema(levels, payload))
+        # Exactly the columns that every file will have bounds of: for one that is named and has none, engines take a
+        # file for one without matches and lose its rows.
         names = statistics_columns(levels, bounded_names(schema))
         configuration = new_properties(payload, names, self._settings)
         if await erased_offsets(self._store, *self._stream_key):
+            # A table made again from the log must not bring erased rows back.
             configuration[ERASED_PROPERTY] = "true"
         await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
         state = await self.log.read()
@@ -410,6 +423,7 @@ class Tierer:
     async def _move(self, state: DeltaState, written: dict[int, _Written]) -> int:
         if state.properties().get(ERASED_PROPERTY) == "true":
             await self._erased.read(state.metadata.get("id"))
+        # Columns first: a row of a new topic level would otherwise lose it for good.
         state = await self._grow(state)
         # Each time: with the new columns, or a join of files, came versions of others, which may have moved rows.
         await self._read_positions(state)
@@ -439,6 +453,7 @@ class Tierer:
             self.stopped.pop(view.shard, None)
             try:
                 found = await self._wanted(view)
+            # A damaged chunk stops its shard of its stream, and no other.
             except (CodecError, NotFound) as error:
                 unreadable = error
                 continue
@@ -499,6 +514,8 @@ class Tierer:
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
         if first >= end:
             return None
+        # An operator has named these offsets: their records cannot become rows. The position passes over them, so that
+        # the audit finds the same on every node.
         start, limit = not_skipped(view.state.skips.get(self._stream_key, ()), first, end)
         n = await self._first_chunk(view, first)
         if start == limit:
@@ -518,7 +535,10 @@ class Tierer:
         transactions = {}
         for item in written:
             app = app_id(self._cluster.cluster_id, self._stream, item.shard)
+            # Rows and position in one version of the table. That alone makes each row exactly once, whatever dies.
             transactions[app] = item.made.gathered.end
+            # The chunk of the last row stands beside the offset, so that a log restored from a backup is not taken for
+            # the one that the rows came from.
             transactions.update(zip(source_ids(app), item.made.gathered.source, strict=True))
         rows = [NewRows(each.shard, each.first, each.made.gathered.end, each.made.tally) for each in written]
         place, known = self._store.location(self.key), self.positions

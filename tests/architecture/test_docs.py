@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from docs.tools import downsampling
-from docs.tools.generate import PICTURE, REFERENCE, pages
+from docs.tools.generate import DECISIONS, PICTURE, REFERENCE, decisions_page, pages
 from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS
@@ -99,11 +99,21 @@ def test_decisions_have_one_layout(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert lines[0].startswith(f"# {page.name[:4]}: ")
     assert re.fullmatch(r"Status: (accepted|replaced by \[\d{4}\]\(.*\))\.", lines[2])
+    assert re.fullmatch(r"Date: 20\d\d-\d\d-\d\d", lines[3]), "the day of the decision stands below the status"
     heads = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
     assert "Decision" in heads
     order = ["Context", "Decision", "Considered", "Consequences"]
     known = [head for head in heads if head in order]
     assert known == sorted(known, key=order.index)
+
+
+def test_the_list_of_decisions_is_current_and_in_order() -> None:
+    listed = (DECISIONS / "README.md").read_text()
+    assert listed == decisions_page(), "run: ./run fix"
+    numbers = re.findall(r"^\| (\d{4}) \| 20\d\d-\d\d-\d\d \|", listed, re.MULTILINE)
+    assert numbers == sorted(set(numbers))
+    titles = [line for page in DECISIONS.glob("0*.md") for line in re.findall(r"(?m)^##? \d{4}: ", page.read_text())]
+    assert len(numbers) == len(titles), "a decision lacks its date, two lines below its title"
 
 
 def test_pages_wrap() -> None:

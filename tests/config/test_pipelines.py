@@ -85,7 +85,7 @@ sink: {console: {}}
         ("1h", "time: v", "time: expected a field with type timestamp, or timestamp.ms. for numbers; v is int"),
         ("1h", "time: at", 'time: expected a field of `source.schema`, got "at"'),
         ("1h", "zone: Europe/Berlin", "zone: has a meaning for windows of 2h and more"),
-        ("5h", "zone: Europe/Berlin", "every: does not divide a day"),
+        ("5h", "zone: Europe/Berlin", "every: neither divides a day"),
         ("8h", "offset: 8h", "offset: is not shorter than every"),
         ("1d", "gap: 5m, zone: Europe/Berlin", None),
         ("8h", "gap: 8h", "gap: is not shorter than `every`"),

@@ -20,7 +20,7 @@ AUDIT = {
     "messages in the table": "50,270",
     "sent again by AMQP": r"[\d,]+",
     "readings at the edges": "29,962",
-    "points that are no reading": "0",
+    "points that are not readings": "0",
     "doubled by the fabric": "0",
     "copies without a flag": "0",
     "lost, with a gap notice": "0",

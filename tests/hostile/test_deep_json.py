@@ -45,7 +45,7 @@ def test_lineage_positions_and_states_of_queries_say_what_they_expected() -> Non
 def test_a_model_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(MAGIC + DEEP + b"\n")
-    with pytest.raises(ValueError, match="is no model file"):
+    with pytest.raises(ValueError, match="is not a model file"):
         read_model(str(path))
 
 

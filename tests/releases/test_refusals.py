@@ -154,7 +154,7 @@ def test_sessions_of_a_state_before_the_first_release_are_refused_and_the_log_go
         database.execute("PRAGMA journal_mode=DELETE")
     refused_edge(
         config,
-        "mqtt.sqlite3 was written by a state before release 0.1.0, which no release opens: its table retained has no "
+        "mqtt.sqlite3 was written by a pre-release build and cannot be opened: its table retained has no "
         "column owner. Move the file away",
     )
     (folder / edge_directory.DATABASE).rename(config.parent / "aside")
@@ -245,7 +245,7 @@ def test_a_store_of_a_later_release_is_refused(
 def test_a_store_of_a_state_before_the_first_release_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store/cluster.json").write_text('{"format":1,"cluster_id":"' + "ab" * 16 + '","shards":2}')
-    refused_hub(tmp_path, "the store was written by a state before release 0.1.0, which no release opens.")
+    refused_hub(tmp_path, "this store was written by a pre-release build and cannot be opened. Use a new store")
 
 
 def refused_hub(folder: Path, said: str) -> None:

@@ -110,7 +110,7 @@ def test_wrong_options_are_refused(options: dict[str, str], sentence: str) -> No
         ({"tenant": "other"}, "it has no stream of that tenant yet"),
         ({"store": "/nowhere/at/all"}, "the store holds no hub: check the store's address"),
         ({"store": "memory://x"}, "store 'memory://x': "),
-        ({"store": "ftp://x/y"}, "'ftp://x/y' is no store"),
+        ({"store": "ftp://x/y"}, "'ftp://x/y' is not a store"),
         (
             {"starting": '{"0": 0}'},
             "starting: the offsets name the shards 0; name each shard of the log once: 0, 1, 2, 3",

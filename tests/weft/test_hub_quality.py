@@ -84,7 +84,7 @@ def test_rules_that_have_nothing_to_check_are_doubted(config: Path) -> None:
     result = weft("hub", "quality", "set", config, "telemetry", rules)
     assert result.stderr.splitlines() == [
         "warning: a: 's' is string, and a range needs numbers, so nothing is checked",
-        "warning: b: 'line' is no field of the stream's schema, and is taken for a topic level",
+        "warning: b: 'line' is not a field of the stream's schema, and is taken for a topic level",
         "warning: c: the stream's schema has no field 'x', so nothing is checked",
     ]
 

@@ -73,7 +73,7 @@ def test_what_cannot_be_declared_says_why(config: Path) -> None:
     )
     for given, words in (
         (("get", "telemetry"), "has no schema; streams with one: none"),
-        (("get", "telemetry", "--version", "7"), "entry 7 of the cluster log is no schema"),
+        (("get", "telemetry", "--version", "7"), "entry 7 of the cluster log is not a schema"),
         (("remove", "telemetry"), "there is no schema 'default/telemetry'"),
     ):
         assert words in schema(given[0], config, *given[1:])

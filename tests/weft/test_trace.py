@@ -85,7 +85,7 @@ def test_the_exit_status_says_whether_anything_was_found(store: str, silver: str
         (("--record", "press-1"), "expected EDGE/LOG/SEQ such as"),
         (("--from", "{"), "expected the value of a column _from"),
         (("--table", "<silver>", "--where", "machin = 1"), "No field named machin. Did you mean 'machine'?"),
-        (("--table", "<store>", "--where", "true"), "is no Delta table"),
+        (("--table", "<store>", "--where", "true"), "is not a Delta table"),
     ],
 )
 def test_mistakes(store: str, silver: str, arguments: tuple[str, ...], said: str) -> None:

@@ -62,7 +62,7 @@ def read() -> dict[str, Login]:
         hubs = msgspec.json.decode(data, type=_File).hubs
         for name, login in hubs.items():
             if not valid_name(name):
-                raise ValueError(f"{name!r} is no name of a hub")
+                raise ValueError(f"{name!r} is not a name of a hub")
             check_url(login.url)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise LoginsUnusable(
@@ -87,7 +87,7 @@ def write(hubs: Mapping[str, Login]) -> None:
 def check_name(name: str) -> str:
     """Return a name for a hub. ``ValueError`` says what is wrong with it."""
     if not valid_name(name):
-        raise ValueError(f"{name!r} is no name for a hub: expected {NAME_RULE}")
+        raise ValueError(f"{name!r} is not a name for a hub: expected {NAME_RULE}")
     return name
 
 
@@ -98,7 +98,7 @@ def check_url(url: str) -> str:
     if "@" in parts.netloc:
         raise ValueError("the URL of a hub has no user and no password: its token is given apart")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is no URL of a hub: write https://hub.example.com")
+        raise ValueError(f"{url!r} is not a URL of a hub: write https://hub.example.com")
     if parts.query or parts.fragment:
         raise ValueError(f"{url!r} has more than the URL of a hub: write https://hub.example.com")
     _ = parts.port  # raises for one that is no number
@@ -132,7 +132,7 @@ def find(hub: str, token_file: str | None = None) -> Place:
     else:
         known = read()
         if hub not in known:
-            raise ValueError(f"{hub!r} is no URL, and no login of {path()}: `weft login {hub} URL` makes one")
+            raise ValueError(f"{hub!r} is neither a URL nor a login of {path()}: `weft login {hub} URL` makes one")
         login = known[hub]
     tls = login.ca_file, login.certificate, login.key
     if token_file is not None:

@@ -160,7 +160,7 @@ def json_of(body: Mapping[str, Any]) -> bytes:
 def checked(url: str, token: str | None, token_file: str | None) -> str:
     """Return a hub's URL without a slash at its end. ``ValueError`` says what is wrong with what a client is given."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is no address of a hub: write https://hub.example.com")
+        raise ValueError(f"{url!r} is not an address of a hub: write https://hub.example.com")
     if token is not None and token_file is not None:
         raise ValueError("there is a token and a token_file: give one of them")
     if token is not None and not (token.isascii() and token.isprintable() and token.split() == [token]):

@@ -809,7 +809,7 @@ def _version(config_file: str, key: StreamKey, version: int | None) -> StreamSch
     name = "/".join(key)
     entry = read_entry(config_file, version)
     if entry is None or (entry.kind, entry.name) != (SCHEMA, name) or entry.document is None:
-        raise Failed(f"entry {version} of the cluster log is no schema of stream {name}")
+        raise Failed(f"entry {version} of the cluster log is not a schema of stream {name}")
     try:
         return decode_schema(entry.document, version)
     except UnreadableSchema as error:

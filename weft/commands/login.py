@@ -44,7 +44,7 @@ def login_command(
     """Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.
 
     The hub is asked whose token it is before anything is kept. The file, ~/.config/weft/hubs.json, has mode 600.
-    Without NAME and URL, the command lists the hubs in it. A token is no argument, which other users would see.
+    Without NAME and URL, the command lists the hubs in it. A token cannot be an argument: other users would see it.
 
     \b
     weft login plant https://hub.example.com

@@ -476,7 +476,7 @@ def show_thinned(console: Console, acked: int, thinned: Thinned, report: AuditRe
         ("payload bytes", f"{thinned.bytes:,}", f"instead of {thinned.raw_bytes:,}", None),
         ("  of them saved", f"{saved:.1%}", "", None),
         ("furthest from a point", f"{thinned.furthest:.2f}", f"at most {DEADBAND:g}", thinned.furthest <= DEADBAND),
-        ("points that are no reading", f"{thinned.strangers:,}", "must be 0", thinned.strangers == 0),
+        ("points that are not readings", f"{thinned.strangers:,}", "must be 0", thinned.strangers == 0),
         ("made by a function", f"{made:,}", " ".join(thinned.origins), made == points),
         ("weft audit", f"{len(report.problems):,}", "problems: must be 0", report.agrees),
     ]

@@ -1,4 +1,4 @@
-"""Senders of requests: credentials in them, the identity of a connection's sender, and web pages in browsers."""
+"""Access to the HTTP server: credentials in requests, the identity of a connection's sender, and browsers' origins."""
 
 from __future__ import annotations
 

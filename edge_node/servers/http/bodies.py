@@ -186,8 +186,8 @@ def _rfc3339(text: str) -> int:
 
 def _no_time(value: object) -> Problem:
     return Problem(
-        400, f"{quoted(str(value))} is no time; send it as 2026-01-31T12:00:00Z, or as a number since 1970 with its "
-        "unit in Weft-Time-Precision (s, ms, us or ns)"
+        400, f"{quoted(str(value))} is not a time; send it as 2026-01-31T12:00:00Z, or as a number since 1970 with "
+        "the unit in Weft-Time-Precision (s, ms, us or ns)"
     )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ class Placed:
         try:
             fields = self._decode(payload)
         except NO_JSON as error:
-            raise Problem(400, f"a message is no JSON object with the fields that key and time need: {error}") from None
+            raise Problem(400, f"a message is not a JSON object with the fields for key and time: {error}") from None
         key = self._key
         if self._names:
             key = _filled(self._texts, [(name, fields.get(name)) for name in self._names]).encode()
@@ -359,7 +359,7 @@ def expanded(body: bytes, coding: str, longest: LongestBody) -> Generator[None, 
     except EOFError:
         raise Problem(400, f"the body ends within its {coding}; send it again") from None
     except (zlib.error, zstandard.ZstdError) as error:
-        raise Problem(400, f"the body is no {coding}: {error}; send it again") from None
+        raise Problem(400, f"the body is not valid {coding}: {error}; send it again") from None
     return b"".join(found)
 
 
@@ -447,7 +447,7 @@ def elements(body: bytes, records_max: int) -> list[bytes]:
     try:
         found = _ELEMENTS.decode(body)
     except NO_JSON as error:
-        raise Problem(400, f"the body is no JSON array: {error}; correct it") from None
+        raise Problem(400, f"the body is not a JSON array: {error}; correct it") from None
     if len(found) > records_max:
         raise _too_many(records_max)
     return [bytes(each) for each in found]
@@ -469,7 +469,7 @@ def lines(body: bytes, records_max: int) -> list[bytes]:
         except NO_JSON as error:
             if number > 2 * records_max:
                 raise _too_many(records_max) from None
-            raise Problem(400, f"line {number} is no JSON: {error}; nothing was stored, correct it") from None
+            raise Problem(400, f"line {number} is not valid JSON: {error}; nothing was stored, correct it") from None
         found.append(value)
         if len(found) > records_max:
             raise _too_many(records_max)

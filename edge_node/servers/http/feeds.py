@@ -633,7 +633,7 @@ def _check(exchange: Exchange, topic_filter: str) -> None:
     try:
         check_filter(topic_filter)
     except InvalidTopic as error:
-        raise Problem(400, f"{quoted(topic_filter)} is no filter: {error}") from None
+        raise Problem(400, f"{quoted(topic_filter)} is not a filter: {error}") from None
     if topic_filter.startswith("$share/"):
         raise Problem(400, "shared subscriptions are for MQTT; send the filter alone")
     if not identity.unrestricted and not identity.may_subscribe(topic_filter):

@@ -90,7 +90,7 @@ def structured(key: str, event: bytes) -> NewRecord:
             name: msgspec.json.decode(value) for name, value in fields.items() if name not in ("data", "data_base64")
         }
     except NO_JSON as error:
-        raise Problem(400, f"the event is no JSON object: {error}; correct it") from None
+        raise Problem(400, f"the event is not a JSON object: {error}; correct it") from None
     for name, value in attributes.items():
         if value is not None and not isinstance(value, str | bool) and not (type(value) is int and value in _INT32):
             raise Problem(400, f"the event's attribute {quoted(name)} is neither text, a boolean nor an integer")
@@ -99,7 +99,7 @@ def structured(key: str, event: bytes) -> NewRecord:
         try:
             payload = base64.b64decode(msgspec.json.decode(fields["data_base64"], type=str), validate=True)
         except (*NO_JSON, binascii.Error):
-            raise Problem(400, "the event's data_base64 is no base64; correct it") from None
+            raise Problem(400, "the event's data_base64 is not valid base64; correct it") from None
         if "data" in fields:
             raise Problem(400, "the event has both data and data_base64; send one of them")
     elif "data" in fields:
@@ -114,7 +114,7 @@ def _data(data: bytes, content_type: str) -> bytes:
         try:
             return msgspec.json.decode(data, type=str).encode()
         except NO_JSON as error:
-            raise Problem(400, f"the event's data is no text in JSON: {error}; correct it") from None
+            raise Problem(400, f"the event's data is not text in JSON: {error}; correct it") from None
     return data
 
 

@@ -333,7 +333,7 @@ class RequestParser:
                 raise self._failed from None
             if self.complete and not self.complete[-1].keeps_alive:
                 return  # the request has announced the end of the connection: later data is ignored
-            raise Problem(400, f"this is no request in HTTP/1.1: {_reason(error)}", closes=True) from None
+            raise Problem(400, f"this is not a request in HTTP/1.1: {_reason(error)}", closes=True) from None
         if is_whole and self._is_between and len(self.complete) == count + 1:
             self._heads.note(data, self.complete[-1])
         if self._request is not None and not self._in_body:

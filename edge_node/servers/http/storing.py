@@ -195,7 +195,7 @@ class PostMisfits:
         except NO_JSON as error:
             for rule in rules:
                 if not rule.takes:
-                    self._refused(rule, Problem(400, f"the payload is no JSON: {error}; the stream {rule.name} has "
+                    self._refused(rule, Problem(400, f"the payload is not JSON: {error}; the stream {rule.name} has "
                                                 "`payload: json`. Nothing was stored, correct it"))  # fmt: skip
             self._counters.http_misfits_taken += 1
 

@@ -68,7 +68,7 @@ def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
     library.receive_data(head)
     request = next(iter(library.events_received()), None)
     if not isinstance(request, Request):
-        raise _refused(library, HTTPStatus.BAD_REQUEST, "this is no HTTP request for a WebSocket")
+        raise _refused(library, HTTPStatus.BAD_REQUEST, "this is not an HTTP request for a WebSocket")
     if request.path.partition("?")[0] != settings.path:
         raise _refused(library, HTTPStatus.NOT_FOUND, f"MQTT is at {settings.path}")
     if not all(value.isascii() for name in _READ for value in request.headers.get_all(name)):

@@ -99,6 +99,7 @@ class Handshake:
     async def _let_in(self, packet: Connect, transport: Any) -> None:
         client = self._client
         try:
+            # Before any bound by user: whose share a connection takes is not known until then.
             identity = await self._identify(packet, transport)
             await self._await_changes(packet, identity)
             has_room = await self._has_room(packet, identity)
@@ -131,10 +132,13 @@ class Handshake:
             ConnectRefused: that takes too long.
         """
         lasts = packet.properties.session_expiry_interval if packet.version == Version.V5 else not packet.clean_start
+        # Nothing of such a connection outlives it, so it changes no stored session.
         if not lasts and packet.will is None:
             return
         owner = user_or_address(identity.username, self._client.arrival.origin)
         while wait_s := self._server.changes.wait_s(owner):
+            # Refused with the time rather than kept waiting: a client that gets no CONNACK connects again and makes it
+            # worse.
             if wait_s > CHANGES_WAIT_S_MAX:
                 self._server.changes.refuse(owner)
                 reason = f"the sessions of its user change too often; try again in {wait_s:.0f} s"
@@ -148,8 +152,11 @@ class Handshake:
         Raises:
             ConnectRefused: the client lost its permission meanwhile.
         """
+        # A take-over frees the place that it needs. A full node would otherwise keep devices out whose old connection
+        # is dead.
         takes_over = self._server.sessions.is_connected(session_name(identity.username, packet.client_id))
         has_room = takes_over or await self._client.arrival.room()
+        # The users file may have changed while the connection waited for a place.
         if has_room and not identity.admitted:
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
         return has_room
@@ -159,6 +166,7 @@ class Handshake:
         if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
             # Bridges of Mosquitto would not connect otherwise; their publishes to $SYS are treated in the same way.
             packet = msgspec.structs.replace(packet, will=None)
+        # Random, because a client identifier that can be guessed could be taken over.
         client_id = packet.client_id or f"auto-{secrets.token_hex(12)}"
         self._check_will(packet, identity)
         try:
@@ -248,6 +256,8 @@ class ClientConnection(WritingConnection):
         publishes = self._fast
         if publishes is not None:
             turn = self._turn
+            # Most reads of a fleet are one plain publish at QoS 1. This way takes it without a loop, an object or a
+            # parser, and leaves anything else to the full one.
             if not turn.is_heavy and single(
                 data, publishes.known, turn, publishes, self._packet_bytes_max, publishes.in_5
             ):
@@ -264,6 +274,8 @@ class ClientConnection(WritingConnection):
         now = self._context.clock()
         if self.reading.admits(now):
             self._read(data, now)
+        # The loop has handled reads for its share of this iteration. The bytes wait for a turn, in which owners are
+        # served in rounds.
         elif self._transport is not None:
             self._fast = None
             self._inbox.ahead += data
@@ -405,11 +417,14 @@ class ClientConnection(WritingConnection):
                 continue
             self._output.cork()
             handlers.handle(packet)
+            # 131,072 PINGREQs fit into one read. A client has its turn, then the others have theirs.
             if not budget.spend(cost(packet)) and at < size:
                 reading.end_turn()
         return at
 
     def _settle(self) -> None:
+        # Incomplete packets are memory that a client can hold without sending anything more, so they are charged to its
+        # user.
         if self._transport is not None and not self._inbox.settle():
             self._close("no memory for packets that are not whole (limits.unfinished)", code=ReasonCode.QUOTA_EXCEEDED)
 
@@ -454,6 +469,7 @@ class ClientConnection(WritingConnection):
     def _broken(self, error: MqttError, data: bytes) -> None:
         self._context.counters.protocol_errors += 1
         is_first = self._handlers is None and self._handshake is None
+        # "Malformed packet" does not help a person who pointed a browser at the port.
         reason = (named(data) if is_first else None) or str(error)
         self._close(reason, words=self._machine.last_words(error))
 
@@ -484,6 +500,7 @@ class ClientConnection(WritingConnection):
         self._context.partings.closed(log, who, reason, level, stranger_at if self._handlers is None else None)
         if code is not None and not words:
             words = self._machine.farewell(code, reason)
+        # A client that does not read gets no last words: waiting for it would keep its memory.
         drains = bool(words) and not self.reading.pause & Pause.WRITE
         if drains:
             self._output.write(words)

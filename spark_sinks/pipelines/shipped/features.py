@@ -236,7 +236,7 @@ def read_model(path: str) -> tuple[ModelHead, bytes]:
             raise msgspec.ValidationError("it does not begin with weft-model")
         head = msgspec.json.decode(text, type=ModelHead)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no model file: {error}. Write it with the training script") from None
+        raise ValueError(f"{path} is not a model file: {error}. Write it with the training script") from None
     if hashlib.sha256(body).hexdigest() != head.sha256:
         raise ValueError(f"{path} is damaged: its checksum is another one. Copy it again")
     return head, body

@@ -27,8 +27,8 @@ REFUSED = {
     "/v1/edges?shards=none": "shards=",
     "/v1/messages?edge=press-1&edge=press-2": "edge= is given 2 times",
     "/v1/pulls?id=1&edge=B": "edge=",
-    f"{STREAM}/records?shard=0&ofset=3": "ofset= is no parameter of this",
-    "/v1/edges?tennant=acme": "tennant= is no parameter of this",
+    f"{STREAM}/records?shard=0&ofset=3": "ofset= is not a parameter of this operation",
+    "/v1/edges?tennant=acme": "tennant= is not a parameter of this operation",
 }
 """Request -> beginning of what it is refused with."""
 

@@ -62,7 +62,7 @@ async def test_errors_have_nothing_that_is_redacted(raw: str, tmp_path: Path) ->
         f"where failed. {WITHHELD}",
         "rate: division by zero: hours is 0",
         "it is not JSON",
-        "operator is no mapping, so operator.name cannot be redacted",
+        "operator is not a mapping, so operator.name cannot be redacted",
     ]
     # What fails behind `redact` is there as it was then, so that it can be mended.
     assert [record.payload for record in errors] == [b"", json(parts=8, hours=0), b"", b""]

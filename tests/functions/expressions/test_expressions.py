@@ -233,7 +233,7 @@ def test_new_fields_see_the_row_as_it_came_and_a_row_that_fails_stays_as_it_was(
     assert inner == {"k": 1}
     assert failed == [
         (rows[1], "a: field b is missing"),
-        (rows[2], "m is no mapping, and cannot have a field x"),
+        (rows[2], "m is not a mapping, and cannot have a field x"),
     ]
     assert [each.values for each in rows[1:3]] == before[1:3]
 

@@ -97,7 +97,7 @@ def process_batch(records, ctx):
     [
         ("7", "returned int: return a mapping, a list of mappings, or None"),
         ("[1]", "returned list: return a mapping, a list of mappings, or None"),
-        ("{1: 2}", "returned a mapping with a name that is no text"),
+        ("{1: 2}", "returned a mapping whose keys are not all strings"),
         ("{'a': object()}", "a value of type object cannot be part of a record: use text, numbers, lists"),
         ("{'a': 'x' * 2_000_000}", "returned 2,000,009 bytes, and 1,048,576 are allowed for a record"),
     ],

@@ -70,10 +70,10 @@ def test_a_late_row_finds_its_shift_closed_and_one_within_the_lateness_does_not(
     ("settings", "said"),
     [
         ({"every_s": 3600.0}, "zone has a meaning for windows of 2h and more"),
-        ({"every_s": 5 * 3600.0}, "every does not divide a day"),
+        ({"every_s": 5 * 3600.0}, "every neither divides a day"),
         ({"gap_s": 60.0}, "zone does not go with gap"),
         ({"every_s": 7200.0, "size_s": 14_400.0}, "zone does not go with size"),
-        ({"every_s": 7200.0, "offset_s": 0.5}, "offset is no number of whole seconds"),
+        ({"every_s": 7200.0, "offset_s": 0.5}, "offset is not a whole number of seconds"),
     ],
 )
 def test_windows_that_have_no_local_time_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -221,7 +221,7 @@ def test_shifts_of_a_zone_have_the_hours_that_its_clocks_show(
     [
         ({"time": "v"}, "time: expected a field of the schema with type timestamp, .* 'v' is int"),
         ({"time": {"late": "1h"}}, "time: expected the name of a field of the schema as column"),
-        ({"time": "when"}, "'when' is no field of it"),
+        ({"time": "when"}, "'when' is not a field of it"),
         ({"time": {"field": "ts"}}, "time: no such setting field; the settings are column, late, ahead"),
         ({"zone": "Europe/Atlantis"}, "zone: expected a time zone of this machine's database"),
         ({"zone": BERLIN}, "zone: has a meaning for windows of 2h and more"),

@@ -385,7 +385,7 @@ def odd_hours(rows: DataFrame) -> DataFrame:
         ({"complete": {"grace": "10m", "edge": "all"}}, "complete: no such setting edge"),
         ({"complete": {"grace": "a while"}}, "grace: expected a duration"),
         ({"trigger": "now"}, "trigger: expected a duration"),
-        ({"checkpoint": "ftp://bucket/x"}, "checkpoint: 'ftp://bucket/x' is no store"),
+        ({"checkpoint": "ftp://bucket/x"}, "checkpoint: 'ftp://bucket/x' is not a store"),
     ],
 )
 def test_mistakes(spark: SparkSession, fleet: Fleet, options: dict[str, Any], problem: str) -> None:

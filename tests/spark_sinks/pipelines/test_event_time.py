@@ -62,7 +62,7 @@ def test_a_step_that_loses_the_time_of_the_event_is_named(spark: SparkSession, t
     fleet = Buffering(str(tmp_path / "hub"), MIDNIGHT, 1, devices=1, only=["press-1"])
     fleet.until(1)
     (finding,) = check(pipeline(fleet, tmp_path, "machine, _time, _from"), spark).errors
-    assert finding.message.startswith("loses ts, and windows are made of it")
+    assert finding.message.startswith("drops ts, which windows need")
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ def test_a_step_has_the_history_of_all_streams(spark: SparkSession, plant: Hub) 
     ("text", "settings", "said"),
     [
         (None, {}, r"tables\.m\.csv: .*m\.csv cannot be read: No such file or directory"),
-        ("", {}, r"tables\.m\.csv: .* is no table with names in its first line: Empty CSV file"),
-        ("a,b\n1\n", {}, "is no table with names in its first line: CSV parse error: Expected 2 columns, got 1"),
+        ("", {}, r"tables\.m\.csv: .* is not a CSV table with a header line: Empty CSV file"),
+        ("a,b\n1\n", {}, "is not a CSV table with a header line: CSV parse error: Expected 2 columns, got 1"),
         ("a,\n1,2\n", {}, "column 2 has no name"),
         ("a,A\n1,2\n", {}, "two columns are called a"),
         ("a,b\n1,2\n", {"c": "int"}, r"tables\.m\.columns\.c: .* has no such column. It has a, b"),
@@ -138,7 +138,7 @@ def test_a_table_has_its_types_and_nulls(tmp_path: Path) -> None:
 
 
 def test_a_delta_table_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"tables\.m\.delta: .*/nothing is no Delta table. Correct the path"):
+    with pytest.raises(PipelineError, match=r"tables\.m\.delta: .*/nothing is not a Delta table. Correct the path"):
         read_table("m", DimensionTable(delta=str(tmp_path / "nothing")))
     (tmp_path / "t" / "_delta_log").mkdir(parents=True)
     (tmp_path / "t" / "_delta_log" / f"{0:020}.json").write_text("{")

@@ -30,7 +30,7 @@ def test_memory_has_no_location() -> None:
 
 @pytest.mark.parametrize("uri", ["ftp://host/x", "s3://", "file://host/x"])
 def test_other_kinds_are_refused_by_name(uri: str) -> None:
-    with pytest.raises(ValueError, match="is no store: expected a path"):
+    with pytest.raises(ValueError, match="is not a store: expected a path"):
         open_store(uri)
 
 

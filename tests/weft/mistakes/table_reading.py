@@ -125,7 +125,7 @@ READING = [
         in_process=True,
     ),
     Mistake(
-        "a payload that is no JSON",
+        "a payload that is not valid JSON",
         "edge query <node>/edge.yaml 'SELECT payload ->> '\"'\"'$.x'\"'\"' FROM telemetry'",
         "weft: a payload is not JSON: write iif(json_valid(payload), payload ->> '$.name', NULL) instead of "
         "payload ->> '$.name'",
@@ -309,7 +309,7 @@ READING = [
     Mistake(
         "an audit of a store of a kind that is none",
         "audit telemetry --store ftp://x/y",
-        "weft: 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix, "
+        "weft: 'ftp://x/y' is not a store: expected a path, file:///path, s3://bucket/prefix, "
         "gs://bucket/prefix or az://container/prefix, or memory://name",
         in_process=True,
     ),

@@ -47,7 +47,7 @@ OPTIONS: list[tuple[str, dict[str, str], str]] = [
         "edges: expected one name or more, separated by commas; got 'a,,b'",
     ),
     (
-        "a list that is no JSON", GOOD | {"keys": '["a"'},
+        "a list that is not valid JSON", GOOD | {"keys": '["a"'},
         "keys: expected names such as a, b or a JSON list [\"a\", \"b\"]; got '[\"a\"'",
     ),
     (
@@ -64,7 +64,7 @@ OPTIONS: list[tuple[str, dict[str, str], str]] = [
     ),
     (
         "a store of a kind that is none", GOOD | {"store": "ftp://x/y"},
-        "store 'ftp://x/y': 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix, "
+        "store 'ftp://x/y': 'ftp://x/y' is not a store: expected a path, file:///path, s3://bucket/prefix, "
         "gs://bucket/prefix or az://container/prefix, or memory://name",
     ),
     (

@@ -110,7 +110,7 @@ async def test_a_key_is_only_looked_for_by_its_name(tmp_path: Path, name: str) -
         await world.identity(world.token())
         token = signed(key_of("ES256", name), "ES256", world.claims(), kid=name)
         assert await world.refusal(token) in (
-            "the issuer has no such key as the JWT names", "the JWT names no key", "this is no JWT"
+            "the issuer has no such key as the JWT names", "the JWT names no key", "this is not a JWT"
         )  # fmt: skip
 
 
@@ -137,17 +137,17 @@ async def test_a_key_that_a_token_brings_along_counts_for_nothing(tmp_path: Path
         (60, {"aud": {"weft-hub": 1}}, "the JWT of 'press-1' is for another audience"),
         (60, {"aud": None}, "the JWT has no claim 'aud'"),
         (60, {"exp": None}, "the JWT has no claim 'exp'"),
-        (60, {"exp": "tomorrow"}, "the claim 'exp' of the JWT of 'press-1' is no time"),
-        (60, {"exp": True}, "the claim 'exp' of the JWT of 'press-1' is no time"),
-        (60, {"exp": float("inf")}, "the claim 'exp' of the JWT of 'press-1' is no time"),
-        (60, {"exp": float("nan")}, "the claim 'exp' of the JWT of 'press-1' is no time"),
-        (60, {"exp": 10**400}, "the claim 'exp' of the JWT of 'press-1' is no time"),
+        (60, {"exp": "tomorrow"}, "the claim 'exp' of the JWT of 'press-1' is not a time"),
+        (60, {"exp": True}, "the claim 'exp' of the JWT of 'press-1' is not a time"),
+        (60, {"exp": float("inf")}, "the claim 'exp' of the JWT of 'press-1' is not a time"),
+        (60, {"exp": float("nan")}, "the claim 'exp' of the JWT of 'press-1' is not a time"),
+        (60, {"exp": 10**400}, "the claim 'exp' of the JWT of 'press-1' is not a time"),
         (60, {"sub": None}, "the JWT has no claim 'sub'"),
         (60, {"sub": "a\nb"}, "the claim 'sub' of the JWT is not 1 to 1024 printable characters"),
         (60, {"scope": None}, "the JWT of 'press-1' has no claim 'scope'"),
         (60, {"scope": "openid email"}, "the claim 'scope' of the JWT of 'press-1' has no right at this hub"),
         (60, {"scope": "admin status acts"}, "the claim 'scope' of the JWT of 'press-1' has no right at this hub"),
-        (60, {"scope": 7}, "the claim 'scope' of the JWT of 'press-1' is no list of rights"),
+        (60, {"scope": 7}, "the claim 'scope' of the JWT of 'press-1' is not a list of rights"),
         (60, {"scope": "edge", "sub": "no edge!"}, "the claim 'sub' of the JWT of 'no edge!' names no edge"),
     ],
 )
@@ -176,7 +176,7 @@ DEEP = part(b'{"alg":' + b"[" * 3000) + ".e30.AA"
 )
 async def test_what_is_no_jwt_is_refused(tmp_path: Path, token: str) -> None:
     async with world_of(tmp_path) as world:
-        assert await world.refusal(token) in ("this is no JWT", "the algorithm of the JWT is not allowed")
+        assert await world.refusal(token) in ("this is not a JWT", "the algorithm of the JWT is not allowed")
 
 
 async def test_a_token_that_is_too_long_costs_no_more_than_a_look(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_a_model_of_another_version_is_refused(
         apply_model(frame.drop("value"), context, model=trained)
     other = tmp_path / "other.pickle"
     for content, said in (
-        (b"\x80\x05pickled", "is no model file"),
-        (MAGIC + b"{}\nbody", "is no model file"),
+        (b"\x80\x05pickled", "is not a model file"),
+        (MAGIC + b"{}\nbody", "is not a model file"),
         (Path(trained).read_bytes()[:-1], "is damaged"),
     ):
         other.write_bytes(content)
