@@ -108,7 +108,7 @@ def measure(directory: str, clock: Callable[[], float]) -> DiskSpeed:
             times.append(clock() - before)
     finally:
         os.close(file)
-    import statistics  # the speed is measured when somebody asks
+    import statistics  # the speed is measured where a command asks for it
 
     return DiskSpeed(len(times), statistics.median(times), max(times))
 
