@@ -100,6 +100,8 @@ class HubClock:
         Raises:
             StoreError: the store did not answer.
         """
+        # The store's time of an object of one's own: the Date of answers is hidden by the library, and an older object
+        # says nothing of now.
         key, slow = f"{PREFIX}/clock-{os.urandom(8).hex()}", 0
         for _ in range(LOOKS):
             before = self.boot()
@@ -126,11 +128,16 @@ class HubClock:
         Args:
             before, after: the boot clock just before and after the write.
         """
+        # The object was written between the two looks at the boot clock, so the difference lies within bounds that the
+        # request's length gives. Stores tell whole seconds.
         found = _Difference(written.time - after, written.time + PRECISION_NS - before)
+        # A slow answer tells years, not seconds; it only counts while there is no precise one.
         if after - before > TOOK_MAX_NS:
             self._wide = found
             return
         ahead = self.now() - self.boot()
+        # Kept as a difference to the boot clock, which no one sets, a clock that is set between two looks is found out
+        # at once.
         jumps = bool(self._looks) and found.apart(self._looks[-1]) > WRONG_NS
         if jumps and abs(ahead - self._ahead) > WRONG_NS:
             # Both clocks differ from what they were: this one was set, or the machine stood still.
@@ -197,9 +204,12 @@ class HubClock:
     def _off_at(self, now: int) -> int:
         boot = self.boot()
         by_store = self._by_looks(now - boot)
+        # A bucket has a clock of its own and decides. A folder's times are this machine's own, so there the chunks of
+        # other nodes count, unless the kernel follows a time source.
         if self._by_store or abs(by_store) > WRONG_NS or not self._chunks or self._is_synchronised():
             return by_store
         fresh = [found for read, found in self._chunks if boot - read < CHUNKS_KEPT_NS]
+        # Three of different moments: one node with a wrong clock, or one that was paused, must not stop another.
         return _median(fresh, now - boot) if len(fresh) >= CHUNKS_MIN else by_store
 
     def _by_looks(self, ahead: int) -> int:
@@ -232,6 +242,7 @@ class HubClock:
 def _median(looks: Iterable[_Difference], ahead: int) -> int:
     """Return by how much a clock that is ``ahead`` of the boot clock is off at least, as more than half of the looks
     have it."""
+    # The median: a single odd answer stops no node, and hides no clock that is wrong.
     found = sorted(max(ahead - look.high, min(ahead - look.low, 0)) for look in looks)
     if not found:
         return 0

@@ -109,6 +109,7 @@ class Splitter:
         above = self._tree().parent(shard)
         if above is None or await has_begun(self._log_of(shard)):
             return
+        # A shard that was halved twice begins from the outside in: its parent has to be there to be read.
         await self.begin(above)
         log, state = self._log_of(above), None
         for _ in range(ATTEMPTS_MAX):
@@ -130,6 +131,8 @@ class Splitter:
         for bit, new in self._tree().children(log.shard):
             split = next((each for each in state.splits if each.shard == new), None)
             if split is None:
+                # Halvings of one shard take effect in their order. A later one on the whole state would move edges that
+                # belong to the earlier.
                 await self._seal(log, state, new, bit)
                 return None
             if new == shard:
@@ -137,6 +140,7 @@ class Splitter:
         raise AssertionError(f"shard {shard} is not split from {log.shard}")
 
     async def _seal(self, log: ShardLog, state: ShardState, shard: int, bit: int) -> None:
+        # A later release's facts about the moved lanes would be left behind.
         if not state.is_whole or state.extensions:
             raise UnsupportedVersion(f"the log of shard {state.shard} has features of a later release")
         nonce = self._random_bits(64)
@@ -152,6 +156,7 @@ class Splitter:
         assert split is not None, "the chunk splits the shard"
         data = await self._new_state(state, split, created, crc)
         with contextlib.suppress(AlreadyExists):  # also of the state, by a retry: the next attempt has another nonce
+            # The state before the SEAL: from the moment the SEAL is in the log, the moved lanes exist only there.
             await log.new_shard(split).put_snapshot(split.n, nonce, data)
             await log.create(header.n, chunks.encode_header(header) + tail)
 
@@ -176,6 +181,7 @@ async def _name(log: ShardLog, split: Split) -> bool:
     manifest, etag = await log.manifest()
     if manifest.snapshot is None:
         key = snapshot_key(split.shard, split.n, split.nonce)
+        # To readers it is a shard whose chunks up to n were collected, so they need no rule of their own for it.
         if await log.swap_manifest(changed(manifest, snapshot_n=split.n, snapshot=key, watermark=split.n + 1), etag):
             logger.info("shard %d has begun, split from a shard at chunk %d", split.shard, split.n)
     return await has_begun(log)
@@ -233,6 +239,7 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
             )
     state = await ShardLog(store, cluster, shard).load()
     parts = parts_of(state, tree.next_bit(shard))
+    # A split cannot be reverted, so one that parts nothing is refused.
     if not force and not (parts.moving and parts.staying):
         (tenant, edge), *others = [*parts.moving, *parts.staying] or [("", "")]
         told = "it has no edge" if not edge else f"it has only edge {tenant}/{edge}, which is in one shard as a whole"
@@ -433,8 +440,11 @@ class Apart:
             except CollectedPast:
                 state = None
                 continue
+            # Also lanes that left the state: their edge could return and would be known here under its former numbers.
             if apart and (has_traces(state, turn[1]) or await self._left(log, turn[1])):
                 return False
+            # Looked at between reading and writing: a command that was suspended must not write behind one that took
+            # the tenant back.
             if await last_turn(self._store) != turn:
                 raise _Overtaken
             if await self._write(log, state, turn[1], apart=apart):
@@ -498,6 +508,7 @@ class ProcessLoad:
         shard = _busiest(last, self._last)
         if shard != self._shard:
             self._shard, self._since = shard, last[0]
+        # A split lasts for as long as the store lives, so a burst is no reason for one.
         if shard is None or now - self._since < SUSTAINED_S:
             return None
         self._shard = None  # the next split takes as long again
@@ -510,6 +521,7 @@ def _busiest(last: tuple[float, float, dict[int, int]], new: tuple[float, float,
         return None
     grown = {shard: written - last[2].get(shard, 0) for shard, written in new[2].items()}
     shard = max(grown, key=lambda each: grown[each], default=None)
+    # Several shards that share the work are helped by another process, not by a split.
     return shard if shard is not None and grown[shard] > 0 and grown[shard] >= PART * sum(grown.values()) else None
 
 

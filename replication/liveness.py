@@ -104,6 +104,7 @@ class Liveness:
 
     def handle_timeout(self, now: int) -> ConnectionLost | None:
         """Queue a PING when one is due; return ``Lost`` when the peer was silent for too long."""
+        # Measured from anything the peer sent: on a link full of data a PONG may wait behind them.
         if not self._paused and now >= self._heard + self._silence:
             seconds = self._silence / SECOND
             return ConnectionLost(

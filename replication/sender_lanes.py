@@ -215,6 +215,8 @@ class SenderLane:
         unsent = min((seq for seq in (self.wanted(), held_back) if seq is not None), default=None)
         # The newest first: if it can be sent, the awaited one adds nothing.
         for mark in (self._newest, self._awaited):
+            # A mark says that everything before it has come. It leaves only when every record and gap below it has been
+            # sent on this connection.
             if mark is not None and not self._gaps and (unsent is None or unsent >= mark.seq):
                 self._awaited = None
                 return mark

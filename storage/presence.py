@@ -91,6 +91,8 @@ class Entries:
         """
         listed = set(names)
         written = [name for name in self._known.keys() & listed if self._is_written(self._known[name], now)]
+        # By a hash with the reader's own name, so that no forged name comes first everywhere and hides a real entry
+        # from all.
         written = nsmallest(ENTRIES_MAX, written, key=lambda name: self._known[name].order)
         rest = listed.difference(written)
         return [*written, *nsmallest(REST_MAX if self._known else ENTRIES_MAX, rest, key=self._turn)]
@@ -119,6 +121,8 @@ class Entries:
             return _Known(digest, self._order(name), now, now, content)
         if before.digest == digest:
             return before._replace(read=now)
+        # Only an entry whose content was seen to change is one that a process writes. What stands still may be years
+        # old, or forged.
         return _Known(digest, before.order, now, now, content, is_written=True)
 
     def _is_written(self, entry: _Known, now: float) -> bool:
@@ -240,6 +244,7 @@ def decode_entry(data: bytes) -> NodeEntry | None:
         all(len(name) <= NAME_CHARACTERS_MAX and name.isprintable() for name in names)
         and len(entry.url) <= URL_CHARACTERS_MAX
         and entry.url.isprintable()
+        # Edges are sent to this URL with their tokens, so a field that no process writes makes the whole entry damaged.
         and (not entry.advertise or _is_url(entry.advertise))
         and 0 < entry.weight <= 4096
         and 0 < entry.interval_s <= 3600
@@ -283,6 +288,8 @@ async def running(store: ObjectStore, now: int) -> list[NodeEntry]:
             if entry is not None and abs(now - entry.seen) < STALE_NS:  # one of later is that of a wrong clock
                 found.append(entry)
     if len(listed) > RUNNING_MAX:
+        # What cannot be read counts as a node of the lowest level: raising the cluster's level beside an old node
+        # cannot be taken back.
         found.append(_unknown("more", f"one of more than {RUNNING_MAX} entries", now))
     return found
 
@@ -409,10 +416,13 @@ class Presence:
             part = chosen[at : at + READS_AT_ONCE]
             contents.update(zip(part, await asyncio.gather(*map(self._read, part)), strict=True))
         for name in self._others.note(contents, names, self._now()):
+            # Left by a process that was killed an hour ago or more.
             await self._store.delete(self._key(name))
         await self._looked()
         was_watched, self._was_watched = self._was_watched, self._is_watched()
         is_first = was_watched or self._own not in sound  # after the last one who looked, the next write is later
+        # Each write costs money in a bucket. A process that is alone writes once a minute, and every few seconds only
+        # while others look.
         if writes and (self._was_watched or is_first or self._sooner.is_set() or self._is_due()):
             self._sooner.clear()
             await self._beat()
@@ -442,6 +452,7 @@ class Presence:
                 self._etag = await self._store.create(key, content)
             else:
                 if last is not None and (written := (await self._store.get(key)).written) is not None:
+                    # The entry's own time in the store measures the clock at no further request.
                     self._wrote(*last, written)
                 before = self._boot()
                 self._etag = await self._store.swap(key, content, self._etag)
@@ -656,10 +667,12 @@ class Keepers:
     @staticmethod
     def _first(among: Mapping[str, _Beat], stream: StreamKey) -> str | None:
         """Return which of some keepers is to make a table: one that the others know of, if there are any."""
+        # One that joins makes nothing until the others must have seen it, or two would write the same files.
         names = [name for name, each in among.items() if not each.joins] or list(among)
         if len(names) < 2:
             return names[0] if names else None
         text = "/".join(stream).encode()
+        # Rendezvous hashing: when a maker comes or goes, only its own tables move.
         return max(names, key=lambda each: blake2b(text, key=each.encode()).digest())
 
     async def look(self) -> None:
@@ -708,6 +721,7 @@ class Keepers:
         while (
             len(content := msgspec.json.encode(_Beat(self._count, self._claim, self._node, joins, told))) > BEAT_BYTES
         ):
+            # Troubles are information; the beat itself must fit its bound, or the process would count as gone.
             told = told[: len(told) // 2]
         try:
             if self._etag is None:

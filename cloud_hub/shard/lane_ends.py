@@ -109,6 +109,7 @@ class EndedLanes:
         Raises:
             StoreError: the store did not answer.
         """
+        # As long as no lane ever left this shard, nothing has to be looked for, and a new lane costs no request.
         if not state.drops:
             return
         wanted = dict.fromkeys(lanes)

@@ -67,6 +67,8 @@ class Told:
 
     def lane_topic_bytes(self, lane: Lane) -> int:
         """Return the counted bytes of topics for a lane."""
+        # An edge that is back before its lost link is noticed has two sessions of one lane, and must not be charged
+        # twice.
         return max(self._topics.get(lane, {}).values(), default=0)
 
     def begins(self, session: LaneSession, state: ShardState) -> None:
@@ -145,6 +147,8 @@ class GapBounds:
     def is_full(self, state: ShardState, lane: Lane) -> bool:
         """Return whether the lane has no room for another gap."""
         held = state.lanes.get(lane)
+        # Each gap is kept in the state for as long as the lane lives, so a sender could grow it without sending a
+        # record.
         if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
             return True
         return self._count(state, _node(lane)) >= self._settings.gaps_per_edge_max
@@ -205,6 +209,8 @@ class Room:
                 f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
                 f"{self._settings.topic_bytes_per_edge_max}", "limits.edge_topics", edge,
             )  # fmt: skip
+        # A lane that counts already costs nothing more. Many opened at once are charged before any chunk has them, or
+        # each would find the same room.
         if known is not None or lane in self._told.lanes:
             return None
         lanes = state.lane_count(lane.tenant, lane.edge) + self._told.of_edge[node]
@@ -321,6 +327,7 @@ class Canaries:
     def begin_commit(self, now: float) -> None:
         """Note that the shard begins to write: questions wait for the store from here on, and no longer for others."""
         for link, question in self._asked.items():
+            # The wait before the commit began is taken off: it is the hub's interval, and says nothing of its store.
             if question.number > self._begun:
                 self._asked[link] = question._replace(began=now)
         self._begun = self.last
@@ -328,6 +335,7 @@ class Canaries:
     def settle(self) -> None:
         """Answer the questions that came before the placed chunk."""
         for link, question in list(self._asked.items()):
+            # Answered only after a chunk of this process is in the store, which is what the question is about.
             if question.number <= self.placed:
                 del self._asked[link]
                 question.answer(question.began - question.asked)
@@ -416,6 +424,7 @@ class ShardSessions:
 
     def _took(self, session: LaneSession, size: int) -> bool:
         self.pending_bytes += size
+        # Scattered records cost the state a range each. An honest edge sends the oldest missing ones first.
         if len(session.known) > self._ranges_per_lane_max:
             message = f"lane {session.lane} would have more than {self._ranges_per_lane_max} separate ranges"
             self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
@@ -501,6 +510,8 @@ class ShardSessions:
         session.closed = True
         session.opened.cancel()
         # An ordinary mark is dropped with the link: the edge sends it again. A last word is not sent again.
+        # Items that were taken stay pending after the link is gone: they are in memory, and the edge will not have to
+        # send them again.
         if not session.items and not (session.says_last_word and session.mark is not None):
             self._forget(session)
 
@@ -554,6 +565,8 @@ class ShardSessions:
             elif shard is None:
                 continue
             for session in list(self._lanes.get(lane, ())):
+                # The edge keeps its epoch: it is the shard that changed, and another connection of the same node is no
+                # conflict.
                 session.claim.is_over = True
                 self.refuse(session, RefuseCode.OVERLOADED, message, "nothing: the edge connects again by itself")
 

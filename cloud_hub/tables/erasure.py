@@ -231,6 +231,7 @@ class Eraser:
             await _catch_up(latest)
             # Afterwards it would be too late: the rows of the other table would be gone, and these would stay.
             choice.check(latest.columns, latest.key)
+        # Up to these chunks the log has the rows, too. The erasure is over only when the collector has deleted them.
         erasure = Erasure([(view.shard, view.state.n) for view in views])
         rows = await self._from_table(tierer, choice, author, erasure)
         if latest is None and (latest := await self._latest(views)) is not None:

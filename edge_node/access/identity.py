@@ -361,7 +361,7 @@ def session_name(username: str | None, client_id: str) -> str:
     """Return the name of a client's session: each user has client identifiers of its own.
 
     Client identifiers are not secret. If users shared them, a client with another user's identifier would get its
-    messages, or destroy them (docs/decisions/0066-a-session-belongs-to-its-user.md). Different pairs have different
+    messages, or destroy them (decision 0066). Different pairs have different
     names.
     """
     if username is not None:

@@ -307,7 +307,7 @@ class InFlight:
             self._writer.add(PUBREL + packet_id.to_bytes(2, "big"))
             return True
         unanswered = len(self.deliveries) - len(self._resend or ())
-        # In the order of the first sending (MQTT 5.0 section 4.6), so one that cannot be sent yet holds back the next ones.
+        # In the order of the first sending (MQTT 5.0, section 4.6): one that cannot go holds back those behind it.
         if not message.topic or unanswered >= unanswered_max:
             return False  # still to be read from the log, or over the client's receive maximum
         if not self._writer.add_again(packet_id, message, options, qos):

@@ -56,6 +56,7 @@ def controlled(control: Control, lane: Lane, held: LaneState | None, created: in
     Raises:
         Corrupt: the record's body is malformed, or it brings back a lane that is in the state.
     """
+    # A control of a lane that is not here changes nothing, except that an ADOPT with a state brings the lane back.
     if held is None:
         return _returned(lane, control.body) if control.kind == ControlKind.ADOPT and control.body else None
     match control.kind:
@@ -91,6 +92,7 @@ def _adopted(held: LaneState) -> LaneState:
 
 def _in_conflict(control: Control, held: LaneState, created: int) -> LaneState:
     claim = unpack(_CONFLICT, control.body, "a CONFLICT record")
+    # A claim with a higher epoch would be taken, not refused, so it is none of this state any more.
     if held.conflict is not None or claim.epoch > held.epoch:
         return held
     new = held.copy()
@@ -100,6 +102,7 @@ def _in_conflict(control: Control, held: LaneState, created: int) -> LaneState:
 
 def _returned(lane: Lane, body: bytes) -> LaneState:
     kept = snapshots.decode_lane(body)
+    # A stored state under a wrong name would make records of one lane count as another's.
     if (kept.tenant, kept.edge, kept.log_id, kept.stream) != lane:
         raise Corrupt(f"an ADOPT record of {lane} holds another lane's state")
     new = snapshots.lane_state(kept)
@@ -133,6 +136,7 @@ def told_time(control: Control, created: int) -> int:
     Raises:
         Corrupt: the record's body is malformed.
     """
+    # Never above the chunk's own time: the record exists to lower a time, and must not be another way to raise it.
     return min(unpack(_TIME, control.body, "a TIME record").time, created)
 
 
@@ -204,6 +208,8 @@ def after_apart(state: ShardState, control: Control, n: int) -> frozenset[str]:
     """
     if not unpack(_BODY, control.body, "an APART record").apart:
         return state.apart - {control.tenant}
+    # A writer has folded this chunk before it writes behind it, so no record of the tenant can come after. One before
+    # it would be in two places.
     if has_traces(state, control.tenant):
         raise Corrupt(
             f"chunk {n} of shard {state.shard} sets tenant {control.tenant} apart, of which the shard has data"
@@ -252,6 +258,7 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
     """
     told = _followed(chunk, state.only)
     _check(state, chunk, told.sections)
+    # Clocks of writers differ. A time that went back would make lanes look silent for longer than they were.
     created = max(state.created, chunk.header.created)
     folded = Folded(chunk, created, told.sections)
     for control in told.controls:
@@ -268,12 +275,14 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
     for update in told.lanes:  # most of the work of a hub and of its followers
         lane = lane_of(update)
         known = None if lane in changed else lanes.get(lane)
+        # One run that continues what is held, and perhaps a mark: no set is copied or searched for it.
         grown = None if known is None else known.grown(update, created)
         if grown is not None:  # nearly always
             changed[lane] = grown
         else:
             _fold_lane(state, folded, lane, update)
     for control in told.controls:
+        # Below this level nodes of earlier releases fold the chunk otherwise, and two folds of one log must agree.
         if control.kind == ControlKind.FORGET and chunk.footer.fold_level >= FORGET_LEVEL:
             _forget(state, folded, control)
     for clock in told.clocks:
@@ -290,6 +299,7 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
 
 def _followed(chunk: Chunk, only: Collection[StreamKey] | None) -> Followed:
     footer = chunk.footer
+    # Folding a part into a whole state would lose the rest without a sign.
     if footer.only is not None and (only is None or not footer.only.issuperset(only)):
         raise ValueError(f"chunk {chunk.header.n} was read without streams that the state follows")
     if only is None or (footer.only is not None and len(footer.only) == len(only)):
@@ -309,10 +319,14 @@ def _check(state: ShardState, chunk: Chunk, sections: Sequence[StreamSection]) -
             f"expected chunk {state.n + 1} of shard {state.shard}, cluster {state.cluster_id.hex()}; found chunk "
             f"{header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}"
         )
+    # The CRC covers the footer before it, and so the whole history: a log that was restored and written again is
+    # noticed at its first chunk.
     if header.previous_footer_crc != state.footer_crc:
         raise Corrupt(f"chunk {header.n} of shard {state.shard} continues another history")
     for section in sections:
         expected = state.next_offset.get((section.tenant, section.stream), 0)
+        # Offsets are how readers, tables and checkpoints know a record, so a repetition or a hole is refused and never
+        # folded.
         if section.base_offset != expected:
             raise Corrupt(
                 f"chunk {header.n}: {section.tenant}/{section.stream} starts at offset {section.base_offset}, "
@@ -354,6 +368,7 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
 def _forget(state: ShardState, folded: Folded, control: Control) -> None:
     """Remove a stream; it remains unchanged if a lane of it would be in the state after the chunk."""
     key, changed = (control.tenant, control.stream), folded.lanes
+    # A lane may have come between the decision and the chunk. A stream with lanes is not forgotten.
     if any(changed.get(lane, NOTHING) is not None for lane in state.stream_lane_names(*key)):
         return
     if any(held is not None and (lane.tenant, lane.stream) == key for lane, held in changed.items()):
@@ -375,6 +390,7 @@ def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[
     folded.created = time
     for count, (lane, known) in enumerate(state.lanes.items(), 1):
         if count % STEP_LANES == 0:
+            # 100,000 lanes take 97 ms, in which no link of this process would be answered.
             yield
         held = folded.lanes.get(lane, known)
         if held is not None and (new := lowered_lane(held, time)) is not held:
@@ -389,6 +405,7 @@ def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -
     if chunk.footer.fold_level < SPLIT_LEVEL:
         return
     seal, n = seal_of(control.body), chunk.header.n
+    # What else the chunk had would have to be divided between two shards.
     if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
         raise Corrupt(f"chunk {n} of shard {state.shard} has a SEAL record and other things")
     if not seals_in_order(state.splits, seal, state.shard):
@@ -433,12 +450,16 @@ def _fold_lane(state: ShardState, folded: Folded, lane: Lane, update: LaneUpdate
         raise Corrupt(f"chunk {folded.chunk.header.n} drops {lane} and adds to it")
     if known is None:
         _check_here(state, folded, lane)
+    # A copy: readers hold the former state, and the chunk may still be refused.
     held = LaneState(partial=partial) if known is None else known.successor()
+    # Once a lane has been opened as a whole one, its numbers are all owed. A later partial opening does not take that
+    # back.
     held.partial &= partial
     held.hear(update)
     # A relay claims no epoch, so it must not fence the edge's own sessions.
     if not update.flags & _RELAY:
         held.epoch = max(held.epoch, update.epoch)
+    # No writer trims wrongly but by a fault; a record that counts twice is the one thing that no reader could undo.
     doubled = held.take(update.ranges, update.gaps, update.mark)
     if doubled is not None:
         here = f"chunk {folded.chunk.header.n}"

@@ -90,6 +90,7 @@ class GapSet:
         self.remove(gap.first, gap.end)
         gaps, first, end = self._gaps, gap.first, gap.end
         low = high = bisect_right(gaps, first, key=_end)
+        # Neighbours of one reason are one gap, since the number of gaps is bounded.
         if low and gaps[low - 1].end == first and gaps[low - 1].reason == gap.reason:
             low -= 1
             first = gaps[low].first
@@ -237,6 +238,7 @@ class LaneState(msgspec.Struct, gc=False):
         """Return the moment (edge wall clock, ns) up to which the lane is complete, with named gaps; None if
         unknown."""
         if self.conflict is not None:
+            # While two nodes claim the log, nothing after the conflict is certain to be of the right one.
             return self.conflict.up_to
         return self.mark.time if self.mark else None
 
@@ -297,6 +299,7 @@ class LaneState(msgspec.Struct, gc=False):
         new = _copied(self)
         new.ranges = ranges
         if mark is not None:
+            # The mark is not proven yet, or says nothing new: the long way keeps it with the pending ones.
             if mark.seq > ranges.contiguous_end() or (whole is not None and mark.time <= whole.time):
                 return None
             new.whole_mark = mark
@@ -314,6 +317,8 @@ class LaneState(msgspec.Struct, gc=False):
         word = self.last_word
         if word is None or self.conflict is not None:
             return False
+        # A last word counts once everything below it is accounted for; before that its records may be on the disk that
+        # was lost.
         return word.seq <= (self.whole_end() if peers else self.ranges.contiguous_end())
 
     def hear(self, update: LaneUpdate) -> None:
@@ -322,6 +327,7 @@ class LaneState(msgspec.Struct, gc=False):
         Call it before the update changes anything else. A relay's update changes nothing: it is not from the edge.
         """
         mark, word = update.mark, self.last_word
+        # A relay repeats what it heard, perhaps long ago. Only the edge itself can say that it stops.
         if update.flags & LaneFlag.LAST_WORD and mark is not None and not update.flags & LaneFlag.RELAY:
             self.last_word = mark
         # A higher epoch, a later mark or a number beyond the last word shows that the edge is at work again.
@@ -378,6 +384,8 @@ class LaneState(msgspec.Struct, gc=False):
         missing = self.ranges.missing(first, end)
         if not self.gaps or not (gaps := self.gaps.within(first, end)):
             return missing
+        # Numbers in a gap are taken as records: a notice of one sender does not make a number final, since another may
+        # have it.
         return list(RangeSet(sorted([*missing, *gaps])))
 
     def lacks_records(self, first: int, end: int) -> bool:
@@ -431,6 +439,7 @@ class LaneState(msgspec.Struct, gc=False):
         if (mark is None or time > mark.time) and (whole is None or time > whole.time):
             return None  # nearly always: records are newer than the lane's claim
         marks = [known for known in (mark, whole) if known is not None]
+        # Only proven marks: an unproven one has claimed nothing yet, and a record before it is no contradiction.
         return max((m for m in marks if time <= m.time and m.seq < end), key=lambda m: m.time, default=None)
 
     def add_mark(self, mark: Mark) -> None:
@@ -451,6 +460,7 @@ class LaneState(msgspec.Struct, gc=False):
         """Return the number below which every number is accounted for, with ABSENT gaps counted as missing records."""
         accounted = self.ranges.contiguous_end()
         absent = self.gaps.first_absent()
+        # ABSENT says only that this sender lacks the records. For a hub with peers they are still missing.
         return accounted if absent is None else min(accounted, absent)
 
     def prove_marks(self) -> None:
@@ -581,6 +591,7 @@ def with_gap(kept: Sequence[OpenGap], gap: OpenGap) -> list[OpenGap]:
     insort(gaps, gap, key=_order)
     while len(gaps) > KEPT_MAX:
         at = min(range(len(gaps) - 1), key=lambda i: gaps[i + 1].until - gaps[i].until)
+        # The nearest two become one, which speaks of more time and never of less.
         gaps[at : at + 2] = [_joined(gaps[at], gaps[at + 1])]
     return gaps
 
@@ -633,6 +644,7 @@ def _order(gap: OpenGap) -> tuple[int, str, int]:
 
 
 def _joined(earlier: OpenGap, later: OpenGap) -> OpenGap:
+    # None means "from the beginning", and the join must not say less.
     since = None if earlier.since is None or later.since is None else min(earlier.since, later.since)
     others = earlier.others + later.others + 1
     return OpenGap(later.edge, later.log_id, later.first, since, later.until, others, later.forked)
@@ -657,6 +669,8 @@ def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane
         if len(names) > 1
         for lane in names
         if lanes[lane].ended_in_order(peers=peers)
+        # Both names must say so. The gap alone could be stated by any edge that knows the log's id, to take another out
+        # of completeness.
         and any(_follows(lanes[other], lanes[lane]) for other in names if other != lane)
     }
 

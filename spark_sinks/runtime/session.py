@@ -223,7 +223,7 @@ ARROW_ENVIRONMENT = {
     "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true",
     "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false",
 }
-"""Environment of the Java machines that get rows from Python (docs/decisions/0109-rows-without-bounds-checks.md)."""
+"""Environment of the Java machines that get rows from Python (decision 0109)."""
 
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.

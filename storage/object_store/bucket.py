@@ -66,11 +66,14 @@ async def put_overlapping(url: str, bodies: Sequence[bytes], headers: Sequence[t
         ValueError: an answer is not HTTP.
     """
     async with asyncio.timeout(TIMEOUT_S):
+        # All connections first: a handshake in between would let the first request end before the second begins.
         connections = [await _connect(url) for _ in bodies]
         try:
             for (_, writer), body in zip(connections, bodies, strict=True):
                 fields = (*headers, ("Content-Length", str(len(body))))
                 await _send(writer, _head(url, "PUT", fields) + body[: len(body) // 2])
+            # The server has to have begun with each request. Servers that check a condition at that moment then find no
+            # object, and write all of them.
             await asyncio.sleep(SETTLE_S)
             rests = [
                 _send(writer, body[len(body) // 2 :]) for (_, writer), body in zip(connections, bodies, strict=True)
@@ -215,6 +218,8 @@ class BucketStore:
                     upload, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
                 )
                 try:
+                    # No service has a conditional multipart upload that the library could make, so the condition is on
+                    # a copy within the bucket.
                     await self._writes.copy_async(upload, key, overwrite=False)
                 except (AlreadyExistsError, PreconditionError):
                     await self._refuse_create(key)
@@ -293,6 +298,8 @@ class BucketStore:
             stream = self._reads.list_async(prefix or None, offset=after or None, chunk_size=min(limit or 1000, 1000))
             async for page in stream:
                 for meta in page:
+                    # Readers find the end of a log by the order of names. In another order they would take a part for
+                    # the whole.
                     if meta["path"] <= last:
                         raise StoreUnfit(
                             f"{self._place.uri} lists {meta['path']} after {last}, not in the order of names. Use a "
@@ -333,6 +340,7 @@ class BucketStore:
         except (BaseError, OSError, ValueError):
             return None
         accepted, refused = {200, 201, 204}, {404, 409, 412}
+        # A server that does not take signed requests says nothing about races; the probe then uses the ordinary client.
         if any(answer.status not in accepted | refused for answer in answers):
             return None
         return [answer.status in accepted for answer in answers]

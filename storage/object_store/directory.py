@@ -77,6 +77,8 @@ def take_slot(filesystem: FileSystem, root: str) -> Slot:
         path = f"{base}/{number}"
         filesystem.make_directory(path)
         with contextlib.suppress(DirectoryInUse):
+            # The kernel frees the lock with the process, so a folder that can be locked is a dead writer's, and its
+            # files may go.
             lock = filesystem.lock(path)
             _sweep(filesystem, path)
             if taken is None:
@@ -266,9 +268,11 @@ class DirectoryStore:
                 async for part in parts:
                     await self._run(lambda _, at=size, part=part: file.write_at(at, part), key)
                     size, written = size + len(part), written + len(part)
+                    # Half a gigabyte of dirty pages at once would hold up every other sync on the disk.
                     if written >= SYNC_BYTES:
                         await self._run(lambda _: file.sync(), key)
                         written = 0
+                # The bytes are durable before the name exists: a power cut leaves a whole object or none.
                 await self._run(lambda _: file.sync(), key)
             finally:
                 file.close()
@@ -349,6 +353,8 @@ class DirectoryStore:
         try:
             return call(*arguments)
         finally:
+            # After the call as well: a disk that was unmounted meanwhile left an empty folder, into which the object
+            # was written.
             self._check_held()
 
     def _check_held(self) -> None:
@@ -358,6 +364,7 @@ class DirectoryStore:
         data: bytes | None = None
         try:
             written = self._fs.modified(self._path(held.key))
+            # One stat for each call, instead of reading and decoding the file.
             if written == held.written and written > FIRST_TIME_NS:
                 return  # the file that was accepted: each change of it is a new file
             data = self._fs.read(self._path(held.key))
@@ -408,11 +415,14 @@ class DirectoryStore:
     def _refuse_create(self, key: str) -> None:
         """Sync the existing object, then refuse: its creator may not have synced its name yet, and the caller will rely
         on it."""
+        # The winner may not have synced the name yet. "Exists" is acted upon at once, so it must survive a power cut.
         self._fs.sync_directory(os.path.dirname(self._path(key)))
         raise AlreadyExists(key)
 
     def _swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         path = self._path(key)
+        # POSIX has no rename on a condition. Threads of this process wait for each other, other processes for the file
+        # lock.
         with self._swaps, contextlib.closing(self._swap_lock()):
             try:
                 # Read again under the lock: the caller's etag may be from before another swap.
@@ -466,6 +476,7 @@ class DirectoryStore:
         """Sync a name once. It is visible before its writer has synced it, and an object that a reader relied on must
         not vanish."""
         with self._mutex:
+            # Readers of one object in pieces would sync its folder for each piece.
             if key in self._durable_keys:
                 return
         self._fs.sync_directory(os.path.dirname(self._path(key)))
