@@ -230,7 +230,7 @@ def test_nobody_at_the_address_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"url": "hub.example.com"}, "no address of a hub"),
+        ({"url": "hub.example.com"}, "is not an address of a hub"),
         ({"url": "http://hub", "token": "a", "token_file": "b"}, "give one of them"),
         ({"url": "http://hub", "token": "secret\r\nX: y"}, "no token has"),
         ({"url": "https://hub", "ca_file": "/nonexistent.pem"}, "nonexistent"),

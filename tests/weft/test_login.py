@@ -110,12 +110,12 @@ def look_at_records(url: str) -> None:
     ("arguments", "message"),
     [
         (("hub", "status"), "name the hub: its CONFIG on this machine, its URL, or the name of a login"),
-        (("hub", "status", "plant"), "no URL, and no login of"),
+        (("hub", "status", "plant"), "is neither a URL nor a login of"),
         (("hub", "status", "hub.example.com:8090"), "there is no such file. The URL of a hub begins with https://"),
         (("hub", "status", "https://me:secret@hub"), "has no user and no password"),
-        (("hub", "status", "ftp://hub"), "no URL of a hub"),
+        (("hub", "status", "ftp://hub"), "is not a URL of a hub"),
         (("login", "plant"), "give NAME and URL"),
-        (("login", "Plant 1", "https://hub"), "no name for a hub"),
+        (("login", "Plant 1", "https://hub"), "is not a name for a hub"),
         (("login", "plant", "--forget"), "there is no login 'plant'"),
     ],
 )

@@ -111,8 +111,8 @@ def test_a_step_has_the_history_of_all_streams(spark: SparkSession, plant: Hub) 
         ("a,\n1,2\n", {}, "column 2 has no name"),
         ("a,A\n1,2\n", {}, "two columns are called a"),
         ("a,b\n1,2\n", {"c": "int"}, r"tables\.m\.columns\.c: .* has no such column. It has a, b"),
-        ("a,b\n1,2\nx,3\n", {"a": "int"}, r"tables\.m\.columns\.a: row 2 has 'x', which is no int"),
-        ("a,b\n1,today\n", {"b": "timestamp"}, "row 1 has 'today', which is no timestamp"),
+        ("a,b\n1,2\nx,3\n", {"a": "int"}, r"tables\.m\.columns\.a: row 2 has 'x', which is not a valid int"),
+        ("a,b\n1,today\n", {"b": "timestamp"}, "row 1 has 'today', which is not a valid timestamp"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_sentence(

@@ -58,7 +58,7 @@ def test_what_fits_a_type_fits_every_type_that_reads_it(given_type: FieldType, w
         ),
         ("fields: {t: {type: float, from: a.t}}", "t float", "t is at a.t, and not at t", "t is at t, and not at a.t"),
         ("a timestamp(s)", "a timestamp(ms)", "not every timestamp(s) is a timestamp(ms)", "not every timestamp(ms)"),
-        ("format: cbor\nfields: {a: int}", "a int", "payloads of format cbor are no json", "json are no cbor"),
+        ("format: cbor\nfields: {a: int}", "a int", "cbor cannot be read as json", "json cannot be read as cbor"),
     ],
 )  # fmt: skip
 def test_rules_name_the_field_and_the_reason(
