@@ -7,7 +7,7 @@ import errno
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import zstandard
@@ -50,6 +50,7 @@ from weft.storage.segment_log.space import (
     Room,
     dropped,
     forget_lost,
+    has_bytes_of,
     held_within,
     moved_batches,
     needed_gaps,
@@ -352,9 +353,9 @@ def open_segment(state: LogState, position: int, now: int, room: Room, version: 
     )
     with state.changed:
         _publish(state, opening, plan, writer)
-    paths = [segment.path for segment, _ in opening.victims]
     # After the new segment has its name. A crash in between leaves records twice, which recovery counts once.
-    _remove(state, [*plan.asides, *paths, *map(aside_path, paths)])
+    victims = [segment for segment, _ in opening.victims]
+    _remove(state, victims, [*plan.asides, *(aside_path(segment.path) for segment in victims)])
     # The old files are gone only now, and with them the disk has room for the full length.
     writer.grow(room.length)
     with state.changed:
@@ -373,7 +374,7 @@ def delete_free(state: LogState, free: list[Segment]) -> None:
         _forget(state, free)
         state.collect_gaps()
         state.asides.update((aside_path(segment.path), segment.size) for segment in asides)
-    _remove(state, [segment.path for segment in free])
+    _remove(state, free)
 
 
 def kept_after(state: LogState, free: list[Segment]) -> list[KeptLane]:
@@ -389,14 +390,29 @@ def _forget(state: LogState, victims: list[Segment]) -> None:
     state.changes += 1
 
 
-def _remove(state: LogState, paths: list[str]) -> None:
+def _remove(state: LogState, segments: Sequence[Segment], asides: Sequence[str] = ()) -> None:
+    """Remove files of segments and files kept aside, durably."""
     state.check_place()
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            state.filesystem.remove(path)
-            logger.info("deleted %s: nothing in it must stay", path)
-    if paths:
+    for path in asides:
+        _remove_file(state, path)
+    gone: list[Segment] = []
+    # Oldest first: a notice stands in the file of its records or in a later one.
+    for segment in sorted(segments, key=lambda segment: segment.first_position):
+        # After a power cut a file system may have kept this removal and lost an earlier one. Records would come back
+        # that hubs know as lost (I8), so the notice goes after the removal of its records is durable.
+        if any(has_bytes_of(other, gap) for gap in segment.index.gaps for other in gone):
+            state.filesystem.sync_directory(state.directory)
+            gone.clear()
+        _remove_file(state, segment.path)
+        gone.append(segment)
+    if asides or gone:
         state.filesystem.sync_directory(state.directory)
+
+
+def _remove_file(state: LogState, path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        state.filesystem.remove(path)
+        logger.info("deleted %s: nothing in it must stay", path)
 
 
 def kept_lanes(state: LogState, gone: dict[int, RangeSet], going: list[GapNotice]) -> list[KeptLane]:

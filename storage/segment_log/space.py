@@ -88,11 +88,14 @@ def needed_gaps(state: LogState, segment: Segment, others: Iterable[Segment]) ->
         released = state.lanes[gap.stream].released.covers(gap.first, gap.end)
         # A notice also stays while another segment still has the bytes of its records: after a crash they would come
         # back as records that were never dropped.
-        if not released or any(
-            _touches(span.ranges, gap) for other in others for span in other.index.spans_of(gap.stream)
-        ):
+        if not released or any(has_bytes_of(other, gap) for other in others):
             found.append(gap)
     return found
+
+
+def has_bytes_of(segment: Segment, gap: GapNotice) -> bool:
+    """Return whether a segment's file has bytes of records that a notice gives as lost."""
+    return any(_touches(span.ranges, gap) for span in segment.index.spans_of(gap.stream))
 
 
 def needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> int:
@@ -268,12 +271,14 @@ def free_segments(state: LogState) -> list[Segment]:
         for segment in state.segments[:-1]
         if all(not span.live_size and not _any_held(state, stream, span) for stream, span in segment.index.spans())
     ]
-    # Notices are records too: a segment goes only when every link has been given its notices.
-    return [segment for segment in free if not _gaps_stay(state, segment, free)]
-
-
-def _gaps_stay(state: LogState, segment: Segment, free: list[Segment]) -> bool:
-    return bool(needed_gaps(state, segment, [other for other in state.segments if other not in free]))
+    # Notices are records too: a segment goes only when every link has been given its notices, and none of these is
+    # about records of a segment that stays. One that stays for its notices may itself have such records, so that each
+    # round may keep further ones.
+    staying = [segment for segment in state.segments if segment not in free]
+    while kept := [segment for segment in free if needed_gaps(state, segment, staying)]:
+        free = [segment for segment in free if segment not in kept]
+        staying += kept
+    return free
 
 
 def _any_held(state: LogState, stream: int, span: LaneSpan) -> bool:

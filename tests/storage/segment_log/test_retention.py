@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import tracemalloc
@@ -144,6 +145,85 @@ def test_a_notice_is_durable_before_what_it_speaks_of_goes() -> None:
             assert set(lost(again, drop)) <= {"BUDGET"}
             assert set(read_all(again, drop)) | gone >= before
             assert not set(read_all(again, drop)) & gone
+
+
+# -- notices and the records that they speak of
+
+
+LATER = 110 * SECOND
+"""More than ``retain_s=100``."""
+
+
+def expired(log: SegmentLog, clock: Clock, after: int) -> None:
+    for _ in range(3):
+        clock.ahead += after
+        log.committer.housekeep()
+        commit_all(log)
+
+
+def all_cuts(disk: FakeFileSystem, cuts: list[FakeFileSystem]) -> FailureHook:
+    """Keep what power cuts at every call that changes names would leave; nothing fails."""
+    calls = itertools.count()
+
+    def look(call: str, path: str) -> OSError | None:
+        if call in {"remove", "sync_directory"}:
+            step = next(calls)
+            cuts.extend(disk.power_cut(random.Random(16 * step + seed)) for seed in range(16))
+        return None
+
+    return look
+
+
+def test_records_do_not_come_back_when_they_and_their_notice_go_together(disk: FakeFileSystem) -> None:
+    """A file system may keep the later of two removals and lose the earlier one."""
+    clock = Clock()
+    log = open_log(disk, SETTINGS, clock=clock)
+    short, long = log.stream("short"), log.stream("long")
+    log.set_policy(short, StreamPolicy(retain_s=100))
+    log.set_policy(long, StreamPolicy(retain_s=1000))
+    for _ in range(10):
+        assert add(log, short, 5, clock) == add(log, long, 5, clock) == 5
+    expired(log, clock, LATER)
+    assert lost(log, short) == {"EXPIRED": 50}
+    # The files stay, for what else is in them, until the file of the notice has nothing to stay for either.
+    for _ in range(5):
+        add(log, long, 6, clock)
+    for stream in (short, long):
+        log.release(stream, RangeSet([(0, 1000)]))
+    before, cuts = len(segment_paths(disk)), list[FakeFileSystem]()
+    assert before > 4
+    disk.fail = all_cuts(disk, cuts)
+    expired(log, clock, 10 * LATER)
+    assert len(segment_paths(disk)) < before - 3
+    assert cuts
+    for cut in cuts:
+        again = open_log(cut, SETTINGS, clock=clock)
+        assert not read_all(again, short), "hubs know them as lost"
+
+
+def test_a_file_that_stays_for_a_notice_of_its_own_keeps_the_notices_about_its_records(disk: FakeFileSystem) -> None:
+    clock = Clock()
+    log = open_log(disk, SETTINGS, clock=clock)
+    first, second, other = log.stream("first"), log.stream("second"), log.stream("other")
+    for stream in (first, second, other):
+        log.set_policy(stream, StreamPolicy(retain_s=100))
+    add(log, first, 20, clock)
+    expired(log, clock, LATER)
+    assert lost(log, first) == {"EXPIRED": 20}
+    # In the file of that notice, which no hub has yet.
+    add(log, second, 20, clock)
+    add(log, other, 20, clock)
+    expired(log, clock, LATER)
+    assert lost(log, second) == {"EXPIRED": 20}
+    add(log, other, 40, clock)
+    for stream in (second, other):
+        log.release(stream, RangeSet([(0, 1000)]))
+    for _ in range(3):
+        expired(log, clock, LATER)
+    disk.kill_process()
+    again = open_log(disk, SETTINGS, clock=clock)
+    assert lost(again, first) == {"EXPIRED": 20}
+    assert not read_all(again, second), "hubs know them as lost"
 
 
 # -- a stream's own size
