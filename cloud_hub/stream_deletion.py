@@ -76,6 +76,8 @@ class Deleted(NamedTuple):
     lanes: int
     shards: int
     """Shards whose log says so now, by this call."""
+    # The table is not moved aside: an object store has no rename, and a process that holds it open would make it again
+    # at the old place. These offsets part the two streams exactly.
     ends: dict[int, int]
     """Shard -> offset at which records of a later stream of that name begin; rows of the table below are the deleted
     one's."""

@@ -74,7 +74,7 @@ HANDSHAKE_RECORDS_MAX = 256
 """Maximum number of records of a client's handshake. 100 KiB of certificates, the most that OpenSSL takes, fit in
 records of 512 bytes, the smallest that clients ask for."""
 AT_ONCE = 32
-"""Number of records that OpenSSL gets at once."""
+"""Number of records that OpenSSL gets at once. One at a time costs 5 us for each record, by 32 it is 0.4 us."""
 PIECE_BYTES = 16 << 10
 WITHOUT_DATA_BURST = 32
 """Records without data that a client may send at once. A client with a good reason sends one in hours."""
@@ -192,6 +192,7 @@ class BoundedRecords(ssl.SSLObject):
         now = self._monotonic()
         refilled = self._allowance + (now - self._allowance_at) * WITHOUT_DATA_PER_S
         self._allowance, self._allowance_at = min(WITHOUT_DATA_BURST, refilled) - records, now
+        # By time, not by bytes of data: a connection that is open for months and sends little may change keys.
         if self._allowance < 0:
             raise TooManyRecords("too many of its TLS records carry no data (such as KeyUpdates)")
 

@@ -760,6 +760,7 @@ def _decided(decisions: Sequence[Decide], state: ClusterState) -> tuple[list[Nam
         if change is None:
             continue
         found = NamedFact(*change)
+        # What has no room is in the next entry. A killed run leaves whole entries, and is repeated behind them.
         if found[:2] in names or not room.take(found):
             return facts, count
         facts.append(found)

@@ -211,6 +211,8 @@ class Health(NamedTuple):
 logger = logging.getLogger(__name__)
 
 UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what can be asked"
+# By status, and not a type for each refusal, of which there are 200. Relative to the hub, so that it leads somewhere in
+# a plant without the internet, too.
 PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
 """Type of a problem: the URI, relative to the hub, of what the document says of its status."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

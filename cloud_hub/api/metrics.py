@@ -133,6 +133,7 @@ class EdgeFigures:
             for reason, names in in_alarm.items():
                 alarms[reason] += len(names)
             for name in seen:
+                # Apart by link: a small disk under a link that keeps up can wait, so alerts ask for the others.
                 is_linked = name in told.edges
                 left = outage_left(told.reports.get(name), now, is_linked=is_linked)
                 unknown += left is None

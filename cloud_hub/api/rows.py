@@ -170,6 +170,7 @@ class _Reading:
             [rows], self._log.shard, self._fields, self._topics, offset, section_end,
             payload=self._wanted.payload, rows_max=BATCH_ROWS_MAX,
         ):  # fmt: skip
+            # The table is free of these rows at once, the log only after its retention: both must answer alike.
             kept = _without(batch, self.erased)
             if not kept.num_rows:
                 continue

@@ -233,6 +233,8 @@ class TailReads:
             )  # fmt: skip
             return SharedRead(helping, end)
 
+        # Named by its place alone: who comes to it gets the same records and goes on at the same place, so readers that
+        # begin anywhere soon stand together. Each filters what was read.
         return await self._share(self._reads, (key, state.shard, at, chunk), read, READ_AGE_S)
 
     async def _share(

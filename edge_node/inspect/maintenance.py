@@ -17,7 +17,8 @@ from weft.config.machine import run_as, user
 from weft.config.models import EdgeConfig
 from weft.edge_node.check.streams import segment_bytes
 from weft.edge_node.control.client import DropRequest, ask_drop, check_listens
-from weft.edge_node.inspect.view import Cursor, LogDirectory, NoLog, is_locked, summarise
+from weft.edge_node.inspect.summary import summarise
+from weft.edge_node.inspect.view import Cursor, LogDirectory, NoLog, is_locked
 from weft.edge_node.links.links import Links
 from weft.edge_node.streams import STATE_STREAMS
 from weft.edge_node.timing import clock_reader, wall_clock

@@ -15,8 +15,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from weft.config.units import parse_duration_ns
+from weft.edge_node.inspect.summary import StreamSummary, summarise
 from weft.edge_node.inspect.tail import Start, Wait, find_beginning, settled_commits, sleep
-from weft.edge_node.inspect.view import Commit, Cursor, DamagedBytes, Durability, LogDirectory, StreamSummary, summarise
+from weft.edge_node.inspect.view import Commit, Cursor, DamagedBytes, Durability, LogDirectory
 from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, Buffer, Columns, Flag, HeaderPairs, header_json, read_u32s

@@ -226,6 +226,7 @@ class Tally:
         gaps = self._open_gaps, self._open_gaps_more
         slowest = None
         if complete is not None and self._slowest and not any(each.up_to == complete for each in reasons):
+            # One lane, the slowest: an idle fleet is late as a whole, and would have a reason for each edge.
             slowest = late(*self._slowest, self._now, peers=self._peers)
         return Completeness(complete, self._covers, reasons[:HELD_BACK_MAX], more, *gaps, slowest)
 

@@ -397,7 +397,8 @@ class LaneState(msgspec.Struct, gc=False):
     def missing_gap(self, gap: GapRange) -> list[Range]:
         """Return the new parts of a gap: numbers that are unknown, or ABSENT until now."""
         missing = self.ranges.missing(gap.first, gap.end)
-        # An ABSENT gap overrides nothing. Any other reason also replaces ABSENT.
+        # An ABSENT gap overrides nothing: an edge with two hubs tells one of them ABSENT for what it released because
+        # the other has it. Any other reason also replaces ABSENT.
         if gap.reason == GapReason.ABSENT or not (absent := self.gaps.absent_within(gap.first, gap.end)):
             return missing
         return list(RangeSet(sorted([*missing, *absent])))

@@ -304,6 +304,8 @@ def is_own(frame: DataFrame, name: str) -> bool:
     """
     if is_connect(frame.sparkSession):
         return bool(frame.schema[name].metadata.get(_MARK) == name)
+    # By the plan where there is one. Names say nothing (`SELECT ts AS _time`), and metadata alone would let through
+    # a function of Python that returns whole rows, and a union whose first part alone has the mark.
     plan = frame._jdf.queryExecution().analyzed()
     return _is_of_mark(plan, plan.output().apply(frame.columns.index(name)), name)
 

@@ -118,6 +118,7 @@ async def raced_key(store: ObjectStore) -> str | None:
     store = bare(store)
     if not isinstance(store, Overlapping):
         return None
+    # That writes hold under a race is a property of the server at an address, so the note is of both.
     return f"{PREFIX}/raced/{RACE}-{sha256((await store.name()).encode()).hexdigest()[:32]}"
 
 

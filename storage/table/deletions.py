@@ -165,6 +165,8 @@ class FollowedErasures:
         key, now = (tenant, stream), self._monotonic()
         known = self._known.get(key)
         if known is None or now - known.looked_at >= LOOK_INTERVAL_S:
+            # A listing, and not a fact of the cluster log: an erasure may have a million ranges. One for each request
+            # would cost a bucket's latency and price.
             names = tuple(listed.key for listed in await self._store.list(deletion_prefix(tenant, stream)))
             is_same = known is not None and known.names == names
             offsets = known.offsets if known and is_same else await erased_offsets(self._store, tenant, stream)

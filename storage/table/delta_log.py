@@ -395,6 +395,8 @@ class TableLog:
             TableError, StoreError: as ``append``.
         """
         check_writable(state, self._key)
+        # Versions up to ``state`` are not looked through again: one that the caller has not seen may have joined the
+        # same files, whose rows would then be there twice.
         if listed < state.version:
             raise TableConflict(f"{self._key}: files of version {listed} are to be replaced in version {state.version}")
         # No rows change, so a query that follows the table as a stream is not given them again.

@@ -100,6 +100,7 @@ def sort_order(schema: pa.Schema, declared: Sequence[str] = ()) -> tuple[str, ..
     edge node.
     """
     levels = [name for name in levels_of(schema) if name != FAILED_COLUMN][:LEVELS_SORTED_MAX]
+    # A column that the table does not have yet orders nothing until it is there.
     wanted = [name for name in declared if name in schema.names and not pa.types.is_nested(schema.field(name).type)]
     return tuple(dict.fromkeys([*wanted, *levels, *_LAST]))
 

@@ -488,6 +488,8 @@ class Tierer:
                     pass
             if position > (end := self.ends().get(view.shard, 0)):
                 raise diverged(self.key, view.shard, position, f"the log only up to {end}")
+            # A log that was restored and has grown past the position has other records below it. The offset alone
+            # cannot show that: the rows would be doubled, or missing.
             n, crc = (transactions.get(name) for name in source_ids(names[view.shard]))
             source = None if n is None or crc is None else LastChunk(n, crc)
             known = self._sources.get(view.shard)

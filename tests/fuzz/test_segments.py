@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.slices import SLICE
+from weft.edge_node.inspect.summary import forecast, summarise
 from weft.edge_node.inspect.tail import Start, TailRecord, newest_records
-from weft.edge_node.inspect.view import Cursor, Durability, LogDirectory, forecast, summarise
+from weft.edge_node.inspect.view import Cursor, Durability, LogDirectory
 from weft.edge_node.timing import clock_reader
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader

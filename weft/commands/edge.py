@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from weft.config.load import Loaded
     from weft.config.models import EdgeConfig
     from weft.config.units import Address, UnixSocket
-    from weft.edge_node.inspect.view import LogSummary
+    from weft.edge_node.inspect.summary import LogSummary
     from weft.protocols.lane import NodeName
 
 
@@ -282,7 +282,8 @@ def edge_status(target: str, *, as_json: bool) -> int:
 def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str, Any]:
     """Return the facts in the files; ``running`` is None if the system does not report whether a node runs."""
     from weft.edge_node.inspect.maintenance import owner_of, wrong_name
-    from weft.edge_node.inspect.view import NoLog, is_locked, summarise
+    from weft.edge_node.inspect.summary import summarise
+    from weft.edge_node.inspect.view import NoLog, is_locked
     from weft.edge_node.streams import STATE_STREAMS
     from weft.protocols.lane import format_log_id
     from weft.storage.segment_log.index import lost_by_reason
@@ -329,7 +330,7 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
 
 def _next_start(directory: str) -> dict[str, Any] | None:
     """Return the findings that recovery will make; None when a node started meanwhile and changed the files."""
-    from weft.edge_node.inspect.view import forecast
+    from weft.edge_node.inspect.summary import forecast
 
     # The facts below hold everything that recovery would log.
     logging.getLogger("weft.storage").addHandler(logging.NullHandler())

@@ -224,6 +224,8 @@ class KnownHeads:
     def find(self, data: bytes) -> Request | None:
         """Return the request that ``data`` is, from first to last byte; None if its head is not known, or there is more
         or less than one request."""
+        # By bytes and not by fields: the same bytes have the same meaning, and what the parser refuses never came here.
+        # A second reader of lengths is where requests are smuggled.
         parts = _parts(data)
         if parts is None or (known := self._known.get(parts[0])) is None:
             return None
@@ -237,6 +239,7 @@ class KnownHeads:
         parts = _parts(data)
         if parts is None or parts[1] > KNOWN_HEAD_BYTES_MAX or not _OF_ONE_REQUEST.isdisjoint(request.headers):
             return
+        # At its second coming: a device whose heads all differ would fill the table.
         key = hash(parts[0])
         if key not in self._seen:
             if len(self._seen) >= KNOWN_HEADS_MAX:

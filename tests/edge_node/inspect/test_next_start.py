@@ -9,7 +9,7 @@ import pytest
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, segment_paths
-from weft.edge_node.inspect.view import forecast
+from weft.edge_node.inspect.summary import forecast
 from weft.storage.segment_log import LogSettings
 
 SETTINGS = LogSettings(segment_bytes=1 << 14, budget_bytes=1 << 20, tail_bytes=0)

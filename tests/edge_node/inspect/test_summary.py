@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.edge_node.inspect.view.logs import T0, append, corrupt, crash, newest_segment, open_log
-from weft.edge_node.inspect.view import LogDirectory, LogSummary, summarise
+from weft.edge_node.inspect.summary import LogSummary, summarise
+from weft.edge_node.inspect.view import LogDirectory
 from weft.protocols.segment import GapReason
 
 HOUR_NS = 3600 * 10**9
