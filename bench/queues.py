@@ -32,7 +32,8 @@ data_dir: {folder}/data
 http: null
 listeners: {{amqp: {{bind: "127.0.0.1:{port}"}}}}
 disk: {{budget: 2GiB}}
-queues: {{size: 1GiB, size_per_user: 1GiB}}
+queues: {{size: 1GiB}}
+limits: {{user_share: 100%}}
 """
 BODY = b"x" * 64
 CHUNK = 500

@@ -20,13 +20,13 @@ from weft.bounds.bound import (
     NestedShares,
     Owner,
     OwnerKind,
+    Quota,
     Rates,
     Refusals,
     SecurityEvent,
     Severity,
     Shares,
     address_owner,
-    one_share,
     user_or_address,
 )
 from weft.bounds.rounds import CROWD, Crowd, Rounds, TurnBudget
@@ -40,6 +40,7 @@ __all__ = [
     "NestedShares",
     "Owner",
     "OwnerKind",
+    "Quota",
     "Rates",
     "Refusals",
     "Rounds",
@@ -48,6 +49,5 @@ __all__ = [
     "Shares",
     "TurnBudget",
     "address_owner",
-    "one_share",
     "user_or_address",
 ]

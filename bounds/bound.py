@@ -63,13 +63,40 @@ def address_owner(host: str) -> Owner:
 # A total that many owners share, with a bound for each owner.
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
-SHARES = 4
-"""Number of owners whose shares make up a total by default: one owner alone cannot take it all."""
+USER_SHARE = "limits.user_share"
+"""Setting of an edge node: the part of each total that one user may have, or one address where clients have no user
+name. One user alone cannot take a total."""
 
 
-def one_share(setting: int | None, total: int) -> int:
-    """Return one owner's share: the setting, or if it is None a part of the total; at least one unit."""
-    return max(total // SHARES, 1) if setting is None else setting
+class Quota(NamedTuple):
+    """Bound on one thing that owners share: what all of them may have together, and what one of them may have."""
+
+    setting: str
+    """Setting of the total as an operator writes it, such as ``limits.wills``."""
+    total: int
+    """Units that all owners together may have."""
+    share: int
+    """Units that one owner may have."""
+    what: str
+    """The thing, for the log, such as ``wills``."""
+
+    @classmethod
+    def of(cls, setting: str, total: int, user_share: float, what: str) -> Quota:
+        """Return the quota of a total of which one owner may have a part.
+
+        Args:
+            user_share: value of ``limits.user_share``, more than 0 and at most 1. A share is whole units, at least one.
+        """
+        # In whole millionths, as a configuration can say: 0.29 * 100 is a little less than 29.
+        return cls(setting, total, max(total * round(user_share * 1_000_000) // 1_000_000, 1), what)
+
+    def bound(self, *, is_share: bool) -> str:
+        """Return the name of a reached bound, for metrics and the log: the owner's share, or else the total."""
+        return f"{USER_SHARE} of {self.setting}" if is_share else self.setting
+
+    def raised(self, *, is_share: bool) -> str:
+        """Return the settings of which an operator raises one, so that an owner gets more."""
+        return f"{self.setting} or {USER_SHARE}" if is_share else self.setting
 
 
 class Shares(Generic[OwnerT]):
@@ -356,7 +383,7 @@ class Refusals:
         """Count a refusal and log it, unless a line about the same bound was logged just before.
 
         Args:
-            bound: name of the setting, as an operator writes it, such as ``limits.wills_per_user``.
+            bound: name of the bound, as an operator writes it, such as ``limits.links`` (see ``Quota.bound``).
             advice: the refused thing and the operator's remedy, one sentence.
         """
         owners = self._counts.setdefault(bound, {})
@@ -388,31 +415,24 @@ class Bound(Shares[Owner]):
     """Units of one thing that owners share.
 
     Args:
-        total: units that all owners together may have.
-        share: units that one owner may have.
+        quota: the total and the share, with their names.
         refusals: counter of the refusals.
-        setting: name of the setting of the total, such as ``limits.wills``.
-        share_setting: name of the setting of the share.
-        what: the thing, for the log, such as ``wills``.
     """
 
-    __slots__ = ("_heaviest", "_look_at", "_refusals", "_setting", "_share_setting", "_what")
+    __slots__ = ("_heaviest", "_look_at", "_refusals", "quota")
 
-    def __init__(  # noqa: PLR0917
-        self, total: int, share: int, refusals: Refusals, setting: str, share_setting: str, what: str
-    ) -> None:
-        super().__init__(total, share)
+    def __init__(self, quota: Quota, refusals: Refusals) -> None:
+        super().__init__(quota.total, quota.share)
+        self.quota = quota
         self._refusals = refusals
-        self._setting = setting
-        self._share_setting = share_setting
-        self._what = what
         self._heaviest: Owner | None = None
         self._look_at = float("-inf")
 
     def refuse(self, owner: Owner, units: int = 1) -> None:
         """Count a refusal of units to an owner."""
-        setting = self._share_setting if self.is_own_share_full(owner, units) else self._setting
-        self._refusals.note(setting, owner, f"no room for more {self._what}; raise {setting} if it is to have more")
+        quota, is_share = self.quota, self.is_own_share_full(owner, units)
+        advice = f"no room for more {quota.what}; raise {quota.raised(is_share=is_share)} if it is to have more"
+        self._refusals.note(quota.bound(is_share=is_share), owner, advice)
 
     def heavier(self, owner: Owner) -> Owner | None:
         """Return the owner with the most units, as of about a second ago; None unless it is this one or has more."""

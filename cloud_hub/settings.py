@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.config.errors import Finding
+from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
 from weft.config.sources import Collector
 from weft.config.units import PORT_MAX, Address, parse_bind
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 MiB = 1 << 20
+_LIMITS = HubLimits()
+"""Section ``limits`` with its defaults, so that a hub made without a configuration has the bounds of one."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class SequencerSettings:
     None: always the longest."""
     chunk_bytes_max: int = 8 * MiB
     """Pending bytes at which a chunk is written. A single longer batch still goes into one chunk."""
-    pending_bytes_max: int = 64 * MiB
+    pending_bytes_max: int = _LIMITS.pending_bytes
     """Uncommitted bytes above which the shard's links have to wait."""
     mark_interval_s: float = 60.0
     """Interval of chunks for marks of idle lanes, while there is no data to write them with. In a bucket each costs a
@@ -56,17 +59,17 @@ class SequencerSettings:
     watermark_validity_s: float = 8.0
     """Time for which a read watermark of the manifest is valid: V of docs/architecture.md. The collector waits far
     longer."""
-    lanes_max: int = 100_000
+    lanes_max: int = _LIMITS.lanes
     """Maximum number of lanes in the shard's state; a link with another one is refused."""
-    lanes_per_edge_max: int = 1024
+    lanes_per_edge_max: int = _LIMITS.lanes_per_edge
     """Maximum number of lanes of one edge, in all its logs."""
-    lanes_per_tenant_max: int = 50_000
+    lanes_per_tenant_max: int = _LIMITS.lanes_per_tenant
     """Maximum number of lanes of one tenant in the shard."""
-    streams_per_tenant_max: int = 4000
+    streams_per_tenant_max: int = _LIMITS.streams_per_tenant
     """Maximum number of streams of one tenant in the shard: each has a table of its own."""
-    topic_bytes_per_edge_max: int = 256 << 10
+    topic_bytes_per_edge_max: int = _LIMITS.edge_topics_bytes
     """Maximum number of bytes of one edge's topic patterns."""
-    origin_bytes_per_edge_max: int = 4 * MiB
+    origin_bytes_per_edge_max: int = _LIMITS.edge_origins_bytes
     """Maximum number of bytes of one edge's origins."""
     ranges_per_lane_max: int = 1024
     """Maximum number of separate ranges of a lane: bounds the state under a sender that leaves holes."""
@@ -189,25 +192,25 @@ class HubSettings:
     hosts: tuple[str, ...] | None = None
     """Names of the hub that readers without a token may use, beside addresses; None: any."""
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
-    links_max: int = 1024
-    idle_connections_max: int = 1024
+    links_max: int = _LIMITS.links
+    idle_connections_max: int = _LIMITS.idle_connections
     """Maximum number of connections that wait for a request, enough for a fleet that connects at once."""
-    connections_per_address_max: int = 1024
+    connections_per_address_max: int = _LIMITS.connections_per_address
     """Maximum number of connections of one address, without open links."""
-    links_per_token_max: int = 8
+    links_per_token_max: int = _LIMITS.links_per_token
     """Maximum number of links of one token; the oldest ends for a further one."""
     messages_per_s: float = 2000.0
     """Messages to edges that one tenant may publish a second, each edge counted."""
-    link_window_bytes: int = 8 * MiB
+    link_window_bytes: int = _LIMITS.window_bytes
     """Maximum number of bytes that one edge may send ahead of acknowledgements."""
     link_ping_interval_s: float = 75.0
     """Silence of an edge after which the hub sends a PING; an edge that pings gets none."""
     link_silence_s: float = 150.0
     """Silence of an edge after which its link counts as lost."""
-    batch_bytes_max: int = 20 * MiB
+    batch_bytes_max: int = _LIMITS.batch_bytes
     """Maximum size of a batch: the longest record of an edge has 17 MiB, and takes a little more if it does not
     compress."""
-    response_bytes_max: int = 8 * MiB
+    response_bytes_max: int = _LIMITS.response_bytes
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """(tenant, stream) -> names and patterns of edges that the stream needs to be complete. What the cluster log says

@@ -6,21 +6,49 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from weft.config.units import Count, Duration, MiB, Section, Size
+from weft.config.units import Count, Duration, MiB, Section, Share, Size
 
-_OF_ONE_USER = "of one user, or of one address where clients have no user name. "
+
+def replaced_by_user_share(total: str) -> str:
+    """Return what to write in place of a former setting that had the share of one user in one total.
+
+    Args:
+        total: setting of the total, such as ``limits.wills``.
+    """
+    return (
+        f"was replaced by limits.user_share, the part that one user may have of {total} and of every other total. "
+        "Delete this line; where one user needs more, write for example `user_share: 50%` under `limits`, or raise "
+        f"{total}"
+    )
 
 
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
     renamed = {"packet": "message"}
+    removed = {
+        "connections_per_user": replaced_by_user_share("limits.connections"),
+        "http_readers_per_user": replaced_by_user_share("limits.http_readers"),
+        "unfinished_per_user": replaced_by_user_share("limits.unfinished"),
+        "sessions_per_user": replaced_by_user_share("limits.sessions"),
+        "subscriptions_per_user": replaced_by_user_share("limits.subscriptions_total"),
+        "match_cost_per_user": replaced_by_user_share("limits.match_cost"),
+        "session_queues_per_user": replaced_by_user_share("limits.session_queues"),
+        "filters_per_user_size": replaced_by_user_share("limits.filters_total_size"),
+        "wills_per_user": replaced_by_user_share("limits.wills"),
+        "retained_per_user": replaced_by_user_share("limits.retained"),
+        "retained_per_user_size": replaced_by_user_share("limits.retained_size"),
+        "authentications_per_address": replaced_by_user_share("limits.authentications"),
+    }
 
+    user_share: Annotated[
+        Annotated[Share, Meta(ge=0.01, le=1)],
+        Meta(
+            description="Part that one user may have of each total for all clients, here and in `state` and `queues`; "
+            "without a user name, one address. `100%`: one user may have all of it."
+        ),
+    ] = 0.25
     connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected clients.")] = 16_384
-    connections_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Maximum number of clients of one user, of all protocols. Unset: a quarter of `connections`."),
-    ] = None
     connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
@@ -76,10 +104,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "ones get 429.",
         ),
     ] = 256
-    http_readers_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `http_readers`."),
-    ] = None
     message_bytes: Annotated[
         Size,
         Meta(
@@ -107,10 +131,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "The first 4 KiB of each client are free.",
         ),
     ] = field(default=128 * MiB, name="unfinished")
-    unfinished_per_user_bytes: Annotated[
-        Annotated[Size, Meta(ge=1)] | None,
-        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `unfinished`."),
-    ] = field(default=None, name="unfinished_per_user")
     topic_levels: Annotated[
         Count, Meta(le=32_768, description="Maximum number of levels in a topic or filter. Deeper ones are refused.")
     ] = 128
@@ -153,23 +173,12 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "without a client longest.",
         ),
     ] = 100_000
-    sessions_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description=f"Maximum number of MQTT sessions {_OF_ONE_USER}Above it, the node deletes the one of them "
-            "that has been without a client longest. Unset: a quarter of `sessions`."
-        ),
-    ] = None
     subscriptions: Annotated[Count, Meta(le=100_000, description="Maximum number of subscriptions in one session.")] = (
         1000
     )
     subscriptions_total: Annotated[
         Count, Meta(le=10_000_000, description="Maximum number of subscriptions in all sessions together.")
     ] = 200_000
-    subscriptions_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `subscriptions_total`."),
-    ] = None
     match_cost: Annotated[
         Count,
         Meta(
@@ -179,13 +188,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "they mix `+` and names costs steps. Further ones are refused.",
         ),
     ] = 4_096
-    match_cost_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="The same of one user, or of one address where clients have no user name; each share name "
-            "(`$share/NAME/...`) counts as a step. Unset: a quarter of `match_cost`."
-        ),
-    ] = None
     inflight: Annotated[
         Count,
         Meta(
@@ -220,10 +222,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     session_queues_bytes: Annotated[
         Size, Meta(description="Maximum memory for live messages at QoS 1 and 2 of all clients together.")
     ] = field(default=64 * MiB, name="session_queues")
-    session_queues_per_user_bytes: Annotated[
-        Annotated[Size, Meta(ge=1)] | None,
-        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `session_queues`."),
-    ] = field(default=None, name="session_queues_per_user")
     filter_bytes: Annotated[
         Size, Meta(ge=64, le=65_535, description="Maximum length of a subscription's filter. Longer ones are refused.")
     ] = field(default=65_535, name="filter")
@@ -241,10 +239,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             ge=64 << 10, description="Maximum memory for the filters of all sessions together, counted in the same way."
         ),
     ] = field(default=256 * MiB, name="filters_total_size")
-    filters_per_user_bytes: Annotated[
-        Annotated[Size, Meta(ge=1)] | None,
-        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `filters_total_size`."),
-    ] = field(default=None, name="filters_per_user_size")
     wills_bytes: Annotated[
         Size,
         Meta(
@@ -252,10 +246,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "each. Above it, clients with a will are refused."
         ),
     ] = field(default=16 * MiB, name="wills")
-    wills_per_user_bytes: Annotated[
-        Annotated[Size, Meta(ge=1)] | None,
-        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `wills`."),
-    ] = field(default=None, name="wills_per_user")
     retained: Annotated[
         Count,
         Meta(
@@ -263,10 +253,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             description="Maximum number of retained messages. Above it, messages on further topics are not retained.",
         ),
     ] = 50_000
-    retained_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description=f"Maximum number of retained messages {_OF_ONE_USER}Unset: a quarter of `retained`."),
-    ] = None
     retained_bytes: Annotated[
         Size,
         Meta(
@@ -275,12 +261,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "average."
         ),
     ] = field(default=64 * MiB, name="retained_size")
-    retained_per_user_bytes: Annotated[
-        Annotated[Size, Meta(ge=1)] | None,
-        Meta(
-            description=f"Maximum memory for the retained messages {_OF_ONE_USER}Unset: a quarter of `retained_size`."
-        ),
-    ] = field(default=None, name="retained_per_user_size")
     authentications: Annotated[
         Count,
         Meta(
@@ -289,13 +269,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "reason code for a busy server.",
         ),
     ] = 4_096
-    authentications_per_address: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="The same of one address. Addresses take turns, and within an address its users. Unset: a "
-            "quarter of `authentications`."
-        ),
-    ] = None
     pending_bytes: Annotated[
         Size,
         Meta(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from weft.config.limits import replaced_by_user_share
 from weft.config.units import (
     Anonymous,
     Bind,
@@ -436,21 +437,24 @@ class Http(Section, frozen=True, kw_only=True):
 
 # Settings of exchanges and queues.
 
-_OF_ONE_USER = "of one user, or of one address where clients have no user name. "
-_Share = Annotated[int, Meta(ge=1)] | None
-
 
 class QueueBounds(Section, frozen=True, kw_only=True):
-    """Bounds on exchanges and queues, which AMQP clients declare. Beyond them clients are refused."""
+    """Bounds on exchanges and queues, which AMQP clients declare. Beyond them clients are refused. One user may have
+    `limits.user_share` of each."""
+
+    removed = {
+        "queues_per_user": replaced_by_user_share("queues.queues"),
+        "exchanges_per_user": replaced_by_user_share("queues.exchanges"),
+        "bindings_per_user": replaced_by_user_share("queues.bindings"),
+        "match_cost_per_user": replaced_by_user_share("queues.match_cost"),
+        "size_per_user": replaced_by_user_share("queues.size"),
+        "unacknowledged_per_user": replaced_by_user_share("queues.unacknowledged"),
+        "consumers_per_user": replaced_by_user_share("queues.consumers"),
+        "channels_per_user": replaced_by_user_share("queues.channels"),
+    }
 
     queues: Annotated[Count, Meta(le=10_000_000, description="Maximum number of queues.")] = 65_536
-    queues_per_user: Annotated[
-        _Share, Meta(description=f"Maximum number of queues {_OF_ONE_USER}Unset: a quarter of `queues`.")
-    ] = None
     exchanges: Annotated[Count, Meta(le=1_000_000, description="Maximum number of exchanges.")] = 4_096
-    exchanges_per_user: Annotated[
-        _Share, Meta(description=f"Maximum number of exchanges {_OF_ONE_USER}Unset: a quarter of `exchanges`.")
-    ] = None
     bindings: Annotated[
         Count,
         Meta(
@@ -460,9 +464,6 @@ class QueueBounds(Section, frozen=True, kw_only=True):
             "more.",
         ),
     ] = 262_144
-    bindings_per_user: Annotated[
-        _Share, Meta(description=f"Maximum number of bindings {_OF_ONE_USER}Unset: a quarter of `bindings`.")
-    ] = None
     match_cost: Annotated[
         Count,
         Meta(
@@ -473,9 +474,6 @@ class QueueBounds(Section, frozen=True, kw_only=True):
             "them that fewest others share. Further ones are refused.",
         ),
     ] = 32_768
-    match_cost_per_user: Annotated[
-        _Share, Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `match_cost`.")
-    ] = None
     size_bytes: Annotated[
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
@@ -484,10 +482,6 @@ class QueueBounds(Section, frozen=True, kw_only=True):
             "of `disk.budget`."
         ),
     ] = field(default=None, name="size")
-    size_per_user_bytes: Annotated[
-        Annotated[Size, Meta(ge=1)] | None,
-        Meta(description="The same of the queues that one user has declared. Unset: a quarter of `size`."),
-    ] = field(default=None, name="size_per_user")
     unacknowledged: Annotated[
         Count,
         Meta(
@@ -496,17 +490,8 @@ class QueueBounds(Section, frozen=True, kw_only=True):
             "get no more.",
         ),
     ] = 262_144
-    unacknowledged_per_user: Annotated[
-        _Share, Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `unacknowledged`.")
-    ] = None
     consumers: Annotated[Count, Meta(le=10_000_000, description="Maximum number of consumers of queues.")] = 65_536
-    consumers_per_user: Annotated[
-        _Share, Meta(description=f"Maximum number of consumers {_OF_ONE_USER}Unset: a quarter of `consumers`.")
-    ] = None
     channels: Annotated[
         Count,
         Meta(le=10_000_000, description="Maximum number of AMQP channels; one connection may have 2,047 of them."),
     ] = 65_536
-    channels_per_user: Annotated[
-        _Share, Meta(description=f"Maximum number of AMQP channels {_OF_ONE_USER}Unset: a quarter of `channels`.")
-    ] = None

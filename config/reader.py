@@ -89,7 +89,7 @@ _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
 _SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|access_key", re.IGNORECASE)
 _TEXT_SHOWN_MAX = 80
 _KEYS_SHOWN_MAX = 14
-_MEASURED = ("duration", "size")
+_MEASURED = ("duration", "share", "size")
 """Units that the error asks for after a bare number; for other units a number is not a value."""
 
 _TEXT = {f"{_TAG}str", f"{_TAG}timestamp"}
@@ -241,7 +241,9 @@ class YamlReader:
         for key, value in entries:
             if key not in fields:
                 noun = one_of.noun if one_of is not None else "setting"
-                self.findings.append(Finding((*path, key), self._unknown(key, path, list(fields), noun)))
+                removed = getattr(type_.cls, "removed", {}).get(key)
+                message = removed or self._unknown(key, path, list(fields), noun)
+                self.findings.append(Finding((*path, key), message))
                 values[key] = INVALID
                 continue
             # The only setting is never missing: null means its defaults.

@@ -264,6 +264,13 @@ UNITS = {
     "rate": Unit(
         "a rate such as 64KiB/s", lambda text, _: units.parse_rate(text), units.format_rate, f"^{units.RATE_PATTERN}$"
     ),
+    "share": Unit(
+        "a share such as 25%",
+        lambda text, _: units.parse_share(text),
+        units.format_share,
+        f"^{units.SHARE_PATTERN}$",
+        _MEASURED,
+    ),
     "windows": Unit("a window of time such as 01:00-05:00", _window, str, f"^{units.WINDOW_PATTERN}$"),
     "zone": Unit("a time zone such as Europe/Berlin", _zone, str),
     "bind": Unit("host:port such as 127.0.0.1:1883", _bind, str),

@@ -11,6 +11,7 @@ from msgspec import Meta, field
 from weft.config.errors import Finding, KeyPath
 from weft.config.functions.settings import Payload
 from weft.config.functions.step import FunctionStep
+from weft.config.limits import replaced_by_user_share
 from weft.config.payload_schema.model import FIELDS_MAX, PayloadSchema, SchemaField, check_schema
 from weft.config.units import Count, Duration, Filters, MiB, Path, Section, Size
 
@@ -272,6 +273,11 @@ class Unrouted(Section, frozen=True, kw_only=True):
 class State(Section, frozen=True, kw_only=True):
     """State of MQTT clients across restarts. Changes go into the log (the *journal*), then into a database."""
 
+    removed = {
+        "resent_per_user": replaced_by_user_share("state.resent_total"),
+        "idempotency_keys_per_user": replaced_by_user_share("state.idempotency_keys"),
+    }
+
     save_interval_s: Annotated[
         Duration,
         Meta(
@@ -330,16 +336,9 @@ class State(Section, frozen=True, kw_only=True):
             le=100_000_000,
             description="The same for all sessions together: a few bytes per message from devices that send many "
             "at a time, about 250 bytes otherwise. Above it, the node forgets messages of the "
-            "sessions that published longest ago.",
+            "sessions that published longest ago; above `limits.user_share`, those of the user's sessions.",
         ),
     ] = 200_000
-    resent_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="The same for the sessions of one user. Above it, the node forgets messages of those of them "
-            "that published longest ago. Unset: a quarter of `resent_total`."
-        ),
-    ] = None
     idempotency_window_s: Annotated[
         Duration,
         Meta(
@@ -354,16 +353,9 @@ class State(Section, frozen=True, kw_only=True):
         Meta(
             le=10_000_000,
             description="Number of such keys that are remembered, about 500 bytes of memory each. Above it, the oldest "
-            "are forgotten.",
+            "are forgotten; above `limits.user_share`, the user's oldest.",
         ),
     ] = 100_000
-    idempotency_keys_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="The same of one user, or of one address where clients have no user name. Unset: a quarter of "
-            "`idempotency_keys`."
-        ),
-    ] = None
     backlog_buffer_bytes: Annotated[
         Size,
         Meta(

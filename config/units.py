@@ -46,6 +46,7 @@ _NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
 DURATION_PATTERN = rf"(?:{_NUMBER}(?:d|h|ms|us|ns|m|s))+"
 SIZE_PATTERN = rf"{_NUMBER} ?(?:B|[KMGT]iB|[kKMGT]B)"
 RATE_PATTERN = rf"{SIZE_PATTERN}/s"
+SHARE_PATTERN = r"[0-9]{1,3}(?:\.[0-9]{1,4})? ?%"
 _DURATION = re.compile(DURATION_PATTERN)
 _DURATION_PART = re.compile(rf"({_NUMBER})(d|h|ms|us|ns|m|s)")
 _SIZE = re.compile(rf"({_NUMBER}) ?([a-zA-Z]+)")
@@ -185,6 +186,23 @@ def format_rate(rate: int) -> str:
     return f"{format_size(rate)}/s"
 
 
+def parse_share(text: str) -> float:
+    """Return the part of a whole, 0 to 1, of ``25%``. ``ValueError`` for any other text and for more than ``100%``."""
+    text = text.strip()
+    if re.fullmatch(SHARE_PATTERN, text) is None:
+        meant = f". Write the unit: {text}%" if re.fullmatch(r"[0-9]{1,3}", text) else ""
+        raise ValueError(f"expected a share such as 25%, got {quoted(text)}{meant}")
+    share = float(Fraction(text.rstrip("% ")) / 100)
+    if share > 1:
+        raise ValueError(f"expected a share of at most 100%, got {quoted(text)}")
+    return share
+
+
+def format_share(share: float) -> str:
+    """Return the shortest exact way to write a share: ``25%``."""
+    return f"{round(share * 100, 4):g}%"
+
+
 def parse_window(text: str) -> tuple[time, time]:
     """Return the begin and end of a window of local time such as ``01:00-05:00``. ``24:00`` is the day's end, as
     ``00:00`` is. ``ValueError`` for any other text."""
@@ -301,6 +319,8 @@ Size = Annotated[int, Meta(extra_json_schema={"x-unit": "size"})]
 """Bytes."""
 Rate = Annotated[int, Meta(ge=1, extra_json_schema={"x-unit": "rate"})]
 """Bytes a second."""
+Share = Annotated[float, Meta(extra_json_schema={"x-unit": "share"})]
+"""Part of a whole, 0 to 1."""
 Windows = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16, extra_json_schema={"x-unit": "windows"})]
 """Windows of local time; ``config.units.parse_window`` parses one."""
 Zone = Annotated[str, Meta(extra_json_schema={"x-unit": "zone"})]
@@ -335,6 +355,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Names that settings of this section had in earlier releases -> their present names. Both are read."""
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Names of former settings of this section -> what took their place and what to write, for the error."""
 
     def with_its_file(self, parse: Callable[..., Any]) -> Self:  # noqa: ARG002
         """Return the section with the settings that a file of its own has; most have none. Blocks.

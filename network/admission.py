@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from typing import Generic, Protocol, TypeVar
 
+from weft.config.limits import EdgeLimits
+
 # Counters of connections, which an edge node and a hub have among others of their own.
 
 
@@ -44,26 +46,27 @@ class ReloadCounters(Protocol):
 # Bounds on connections of all listeners.
 
 Network = IPv4Network | IPv6Network
+_LIMITS = EdgeLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
     """Bounds on connections, over all listeners."""
 
-    connections_max: int = 16_384
+    connections_max: int = _LIMITS.connections
     """Maximum number of admitted clients. Half-open connections are counted by ``half_open_max``."""
     connections_per_address_max: int | None = None
-    connection_rate_per_address: int = 200
+    connection_rate_per_address: int = _LIMITS.connection_rate
     """Maximum rate of new connections from one address, per second. This machine's own clients are exempt."""
-    connection_burst_per_address: int = 2_000
+    connection_burst_per_address: int = _LIMITS.connection_burst
     """Number of connections that an address may open at once before the rate applies."""
-    half_open_max: int = 1_024
+    half_open_max: int = _LIMITS.half_open
     """Maximum number of half-open connections; above it, the oldest is closed."""
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = _LIMITS.connect_timeout_s
     """Maximum time from accepting a connection to admitting its client."""
     section: str = "limits"
     """Section of these settings in the configuration, for log lines."""
-    websocket_message_bytes_max: int = 1 << 20
+    websocket_message_bytes_max: int = _LIMITS.message_bytes
     """Longest WebSocket message; one packet may be spread over many, and one may hold many [MQTT-6.0.0-2]."""
 
 

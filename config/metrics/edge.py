@@ -97,7 +97,7 @@ EDGE_METRICS = (
     Metric(
         "weft_edge_connections_refused_total",
         "counter",
-        "Clients refused because limits.connections or limits.connections_per_user was reached.",
+        "Clients refused because limits.connections, or one user's share of it, was reached.",
     ),
     Metric(
         "weft_edge_connections_rate_limited_total",
@@ -338,7 +338,8 @@ EDGE_METRICS = (
     Metric(
         "weft_edge_refusals_total",
         "counter",
-        "Refusals of what one user, or one address, asked for beyond its share, by setting and owner.",
+        "Refusals of what one user, or one address, asked for beyond a bound, by bound and owner. A bound is a setting "
+        "such as limits.wills, or an owner's share of it: limits.user_share of limits.wills.",
         ("bound", "owner"),
     ),
     Metric("weft_edge_link_connected", "gauge", "1 while the link to the hub is open.", ("link",)),

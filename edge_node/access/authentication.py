@@ -19,7 +19,8 @@ from typing import NoReturn
 
 import msgspec
 
-from weft.bounds import Bound, Owner, Refusals, SecurityEvent, Severity, user_or_address
+from weft.bounds import Bound, Owner, Quota, Refusals, SecurityEvent, Severity, user_or_address
+from weft.config.limits import EdgeLimits
 from weft.edge_node.access import users
 from weft.edge_node.access.identity import ALL, AccessDenied, AccessList, Credentials, Denial, Permission
 from weft.edge_node.counters import ListenerCounters
@@ -326,8 +327,6 @@ def _step_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-WAITING_MAX = 4096
-"""Default for the number of clients that may wait for their password check; further ones are refused as busy."""
 NAME_SHOWN_MAX = 80
 
 
@@ -400,8 +399,7 @@ class Accounts:
         acl: AccessList | None = None,
         *,
         counters: ListenerCounters | None = None,
-        waiting_max: int = WAITING_MAX,
-        waiting_per_address_max: int | None = None,
+        limits: EdgeLimits = EdgeLimits(),  # noqa: B008 - immutable
         known: KnownPasswords | None = None,
         refusals: Refusals | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -411,8 +409,7 @@ class Accounts:
         Args:
             names: user -> hash (``users.parse``); None without a users file: every password is then wrong.
             acl: None without an ACL file: every client may then publish to and read every topic.
-            waiting_max: clients whose passwords may wait to be checked.
-            waiting_per_address_max: the same of one address; None: no share.
+            limits: their ``authentications`` is the number of clients whose passwords may wait to be checked.
             known: passwords known as correct; None to remember them only until the end of the process.
             refusals: counts refusals by address.
             clock: monotonic seconds.
@@ -421,12 +418,10 @@ class Accounts:
         self._names = names
         self._counters = counters or ListenerCounters()
         self._refusals = refusals = refusals or Refusals(clock)
-        waiting = Bound(
-            waiting_max, waiting_per_address_max or waiting_max, refusals,
-            "limits.authentications", "limits.authentications_per_address", "passwords to check",
-        )  # fmt: skip
         self.known = known or KnownPasswords(None, clock)
-        self._checks = PasswordChecks(waiting, refusals, clock)
+        # The owners are addresses: whether a client is the user that it names is not known yet.
+        waiting = Quota.of("limits.authentications", limits.authentications, limits.user_share, "passwords to check")
+        self._checks = PasswordChecks(Bound(waiting, refusals), refusals, clock)
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, callback: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from weft.config.functions.settings import Payload
 from weft.config.functions.step import FunctionStep
+from weft.config.limits import EdgeLimits
 from weft.config.links import Link
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain, Stream
@@ -496,15 +497,15 @@ def log_settings(config: EdgeConfig) -> LogSettings:
         tail_bytes=config.limits.tail_bytes,
         # The log takes up to twice this, and a read of a persistent session requires room for the longest one. A bound
         # without that room would refuse each such session whenever data waits for the disk.
-        pending_bytes_max=max(config.limits.pending_bytes, PENDING_READS_MIN * read_reserve_bytes(config)),
+        pending_bytes_max=max(config.limits.pending_bytes, PENDING_READS_MIN * read_reserve_bytes(config.limits)),
         commit_interval_s=config.commit_interval_s,
         compression_level=config.disk.compression_level if config.disk.compression == "zstd" else None,
     )
 
 
-def read_reserve_bytes(config: EdgeConfig) -> int:
+def read_reserve_bytes(limits: EdgeLimits) -> int:
     """Return the room that is reserved before a read of a persistent session is stored."""
-    return READ_BYTES_MAX + config.limits.message_bytes
+    return READ_BYTES_MAX + limits.message_bytes
 
 
 def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:

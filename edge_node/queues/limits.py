@@ -5,10 +5,13 @@ each.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from weft.bounds import Bound, Owner, Refusals, one_share
+from weft.bounds import Bound, Owner, Quota, Refusals
+from weft.config.limits import EdgeLimits
+from weft.config.listeners import QueueBounds
 from weft.config.models import EdgeConfig
+from weft.config.streams import Disk
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeKind, QueueError, Reason
 from weft.edge_node.queues.exchange import Exchange, Pair, words_of
 
@@ -39,14 +42,12 @@ class LookUpCost:
     """Account of the cost that the bindings of all owners add to a look-up. Event loop's thread only.
 
     Args:
-        total: steps beside the common ones that one look-up may take, because of all owners together.
-        share: the same because of one owner.
+        quota: steps beside the common ones that one look-up may take, because of all owners together and of one.
         refusals: counts refusals.
     """
 
-    def __init__(self, total: int, share: int, refusals: Refusals) -> None:
-        self.total = total
-        self.share = min(share, total)
+    def __init__(self, quota: Quota, refusals: Refusals) -> None:
+        self.quota = quota
         self.used = 0
         """Maximum number of steps of one look-up beside the common ones."""
         self._refusals = refusals
@@ -67,10 +68,10 @@ class LookUpCost:
         and count a refusal."""
         places = _places(exchange, binding)
         costs = list(self._costs(owner, exchange, binding, places, 1))
-        setting = self._exceeded(owner, costs)
-        if setting is not None:
-            what = f"bindings like {binding.key[:60]!r} of exchange {exchange.name[:60]!r}"
-            self._refusals.note(setting, owner, f"no room for more {what}")
+        bound = self._exceeded(owner, costs)
+        if bound is not None:
+            what = f"{self.quota.what} like {binding.key[:60]!r} of exchange {exchange.name[:60]!r}"
+            self._refusals.note(bound, owner, f"no room for more {what}")
             return False
         self._hold(owner, exchange, costs, places)
         return True
@@ -104,15 +105,15 @@ class LookUpCost:
                 del self._standing[place]
 
     def _exceeded(self, owner: Owner, costs: list[tuple[_Cost, int]]) -> str | None:
-        """Return the setting that leaves an owner no more room; None if there is room."""
+        """Return the bound that leaves an owner no more room; None if there is room."""
         own = self._owners.get(owner, {})
         new = [(cost, steps) for cost, steps in costs if cost not in own]
         if not new:
             return None
-        if self.of(owner) + sum(steps for _, steps in new) > self.share:
-            return "queues.match_cost_per_user"
-        if self.used + sum(steps for cost, steps in new if cost not in self._all) > self.total:
-            return "queues.match_cost"
+        if self.of(owner) + sum(steps for _, steps in new) > self.quota.share:
+            return self.quota.bound(is_share=True)
+        if self.used + sum(steps for cost, steps in new if cost not in self._all) > self.quota.total:
+            return self.quota.bound(is_share=False)
         return None
 
     def _hold(
@@ -188,46 +189,21 @@ QUEUES_SHARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """Settings of the bounds."""
+    """Settings of queues: their section of a configuration, and what depends on others."""
 
-    queues_max: int = 65_536
-    queues_per_user_max: int = 16_384
-    exchanges_max: int = 4_096
-    exchanges_per_user_max: int = 1_024
-    bindings_max: int = 262_144
-    bindings_per_user_max: int = 65_536
-    match_cost_max: int = 32_768
-    """Steps that one look-up may take because of uncommon bindings (``routing.look_up_cost``)."""
-    match_cost_per_user_max: int = 8_192
-    waiting_bytes_max: int = 4 << 30
+    queues: QueueBounds = field(default_factory=QueueBounds)
+    size_bytes: int = Disk().budget_bytes // QUEUES_SHARE
     """Bytes of messages in queues, delivered ones included, each with ``message.ENTRY_BYTES`` beside its payload."""
-    waiting_bytes_per_user_max: int = 1 << 30
-    consumers_max: int = 65_536
-    consumers_per_user_max: int = 16_384
-    unacknowledged_max: int = 262_144
-    """Deliveries that are not acknowledged."""
-    unacknowledged_per_user_max: int = 65_536
+    user_share: float = EdgeLimits().user_share
+    """Part of each total that one owner may have."""
 
     @classmethod
     def of(cls, config: EdgeConfig) -> QueueLimits:
         """Return the bounds that a configuration sets."""
-        bounds = config.queues
-        waiting = bounds.size_bytes or config.disk.budget_bytes // QUEUES_SHARE
         return cls(
-            queues_max=bounds.queues,
-            queues_per_user_max=one_share(bounds.queues_per_user, bounds.queues),
-            exchanges_max=bounds.exchanges,
-            exchanges_per_user_max=one_share(bounds.exchanges_per_user, bounds.exchanges),
-            bindings_max=bounds.bindings,
-            bindings_per_user_max=one_share(bounds.bindings_per_user, bounds.bindings),
-            match_cost_max=bounds.match_cost,
-            match_cost_per_user_max=one_share(bounds.match_cost_per_user, bounds.match_cost),
-            waiting_bytes_max=waiting,
-            waiting_bytes_per_user_max=one_share(bounds.size_per_user_bytes, waiting),
-            consumers_max=bounds.consumers,
-            consumers_per_user_max=one_share(bounds.consumers_per_user, bounds.consumers),
-            unacknowledged_max=bounds.unacknowledged,
-            unacknowledged_per_user_max=one_share(bounds.unacknowledged_per_user, bounds.unacknowledged),
+            queues=config.queues,
+            size_bytes=config.queues.size_bytes or config.disk.budget_bytes // QUEUES_SHARE,
+            user_share=config.limits.user_share,
         )
 
 
@@ -235,21 +211,19 @@ class QueueShares:
     """The bounds, and the units that each owner has taken."""
 
     def __init__(self, limits: QueueLimits, refusals: Refusals) -> None:
-        def bound(total: int, share: int, name: str, what: str) -> Bound:
-            return Bound(total, share, refusals, f"queues.{name}", f"queues.{name}_per_user", what)
+        def quota(name: str, total: int, what: str) -> Quota:
+            return Quota.of(f"queues.{name}", total, limits.user_share, what)
 
-        self.queues = bound(limits.queues_max, limits.queues_per_user_max, "queues", "queues")
-        self.exchanges = bound(limits.exchanges_max, limits.exchanges_per_user_max, "exchanges", "exchanges")
-        self.bindings = bound(limits.bindings_max, limits.bindings_per_user_max, "bindings", "bindings of queues")
-        self.match_cost = LookUpCost(limits.match_cost_max, limits.match_cost_per_user_max, refusals)
-        self.waiting = bound(
-            limits.waiting_bytes_max, limits.waiting_bytes_per_user_max, "size", "bytes of messages in queues"
+        queues = limits.queues
+        self.queues = Bound(quota("queues", queues.queues, "queues"), refusals)
+        self.exchanges = Bound(quota("exchanges", queues.exchanges, "exchanges"), refusals)
+        self.bindings = Bound(quota("bindings", queues.bindings, "bindings of queues"), refusals)
+        self.match_cost = LookUpCost(quota("match_cost", queues.match_cost, "bindings"), refusals)
+        self.waiting = Bound(quota("size", limits.size_bytes, "bytes of messages in queues"), refusals)
+        self.consumers = Bound(quota("consumers", queues.consumers, "consumers of queues"), refusals)
+        self.unacknowledged = Bound(
+            quota("unacknowledged", queues.unacknowledged, "deliveries that are not acknowledged"), refusals
         )
-        self.consumers = bound(limits.consumers_max, limits.consumers_per_user_max, "consumers", "consumers of queues")
-        self.unacknowledged = bound(
-            limits.unacknowledged_max, limits.unacknowledged_per_user_max, "unacknowledged",
-            "deliveries that are not acknowledged",
-        )  # fmt: skip
 
     def take_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
         """Charge an owner with a binding that is about to be added to an exchange.
@@ -263,7 +237,7 @@ class QueueShares:
             raise QueueError(
                 Reason.TOO_MANY,
                 f"{owner} has used up its share of what finding a message's queues may cost. Bind with fewer * and #, "
-                "or by a header that few bindings have, or raise queues.match_cost_per_user",
+                f"or by a header that few bindings have, or raise {self.match_cost.quota.raised(is_share=True)}",
             )
 
     def hold_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:

@@ -232,7 +232,8 @@ class Queues:
             self.bounds.consumers.refuse(client.owner)
             raise QueueError(
                 Reason.TOO_MANY,
-                f"{client.owner} has used up its share of consumers: cancel some, or raise queues.consumers_per_user",
+                f"{client.owner} has used up its share of consumers: cancel some, or raise "
+                f"{self.bounds.consumers.quota.raised(is_share=True)}",
             )
         consumption = Consumption(
             queue, client, consumer, credit, self._deliveries.soon, needs_acks=needs_acks, exclusive=exclusive,

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from struct import Struct
 
-from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.config.streams import State
+from weft.edge_node.sessions.records import StateCounters
 from weft.edge_node.subscriptions.message import LogRecord, Page, Turn
 from weft.protocols import batch
 from weft.protocols.batch import HeaderPairs, read_u32s
@@ -126,7 +127,7 @@ class Backlog:
     one read. Two sessions that need the same batch at the same time share the read.
     """
 
-    def __init__(self, log: SegmentLog, settings: StateSettings, counters: StateCounters) -> None:
+    def __init__(self, log: SegmentLog, settings: State, counters: StateCounters) -> None:
         self._log = log
         self._pages = log.page_reader(settings.backlog_reads)
         self._settings = settings

@@ -154,7 +154,7 @@ class Compaction:
 
     def _save(self, database: sqlite3.Connection, meta: Meta, end: int, noted: int, topics_end: int) -> None:
         """Fold the journal into the tables, on the database's thread. Each run starts from the beginning."""
-        window = self._settings.resent_window
+        window = self._settings.state.resent_window
         records = read_journal(self._log, self._journal_stream, meta.journal_seq, end)
         folded = fold(
             records,
@@ -377,17 +377,17 @@ class BrokerState:
         """Number of the stream of unrouted messages that only persistent sessions want."""
         self._database = Database(directory, _create_tables, post)
         try:
-            self.retained = RetainedMessages(self._database, settings, counters, refusals, wall_clock)
-            recovered = recover(self._database, log, journal, settings.resent_window, wall_clock)
+            self.retained = RetainedMessages(self._database, settings.limits, counters, refusals, wall_clock)
+            recovered = recover(self._database, log, journal, settings.state.resent_window, wall_clock)
             folded = recovered.folded
             recent = {client_id: session.recent for client_id, session in folded.sessions.items()}
-            self.backlog = Backlog(log, settings, counters)
+            self.backlog = Backlog(log, settings.state, counters)
             self.resent = Resent(log, self.backlog, recent, settings, counters)
             records = [session.record for session in folded.sessions.values() if session.record is not None]
             shared = [each.record for each in folded.shared.values() if each.record is not None]
             self.journal = SessionJournal(log, journal, records, shared, self.resent, settings, counters, wall_clock)
             noted = self.journal
-            self.changes = ChangeRates(lambda: noted.bytes_noted, settings.journal_bytes_per_user, refusals)
+            self.changes = ChangeRates(lambda: noted.bytes_noted, settings.state.journal_bytes_per_user, refusals)
             self._compaction = Compaction(
                 self._database, log, (journal, topics), self.journal, folded, recovered.meta, settings,
                 counters,
@@ -434,7 +434,7 @@ class BrokerState:
         await asyncio.to_thread(self._database.close)
 
     async def _run(self) -> None:
-        settings, checks = self._settings, 0
+        settings, checks = self._settings.state, 0
         while True:
             await asyncio.sleep(settings.save_interval_s / CHECKS)
             checks += 1

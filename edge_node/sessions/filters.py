@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.bounds import Bound, Rounds
+from weft.config.limits import EdgeLimits
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
-from weft.edge_node.sessions.records import SessionLimits, SessionShares
+from weft.edge_node.sessions.records import SessionShares
 from weft.edge_node.sessions.session import RetainedDelivery, Session
 from weft.edge_node.subscriptions.subscriptions import (
     ClientSubscription,
@@ -38,7 +39,7 @@ class SessionFilters:
         positions: ReaderPositions,
         retained: RetainedDelivery,
         rounds: Rounds,
-        limits: SessionLimits,
+        limits: EdgeLimits,
         shares: SessionShares,
         counters: Counters,
     ) -> None:
@@ -69,7 +70,7 @@ class SessionFilters:
         Raises:
             LogFull, LogFailed: a persistent session cannot journal one; the filters before it are in force.
         """
-        looked_at = filters[: self._limits.filters_max]
+        looked_at = filters[: self._limits.subscriptions]
         new = {each.filter for each in looked_at if each.filter not in session.subscriptions}
         self.make_room(self._shares.filters, session, len(new))
         self.make_room(self._shares.filter_bytes, session, sum(cost(each) for each in new))
@@ -149,10 +150,10 @@ class SessionFilters:
 
     def _refusal(self, session: Session, options: Subscription, share: Share | None, new: bool) -> int | None:
         text, identity, limits = options.filter, session.rules, self._limits
-        too_long = len(text.encode()) > limits.filter_bytes_max or text.count("/") >= limits.filter_levels_max
+        too_long = len(text.encode()) > limits.filter_bytes or text.count("/") >= limits.topic_levels
         if share is None or too_long:
             return ReasonCode.TOPIC_FILTER_INVALID
-        many = len(session.subscriptions) >= limits.filters_max
+        many = len(session.subscriptions) >= limits.subscriptions
         if new and (many or not self._has_room(session, cost(text))):
             return ReasonCode.QUOTA_EXCEEDED
         if identity is not None and not identity.may_subscribe(share.filter):
@@ -162,7 +163,7 @@ class SessionFilters:
         return None
 
     def _has_room(self, session: Session, more: int) -> bool:
-        if self._bytes.get(session, 0) + more > self._limits.filters_bytes_max:
+        if self._bytes.get(session, 0) + more > self._limits.filters_bytes:
             return False
         for bound, units in ((self._shares.filters, 1), (self._shares.filter_bytes, more)):
             if not bound.fits(session.owner, units):

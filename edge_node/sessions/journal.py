@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.bounds import Shares
+from weft.bounds import Quota, Shares
 from weft.edge_node.access.identity import user_of_session
 from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.sessions.records import (
@@ -183,8 +183,8 @@ class Resent:
         self._counters = counters
         self._sessions: OrderedDict[str, RecentPublishes] = OrderedDict()
         """In the order of the last publish, oldest first."""
-        total, share = settings.resent_total_max, settings.resent_per_user_max
-        self._shares: Shares[str] = Shares(total, total if share is None else share)
+        quota = Quota.of("state.resent_total", settings.state.resent_total, settings.limits.user_share, "publishes")
+        self._shares: Shares[str] = Shares(quota.total, quota.share)
         self._of_user: dict[str, dict[str, None]] = {}
         """User -> its sessions, in the order of the last publish: a user beyond its share loses the oldest."""
         for client_id, recent in known.items():
@@ -197,7 +197,7 @@ class Resent:
         recent = self._sessions.get(client_id) or RecentPublishes()
         user = self._keep(client_id, recent)
         before = recent.count
-        recent.add(qos, packet_ids, runs, self._settings.resent_window)
+        recent.add(qos, packet_ids, runs, self._settings.state.resent_window)
         self._note(user, recent.count - before)
 
     def forget(self, client_id: str) -> None:
@@ -531,7 +531,7 @@ class SessionJournal:
     def _check_room(self, size: int) -> None:
         # Changes come faster than the database takes them. Refusing persistent clients bounds the journal and the time
         # of the next start.
-        if self._counters.journal_bytes + size > self._settings.journal_bytes_max:
+        if self._counters.journal_bytes + size > self._settings.state.journal_bytes:
             self._counters.journal_refused += 1
             raise LogFull(
                 f"{self._counters.journal_bytes} bytes of session changes could not be saved to the database yet. "

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.bounds import Bound, Owner, Rates, Refusals, one_share
+from weft.bounds import Bound, Owner, Quota, Rates, Refusals
+from weft.config.limits import EdgeLimits
 from weft.config.models import EdgeConfig
-from weft.edge_node.check.streams import read_reserve_bytes, topics_log_bytes
+from weft.config.streams import State
+from weft.edge_node.check.streams import TOPICS_LOG_BYTES, read_reserve_bytes, topics_log_bytes
 from weft.edge_node.subscriptions.limits import MatchCost
 from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties, Subscription, Will
 from weft.protocols.ranges import U32, Seq
@@ -82,87 +84,7 @@ class SharedRecord(msgspec.Struct):
     """(stream, seq) before their stream's position of messages that no member keeps: they are delivered again."""
 
 
-# Bounds on MQTT sessions.
-
-FILTER_LEVELS_MAX = 128
-"""Deeper filters are refused in SUBACK. EMQX has the same default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
-    """Bounds on the memory of sessions."""
-
-    sessions_max: int = 10_000
-    """Sessions of all clients. Beyond it, the session whose client has been away longest is deleted; when all are
-    connected, clients are refused."""
-    connections_per_user_max: int | None = None
-    """Connected clients of one user; further ones are refused. None: no share."""
-    sessions_per_user_max: int | None = None
-    """Sessions of one owner; beyond it the one that has been without a client longest is deleted. None: no share."""
-    filters_max: int = 1_000
-    """Subscriptions of one session; further ones are refused in SUBACK."""
-    filters_total_max: int = 1_000_000
-    """The same of all sessions together."""
-    filters_per_user_max: int | None = None
-    """The same of one owner; None: no share."""
-    filter_levels_max: int = FILTER_LEVELS_MAX
-    filter_bytes_max: int = 65_535
-    """Longer filters are refused; MQTT has no longer ones [MQTT-4.7.3-3]."""
-    filters_bytes_max: int = 4 << 20
-    """Memory of one session's filters, by ``filters.cost``; further ones are refused."""
-    filters_bytes_total_max: int = 256 << 20
-    """The same of all sessions together."""
-    filters_bytes_per_user_max: int | None = None
-    """The same of one owner; None: no share."""
-    match_cost_max: int = 4_096
-    """Nodes of the filter tree that one topic may visit because of uncommon filters (``subscriptions.match_cost``)."""
-    match_cost_per_user_max: int | None = None
-    """The same of one owner, and its shares; None: no share."""
-    inflight_max: int = 100
-    """QoS 1 and 2 deliveries sent to one client and not completed."""
-    queue_bytes_max: int = 1 << 20
-    """QoS 1 and 2 deliveries kept in memory for one client, sent or waiting."""
-    queue_bytes_total_max: int = 64 << 20
-    """The same of all clients together."""
-    queue_bytes_per_user_max: int | None = None
-    """The same of one owner; None: no share."""
-    will_bytes_max: int = 16 << 20
-    """Wills of all clients together; a client whose will has no room is refused."""
-    will_bytes_per_user_max: int | None = None
-    """The same of one owner; None: no share."""
-    expiry_s_max: int = NEVER_EXPIRES
-    """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
-    expiry_s_of_old_versions: int = 7 * 86_400
-    """Lifetime of sessions without clean session before MQTT 5.0; clients of 5.0 choose it themselves."""
-
-    @classmethod
-    def of(cls, config: EdgeConfig) -> SessionLimits:
-        """Return the bounds that a configuration sets."""
-        limits = config.limits
-        expiry_s = round(limits.session_expiry_s)
-        return cls(
-            sessions_max=limits.sessions,
-            connections_per_user_max=one_share(limits.connections_per_user, limits.connections),
-            sessions_per_user_max=one_share(limits.sessions_per_user, limits.sessions),
-            filters_max=limits.subscriptions,
-            filters_total_max=limits.subscriptions_total,
-            filters_per_user_max=one_share(limits.subscriptions_per_user, limits.subscriptions_total),
-            filter_levels_max=limits.topic_levels,
-            match_cost_max=limits.match_cost,
-            match_cost_per_user_max=one_share(limits.match_cost_per_user, limits.match_cost),
-            inflight_max=limits.inflight,
-            queue_bytes_max=limits.session_queue_bytes,
-            queue_bytes_total_max=limits.session_queues_bytes,
-            queue_bytes_per_user_max=one_share(limits.session_queues_per_user_bytes, limits.session_queues_bytes),
-            filter_bytes_max=limits.filter_bytes,
-            filters_bytes_max=limits.filters_bytes,
-            filters_bytes_total_max=limits.filters_total_bytes,
-            filters_bytes_per_user_max=one_share(limits.filters_per_user_bytes, limits.filters_total_bytes),
-            will_bytes_max=limits.wills_bytes,
-            will_bytes_per_user_max=one_share(limits.wills_per_user_bytes, limits.wills_bytes),
-            expiry_s_max=expiry_s,
-            expiry_s_of_old_versions=expiry_s,
-        )
+# Bounds on sessions, of all clients together and of one owner.
 
 
 class SessionShares:
@@ -171,82 +93,35 @@ class SessionShares:
     Where a total is full, the owner that has most makes room first, by absent sessions of its own.
     """
 
-    def __init__(self, limits: SessionLimits, refusals: Refusals) -> None:
+    def __init__(self, limits: EdgeLimits, refusals: Refusals) -> None:
         """Start with nothing taken."""
 
-        def bound(total: int, share: int | None, setting: str, share_setting: str, what: str) -> Bound:
-            return Bound(total, total if share is None else share, refusals, setting, share_setting, what)
+        def quota(name: str, total: int, what: str) -> Quota:
+            return Quota.of(f"limits.{name}", total, limits.user_share, what)
 
-        self.connections = bound(
-            limits.sessions_max, limits.connections_per_user_max,
-            "limits.connections", "limits.connections_per_user", "connections",
-        )  # fmt: skip
-        self.sessions = bound(
-            limits.sessions_max, limits.sessions_per_user_max,
-            "limits.sessions", "limits.sessions_per_user", "connected clients",
-        )  # fmt: skip
-        self.filters = bound(
-            limits.filters_total_max, limits.filters_per_user_max,
-            "limits.subscriptions_total", "limits.subscriptions_per_user", "subscriptions",
-        )  # fmt: skip
-        self.filter_bytes = bound(
-            limits.filters_bytes_total_max, limits.filters_bytes_per_user_max,
-            "limits.filters_total_size", "limits.filters_per_user_size", "filters",
-        )  # fmt: skip
-        share = limits.match_cost_per_user_max
-        self.match_cost = MatchCost(limits.match_cost_max, limits.match_cost_max if share is None else share, refusals)
+        self.connections = Bound(quota("connections", limits.connections, "connections"), refusals)
+        self.sessions = Bound(quota("sessions", limits.sessions, "connected clients"), refusals)
+        self.filters = Bound(quota("subscriptions_total", limits.subscriptions_total, "subscriptions"), refusals)
+        self.filter_bytes = Bound(quota("filters_total_size", limits.filters_total_bytes, "filters"), refusals)
+        self.match_cost = MatchCost(quota("match_cost", limits.match_cost, "filters"), refusals)
         """Cost of a message because of filters."""
-        self.will_bytes = bound(
-            limits.will_bytes_max, limits.will_bytes_per_user_max, "limits.wills", "limits.wills_per_user", "wills"
-        )
+        self.will_bytes = Bound(quota("wills", limits.wills_bytes, "wills"), refusals)
 
 
 # Bounds on the state that the node keeps for MQTT clients across restarts.
 
-MiB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
-    """Bounds; ``StateCounters`` has a counter of the use or the refusals of each."""
+    """Settings of the state: two sections of a configuration, and what depends on others. ``StateCounters`` has a
+    counter of the use or the refusals of each bound."""
 
-    retained_messages_max: int = 50_000
-    """Retained messages; further topics are refused."""
-    retained_messages_per_user_max: int | None = None
-    """The same of one owner; None: no share."""
-    retained_bytes_max: int = 64 * MiB
-    """Memory that retained messages may take, as ``RetainedMessages`` estimates it."""
-    retained_bytes_per_user_max: int | None = None
-    """The same of one owner; None: no share."""
-    save_interval_s: float = 5.0
-    """Interval at which the journal is folded into the database, so that the log can release the journal's records."""
-    save_bytes: int = 4 * MiB
-    """Journal bytes at which the journal is folded before the interval has passed."""
-    journal_bytes_max: int = 64 * MiB
-    """Journal not yet in the database (with a full or failing disk). Beyond it, changes of sessions are refused. It
-    bounds the reads of a restart."""
-    journal_bytes_per_user: int = 4 * MiB
-    """Journal bytes per second by one owner's sessions; beyond it, its clients wait."""
-    reserve_bytes: int = 2 * MiB
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
+    state: State = field(default_factory=State)
+    reserve_bytes: int = read_reserve_bytes(EdgeLimits())
     """Room in the log that is required before a read of a persistent session is stored: enough for a read, and a packet
     that the read before it cut in two."""
-    resent_window: int = 1_000
-    """Publishes of one session by which a repeat is recognised. More than clients keep unacknowledged: Paho and
-    Mosquitto 20, MQTT 5.0 clients up to ``receive_maximum``."""
-    resent_total_max: int = 200_000
-    """The same of all sessions, some 250 bytes each for publishes in reads of their own; beyond it, sessions that
-    published longest ago lose theirs."""
-    resent_per_user_max: int | None = None
-    """The same of the sessions of one user; beyond it, the user's own are forgotten. None: no share."""
-    backlog_buffer_bytes: int = 16 * MiB
-    """Decoded batches kept for sessions that are behind."""
-    backlog_page_records: int = 250
-    """Records in one page: each takes 1 µs to assemble, and a slow client holds a page."""
-    backlog_page_bytes: int = 64 << 10
-    """Bytes in one page; at least one record."""
-    backlog_reads: int = 2
-    """Reads of the disk at a time; each holds about 1 MiB, or one longer record."""
-    topics_log_bytes: int = 1 << 30
+    topics_log_bytes: int = TOPICS_LOG_BYTES
     """Bytes that the log may grow by before unrouted messages, kept for sessions alone, may be deleted from it
     although a session has not had them."""
     suppressed: frozenset[int] = field(default_factory=frozenset)
@@ -259,24 +134,10 @@ class StateSettings:
         Args:
             suppressed: numbers of the streams with ``resent: suppress``.
         """
-        limits, state = config.limits, config.state
         return cls(
-            retained_messages_max=limits.retained,
-            retained_messages_per_user_max=one_share(limits.retained_per_user, limits.retained),
-            retained_bytes_max=limits.retained_bytes,
-            retained_bytes_per_user_max=one_share(limits.retained_per_user_bytes, limits.retained_bytes),
-            save_interval_s=state.save_interval_s,
-            save_bytes=state.save_bytes,
-            journal_bytes_max=state.journal_bytes,
-            journal_bytes_per_user=state.journal_bytes_per_user,
-            reserve_bytes=read_reserve_bytes(config),
-            resent_window=state.resent_window,
-            resent_total_max=state.resent_total,
-            resent_per_user_max=one_share(state.resent_per_user, state.resent_total),
-            backlog_buffer_bytes=state.backlog_buffer_bytes,
-            backlog_page_records=state.backlog_page_records,
-            backlog_page_bytes=state.backlog_page_bytes,
-            backlog_reads=state.backlog_reads,
+            limits=config.limits,
+            state=config.state,
+            reserve_bytes=read_reserve_bytes(config.limits),
             topics_log_bytes=topics_log_bytes(config),
             suppressed=suppressed,
         )

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from weft.bounds import LOCAL, Bound, Owner, OwnerKind, Refusals
+from weft.bounds import LOCAL, Bound, Owner, OwnerKind, Quota, Refusals
+from weft.config.limits import EdgeLimits
 from weft.edge_node.sessions import database as columns
 from weft.edge_node.sessions.database import Database, Done
-from weft.edge_node.sessions.records import StateCounters, StateSettings, pack_properties, unpack_properties
+from weft.edge_node.sessions.records import StateCounters, pack_properties, unpack_properties
 from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties, Publish
 
 # Search of topics by filter: a tree of topic levels (MQTT 5.0 section 4.7).
@@ -157,7 +158,7 @@ class RetainedMessages:
     def __init__(
         self,
         database: Database,
-        settings: StateSettings,
+        limits: EdgeLimits,
         counters: StateCounters,
         refusals: Refusals,
         wall_clock: Callable[[], int],
@@ -172,19 +173,12 @@ class RetainedMessages:
             sqlite3.Error, DatabaseFailed: the table cannot be read.
         """
         self._database = database
-        self._settings = settings
         self._counters = counters
         self._wall_clock = wall_clock
         self._messages: dict[bytes, RetainedMessage] = {}
-        self._count = Bound(
-            settings.retained_messages_max,
-            _share(settings.retained_messages_per_user_max, settings.retained_messages_max),
-            refusals, "limits.retained", "limits.retained_per_user", "retained messages",
-        )  # fmt: skip
-        self._bytes = Bound(
-            settings.retained_bytes_max, _share(settings.retained_bytes_per_user_max, settings.retained_bytes_max),
-            refusals, "limits.retained_size", "limits.retained_per_user_size", "retained messages",
-        )  # fmt: skip
+        share, what = limits.user_share, "retained messages"
+        self._count = Bound(Quota.of("limits.retained", limits.retained, share, what), refusals)
+        self._bytes = Bound(Quota.of("limits.retained_size", limits.retained_bytes, share, what), refusals)
         self._victims: tuple[Owner, list[bytes]] = (NOBODY, [])
         """Owner that makes room, and its topics; the oldest one is last."""
         self._tree = TopicTree()
@@ -435,7 +429,3 @@ def _row(database: sqlite3.Connection, message: RetainedMessage) -> tuple[object
 def _owner(name: str) -> Owner:
     kind, _, rest = name.partition(":")
     return Owner(OwnerKind(kind), rest) if kind in set(OwnerKind) else NOBODY
-
-
-def _share(share: int | None, total: int) -> int:
-    return total if share is None else share

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from weft.bounds import Bound, Owner, OwnerKind, Refusals, Rounds, user_or_address
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals, Rounds, user_or_address
+from weft.config.limits import EdgeLimits
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
@@ -16,7 +17,7 @@ from weft.edge_node.sessions.journal import DeliveryJournal, SessionJournal
 from weft.edge_node.sessions.log_readers import LogReaders, StoredMessages
 from weft.edge_node.sessions.packets_out import ClientConnection, WindowParts, Wire
 from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
-from weft.edge_node.sessions.records import ChangeRates, SessionLimits, SessionRecord, SessionShares
+from weft.edge_node.sessions.records import ChangeRates, SessionRecord, SessionShares
 from weft.edge_node.sessions.retained import RetainedMessages
 from weft.edge_node.sessions.session import Absence, AwaySessions, Match, RetainedDelivery, Session, Terms, seconds_left
 from weft.edge_node.sessions.wills import Wills, is_storable
@@ -75,7 +76,7 @@ def make_delivery(  # noqa: PLR0917
     subscriptions: Subscriptions,
     backlog: Backlog,
     outbox: Outbox,
-    limits: SessionLimits,
+    limits: EdgeLimits,
     refusals: Refusals,
     counters: Counters,
     wall_clock: Callable[[], int],
@@ -88,8 +89,9 @@ def make_delivery(  # noqa: PLR0917
     """
     starts = FilterStarts()
     messages = StoredMessages(segment_log, ingest, wall_clock, counters)
+    queues = Quota.of("limits.session_queues", limits.session_queues_bytes, limits.user_share, "messages that wait")
     return DeliveryParts(
-        QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), SessionShares(limits, refusals),
+        QueueBudget(queues.total, queues.share), SessionShares(limits, refusals),
         starts, messages,
         LogReaders(segment_log, ingest, subscriptions, messages, backlog, starts, outbox, counters),
     )  # fmt: skip
@@ -103,7 +105,7 @@ def make_parts(  # noqa: PLR0917
     outbox: Outbox,
     rounds: Rounds,
     match_retained: Match,
-    limits: SessionLimits,
+    limits: EdgeLimits,
     counters: Counters,
     wall_clock: Callable[[], int],
 ) -> SessionParts:
@@ -118,7 +120,7 @@ def make_parts(  # noqa: PLR0917
     messages, readers = delivery.messages, delivery.readers
     shared = SharedSubscriptions(
         subscriptions,
-        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max, set()),
+        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.session_queue_bytes, set()),
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
@@ -126,7 +128,7 @@ def make_parts(  # noqa: PLR0917
     journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
     windows = WindowParts(
         counters, budget, outbox, journal, wall_clock,
-        limits.inflight_max, limits.queue_bytes_max,
+        limits.inflight, limits.session_queue_bytes,
     )  # fmt: skip
     return SessionParts(
         subscriptions, shared,
@@ -183,7 +185,7 @@ class Sessions:
     """All sessions, shared by the listeners. Belongs to the event loop's thread."""
 
     def __init__(
-        self, parts: SessionParts, limits: SessionLimits, counters: Counters, wheel: TimerWheel,
+        self, parts: SessionParts, limits: EdgeLimits, counters: Counters, wheel: TimerWheel,
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """Start without any.
@@ -193,7 +195,9 @@ class Sessions:
         """
         self.filters = parts.filters
         self._parts = parts
-        self._limits = limits
+        self._expiry_s_max = round(limits.session_expiry_s)
+        """Longest time that a session outlives its connection. It is the lifetime of sessions without clean session
+        before MQTT 5.0, whose clients choose it themselves."""
         self._counters = counters
         self._wheel = wheel
         self._clock = clock
@@ -399,7 +403,7 @@ class Sessions:
     def change_expiry(self, session: Session, expiry_s: int) -> None:
         """Set the expiry of a session from DISCONNECT."""
         was_persistent = session.persistent
-        session.agree(replace(session.terms, expiry_s=min(expiry_s, self._limits.expiry_s_max)))
+        session.agree(replace(session.terms, expiry_s=min(expiry_s, self._expiry_s_max)))
         if session.persistent != was_persistent:
             self._parts.subscriptions.changed()
 
@@ -545,8 +549,8 @@ class Sessions:
 
     def _expiry_s(self, connect: Connect) -> int:
         if connect.version == Version.V5:
-            return min(connect.properties.session_expiry_interval or 0, self._limits.expiry_s_max)
-        return 0 if connect.clean_start else min(self._limits.expiry_s_of_old_versions, self._limits.expiry_s_max)
+            return min(connect.properties.session_expiry_interval or 0, self._expiry_s_max)
+        return 0 if connect.clean_start else self._expiry_s_max
 
     def _wait(self, session: Session) -> None:
         due = session.next_due()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from weakref import WeakValueDictionary
 
-from weft.bounds import Owner, Refusals
+from weft.bounds import Owner, Quota, Refusals
 
 # Memory of messages in flight and waiting: bounds for one client, for one owner and for all clients together.
 
@@ -149,16 +149,15 @@ _Cost = int | str
 class MatchCost:
     """Account of the cost that the filters of all sessions add to a message. Belongs to the event loop's thread."""
 
-    def __init__(self, total: int, share: int, refusals: Refusals) -> None:
+    def __init__(self, quota: Quota, refusals: Refusals) -> None:
         """Start without any.
 
         Args:
-            total: nodes beside the common ones that one topic may visit, because of all owners together.
-            share: nodes beside the common ones, and shares, because of one owner.
+            quota: nodes beside the common ones that one topic may visit, because of all owners together and, with its
+                share names, of one.
             refusals: counts refusals.
         """
-        self.total = total
-        self.share = share
+        self.quota = quota
         self._refusals = refusals
         self._owners: dict[Owner, dict[_Cost, int]] = {}
         """Owner -> its costs -> number of its subscriptions with each."""
@@ -184,15 +183,14 @@ class MatchCost:
         new = [cost for cost in _costs(topic_filter, share_name) if cost not in own]
         if not new:
             return True
-        if len(own) + len(new) > self.share:
-            setting = "limits.match_cost_per_user"
-        elif len(self._shapes) + sum(type(cost) is int and cost not in self._shapes for cost in new) > self.total:
-            setting = "limits.match_cost"
-        else:
+        is_share = len(own) + len(new) > self.quota.share
+        nodes = len(self._shapes) + sum(type(cost) is int and cost not in self._shapes for cost in new)
+        if not is_share and nodes <= self.quota.total:
             return True
         self._refusals.note(
-            setting, owner, f"no room for more filters as deep or with as many + as {topic_filter[:60]!r}"
-        )
+            self.quota.bound(is_share=is_share), owner,
+            f"no room for more {self.quota.what} as deep or with as many + as {topic_filter[:60]!r}",
+        )  # fmt: skip
         return False
 
     def hold(self, owner: Owner, topic_filter: str, share_name: str = "") -> None:

@@ -25,7 +25,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "config": (
         ("errors", "metrics", "signing", "units"),
-        ("functions", "limits", "links", "listeners", "log_lines", "machine", "payload_schema", "sources"),
+        ("limits",),
+        ("functions", "links", "listeners", "log_lines", "machine", "payload_schema", "sources"),
         ("schema", "streams"),
         ("models", "pipelines", "reader"),
         ("load",),

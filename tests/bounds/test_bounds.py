@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.bounds import Owner, OwnerKind, Rates, Refusals, Shares, TurnBudget, user_or_address
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Rates, Refusals, Shares, TurnBudget, user_or_address
 from weft.bounds.bound import LINE_INTERVAL_S, REFUSED_OWNERS_MAX
 
 
@@ -40,6 +40,29 @@ def test_a_full_share_leaves_room_for_others() -> None:
     shares.free("greedy")
     assert shares.heaviest() == "modest"
     assert shares.take("greedy")
+
+
+@given(st.integers(1, 1 << 50), st.integers(1, 100))
+def test_a_share_is_whole_units_of_its_total_and_at_least_one(total: int, percent: int) -> None:
+    quota = Quota.of("limits.wills", total, percent / 100, "wills")
+    assert quota.share == max(total * percent // 100, 1)
+    assert quota.share <= quota.total
+
+
+def test_a_refusal_says_whose_bound_it_met_and_what_to_raise(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    refusals = Refusals(clock)
+    bound = Bound(Quota.of("limits.wills", 8, 0.5, "wills"), refusals)
+    assert bound.take(user("greedy"), 4)
+    bound.refuse(user("greedy"))
+    assert bound.take(user("modest"), 4)
+    clock.now += LINE_INTERVAL_S
+    bound.refuse(user("third"))
+    assert [(each.bound, str(each.owner)) for each in refusals] == [
+        ("limits.user_share of limits.wills", "user greedy"), ("limits.wills", "user third"),
+    ]  # fmt: skip
+    assert "raise limits.wills or limits.user_share if it is to have more" in caplog.messages[0]
+    assert "raise limits.wills if it is to have more" in caplog.messages[1]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 7), st.booleans()), max_size=60))

@@ -41,10 +41,7 @@ LIMITS = f"""\
   sessions: {SESSIONS}
   subscriptions: {SUBSCRIPTIONS}
   subscriptions_total: {SUBSCRIPTIONS_TOTAL}
-  sessions_per_user: {SESSIONS}
-  subscriptions_per_user: {SUBSCRIPTIONS_TOTAL}
-  retained_per_user: {RETAINED}
-  retained_per_user_size: 2MiB
+  user_share: 100%
   retained: {RETAINED}
   retained_size: 2MiB
 """
@@ -373,9 +370,7 @@ def test_subscription_bombs(
 
 def test_filters_are_bounded_by_their_memory(tmp_path: Path) -> None:
     """v5 [MQTT-3.8.4-7]: as long as MQTT allows, and as many as there is room for; unsubscribing makes room again"""
-    node = WatchedNode(
-        tmp_path, f"{LIMITS}  filters_size: 256KiB\n  filters_total_size: 1MiB\n  filters_per_user_size: 1MiB\n"
-    )
+    node = WatchedNode(tmp_path, f"{LIMITS}  filters_size: 256KiB\n  filters_total_size: 1MiB\n")
     try:
         healthy = Healthy(node)
         clients = [connected(node) for _ in range(6)]

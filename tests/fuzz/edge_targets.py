@@ -10,10 +10,10 @@ from tests.fuzz.mqtt_codec import run_one
 from tests.fuzz.mqtt_damage import SEEDS
 from tests.fuzz.target import Target
 from tests.support.waiting import until
+from weft.config.limits import EdgeLimits
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
-from weft.edge_node.sessions.records import FILTER_LEVELS_MAX
 from weft.edge_node.sessions.retained import TopicTree
 from weft.network import accepting
 from weft.network.admission import Admission, AdmissionLimits
@@ -156,7 +156,7 @@ def _topics(data: bytes) -> None:
     assert text.endswith(share.filter)
     if _is_topic(topic):
         found = matches(share.filter, topic)
-        if max(text.count("/"), topic.count("/")) < FILTER_LEVELS_MAX:
+        if max(text.count("/"), topic.count("/")) < EdgeLimits().topic_levels:
             _in_trees(topic, share.filter, found=found)
 
 

@@ -12,6 +12,7 @@ import zstandard
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.bounds import Owner, OwnerKind
+from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.record import CHECK_COST
 from weft.edge_node.servers.http.access import Browsers, claim_of, credentials_of
 from weft.edge_node.servers.http.connection import longest_body_by
@@ -35,7 +36,7 @@ from weft.edge_node.servers.http.storing import PostTarget as Stream
 from weft.edge_node.servers.http.websocket import WebSocketWrapping, upgrade
 from weft.protocols.topics import InvalidTopic, check_topic
 
-SETTINGS = HttpSettings(body_bytes_max=64 << 10, message_bytes_max=64 << 10, records_max=1000)
+SETTINGS = HttpSettings(limits=EdgeLimits(request_bytes=64 << 10, message_bytes=64 << 10), records_max=1000)
 """Small bounds: what a request may unpack to would else be more than its bytes allow."""
 STREAM = Stream("telemetry", 1, "t/n/l/telemetry", b"stream/telemetry")
 ANSWERS = Answers(lambda: NOW)
@@ -121,7 +122,7 @@ def _requests(data: bytes) -> None:
                 _handle(request)
                 if request.upgrades or not request.keeps_alive:
                     return
-            assert parser.held <= SETTINGS.body_bytes_max + 3 * PIECE_BYTES
+            assert parser.held <= SETTINGS.limits.request_bytes + 3 * PIECE_BYTES
     except Problem as problem:
         _check_refusal(Exchange(_Line(), Request()), problem)
     finally:

@@ -188,7 +188,7 @@ def test_a_user_has_a_share_of_the_memory_for_begun_messages(flooded: GuardedEdg
             for each in held:
                 each.close()
         good.take()
-    assert 'bound="limits.unfinished_per_user",owner="user mallory"' in edge.metrics()
+    assert 'bound="limits.user_share of limits.unfinished",owner="user mallory"' in edge.metrics()
 
 
 STEPS = {

@@ -34,7 +34,7 @@ SESSIONS = 64
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedEdge]:
     """One node for all attacks."""
-    limits = f"connections: 400, connections_per_user: {SHARE}"
+    limits = f"connections: {4 * SHARE}"
     node = GuardedEdge(tmp_path_factory.mktemp("attacked"), limits, amqp=True)
     node.start()
     try:
@@ -111,7 +111,7 @@ def test_sessions_that_are_held_open_take_little_and_a_share(edge: GuardedEdge) 
         try:
             wait_until(lambda: sum(map(is_open, held)) <= SHARE, 60, "the end of those beyond the share")
             # Sessions count as links: of as many connections as one user may have, some have too many.
-            refused = 'bound="limits.subscriptions_per_user",owner="user mallory"'
+            refused = 'bound="limits.user_share of limits.subscriptions_total",owner="user mallory"'
             wait_until(lambda: refused in edge.metrics(), 60, "the end of those with too many sessions")
             at_most(P99_S, good.take().p99)
             assert edge.memory_bytes() - before < 100 * MIB

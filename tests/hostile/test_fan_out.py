@@ -71,7 +71,7 @@ def pipelined_once() -> bytes:
 @pytest.fixture
 def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
     users = SUBSCRIBERS + FLEET + 50
-    limits = f"connections: {2 * users}, connections_per_user: {users}, half_open: {2 * users}"
+    limits = f"connections: {2 * users}, user_share: 50%, half_open: {2 * users}"
     node = GuardedEdge(tmp_path, limits)
     node.start()
     try:

@@ -93,7 +93,7 @@ def test_deep_filters_cost_a_message_little(edge: GuardedEdge, good: GoodClient)
         waits.append(stopwatch.seconds())
     assert len(waits) > 100, f"{sum(waits) / len(waits):.3f} s for a message"
     at_most(FACTOR * undisturbed, good.take().p99)
-    assert 'bound="limits.match_cost_per_user",owner="user mallory"' in edge.metrics()
+    assert 'bound="limits.user_share of limits.match_cost",owner="user mallory"' in edge.metrics()
     assert Attacker(edge, "common").subscribe(["public/+/+/x", "public/#"]) == 2
 
 

@@ -126,7 +126,7 @@ def again(edge: GuardedEdge, body: bytes) -> int:
 
 @pytest.fixture
 def small(tmp_path: Path) -> GuardedEdge:
-    return GuardedEdge(tmp_path, "unfinished: 8MiB, connections: 400, connections_per_user: 100, half_open: 200")
+    return GuardedEdge(tmp_path, "unfinished: 8MiB, connections: 400, half_open: 200")
 
 
 def test_bodies_that_never_end_take_a_share_of_the_memory(small: GuardedEdge) -> None:
@@ -147,7 +147,7 @@ def test_bodies_that_never_end_take_a_share_of_the_memory(small: GuardedEdge) ->
                 client.sendall(b"x" * 900_000)
         assert again(edge, b'"%b"' % (b"x" * 900_000)) == 1
         assert edge.memory_bytes() - before < 32 << 20  # with what malloc keeps; all of them have 54 MB
-        assert 'bound="limits.unfinished_per_user",owner="user mallory"' in edge.metrics()
+        assert 'bound="limits.user_share of limits.unfinished",owner="user mallory"' in edge.metrics()
     finally:
         for client in clients:
             client.close()

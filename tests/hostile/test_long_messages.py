@@ -87,7 +87,7 @@ def opened(edge: GuardedEdge, client_id: str, version: int = 4) -> socket.socket
 
 @pytest.fixture
 def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
-    limits = "connections: 2000, connections_per_user: 1000, http_readers: 400, http_readers_per_user: 200"
+    limits = "connections: 2000, http_readers: 400, user_share: 50%"
     node = GuardedEdge(tmp_path, limits, ", public: {from: public/#}", amqp=True)
     node.start()
     try:

@@ -109,6 +109,7 @@ async def test_metrics_and_status_name_who_is_refused(edge: GuardedEdge) -> None
     client, _ = await connect(edge, "mallory", "m")
     for number in range(101):
         await publish(client, f"public/{number}", retain=True)
-    line = 'weft_edge_refusals_total{bound="limits.retained_per_user",owner="user mallory"} 1.0'
+    bound = "limits.user_share of limits.retained"
+    line = f'weft_edge_refusals_total{{bound="{bound}",owner="user mallory"}} 1.0'
     assert line in edge.metrics().splitlines()
-    assert edge.status()["refusals"] == [{"bound": "limits.retained_per_user", "owner": "user mallory", "times": 1}]
+    assert edge.status()["refusals"] == [{"bound": bound, "owner": "user mallory", "times": 1}]

@@ -99,4 +99,4 @@ def test_a_user_has_a_share_of_the_memory_for_begun_packets(edge: GuardedEdge) -
                 assert alice.recv(4) == b"\x40\2\0\1"
         good.take()
     is_served(edge)
-    assert 'bound="limits.unfinished_per_user",owner="user mallory"' in edge.metrics()
+    assert 'bound="limits.user_share of limits.unfinished",owner="user mallory"' in edge.metrics()

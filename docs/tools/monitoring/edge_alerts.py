@@ -178,8 +178,8 @@ WORKING = (
     ),
     Alert(
         "WeftEdgeRefusesClients", "increase(weft_edge_connections_refused_total[15m]) > 0", "15m", WARNING,
-        "clients are refused, as `limits.connections` or `limits.connections_per_user` is reached",
-        "Find the user that has many connections, or raise the limit.",
+        "clients are refused, as `limits.connections`, or one user's share of it, is reached",
+        "Find the user that has many connections, or raise `limits.connections` or `limits.user_share`.",
     ),
     Alert(
         "WeftEdgeRefusesPasswords", "rate(weft_edge_authentications_refused_total[15m]) > 0.2", "15m", WARNING,

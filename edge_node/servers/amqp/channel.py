@@ -265,7 +265,7 @@ class Channel:
             what = "header" if frame.kind == HEADER else "body"
             raise AmqpError(ReplyCode.UNEXPECTED_FRAME, f"a content {what} came where none belongs")
         if frame.kind == HEADER:
-            content.begin(frame.payload, self._shared.settings.message_bytes_max)
+            content.begin(frame.payload, self._shared.settings.limits.message_bytes)
         else:
             self._client.inbox.content_bytes += len(frame.payload)
             content.add(frame.payload)

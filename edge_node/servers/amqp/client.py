@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from weft.bounds import Bound, Owner, one_share
-from weft.config.listeners import protocol_of
+from weft.bounds import Bound, Owner
+from weft.config.limits import EdgeLimits
+from weft.config.listeners import QueueBounds, protocol_of
 from weft.config.models import EdgeConfig
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.record import Route
@@ -44,11 +45,10 @@ class AmqpSettings:
     channels_max: int = 2047
     """Channels of one connection."""
     heartbeat_s: int = 60
-    channels_total_max: int = 65_536
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
+    """``message_bytes`` is the longest body; a longer one ends the channel with reply code 311."""
+    channels_total_max: int = QueueBounds().channels
     """Channels of all connections."""
-    channels_per_user_max: int = 16_384
-    message_bytes_max: int = 1 << 20
-    """Longest body; a longer one ends the channel with reply code 311."""
     software: str = "weft"
     """Name and version, for server properties."""
     vhosts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -57,16 +57,14 @@ class AmqpSettings:
     @classmethod
     def of(cls, config: EdgeConfig, software: str) -> AmqpSettings:
         """Return the bounds that a configuration sets."""
-        queues = config.queues
         vhosts: dict[str, Mapping[str, str]] = {
             name: {vhost: prefix or "" for vhost, prefix in listener.vhosts.items()}
             for name, listener in config.listeners.items()
             if listener is not None and listener.vhosts is not None and protocol_of(name, listener) == "amqp"
         }
         return cls(
-            channels_total_max=queues.channels,
-            channels_per_user_max=one_share(queues.channels_per_user, queues.channels),
-            message_bytes_max=config.limits.message_bytes,
+            limits=config.limits,
+            channels_total_max=config.queues.channels,
             software=software,
             vhosts=vhosts,
         )

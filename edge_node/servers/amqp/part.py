@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.bounds import Bound
+from weft.bounds import Bound, Quota
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp.client import AmqpCounters, AmqpSettings, Shared
 from weft.edge_node.servers.clients.context import Foundation, ProtocolContext, ProtocolPart
@@ -23,10 +23,8 @@ class Amqp(ProtocolPart):
     def __init__(self, context: ProtocolContext, queues: Queues, settings: AmqpSettings) -> None:
         """Connect them to the context and its queues."""
         self.counters = AmqpCounters()
-        channels = Bound(
-            settings.channels_total_max, settings.channels_per_user_max, context.refusals,
-            "queues.channels", "queues.channels_per_user", "AMQP channels",
-        )  # fmt: skip
+        quota = Quota.of("queues.channels", settings.channels_total_max, settings.limits.user_share, "AMQP channels")
+        channels = Bound(quota, context.refusals)
         self._shared = Shared(context, queues, settings, channels, self.counters)
 
     def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:

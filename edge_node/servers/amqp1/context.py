@@ -302,27 +302,24 @@ class Parts:
             container: the node's container identifier: its name.
             queues: None on a node without queues.
         """
-        limits = context.settings
+        limits = context.settings.limits
         self.context = context
         self.log = segment_log
         self.queues = queues
         self.container = container
         self.software = software
         self.frame_bytes_max = FRAME_BYTES_MAX
-        self.message_bytes_max = limits.packet_bytes_max
+        self.message_bytes_max = limits.message_bytes
         self.pages = segment_log.page_reader()
         self.connections: set[OpenConnection] = set()
         shares = context.delivery.shares
-        self.links = Bound(
-            shares.filters.total, shares.filters.share, context.refusals,
-            "limits.subscriptions_total", "limits.subscriptions_per_user", "links and sessions of AMQP 1.0",
-        )  # fmt: skip
+        self.links = Bound(shares.filters.quota._replace(what="links and sessions of AMQP 1.0"), context.refusals)
         """Links and sessions of all clients."""
         self.subscriptions: dict[LinkName, TopicSubscription] = {}
         """Subscriptions to topics that outlive their connections."""
         self.holders: dict[LinkName, OutgoingLink] = {}
         """Links that are attached now and outlive their connections."""
-        self.kept = KeptLinks(segment_log, shares.sessions, context.wall_clock, limits.sessions.expiry_s_max)
+        self.kept = KeptLinks(segment_log, shares.sessions, context.wall_clock, round(limits.session_expiry_s))
 
     def start(self) -> None:
         """Restore the links of the last run."""
@@ -387,7 +384,7 @@ class Parts:
         subscription = TopicSubscription(
             f"{name.container[:80]}/{name.link[:80]}", kept.filter, NOBODY, context.subscriptions,
             context.delivery.readers, context.outbox, context.counters,
-            QueueAccount(delivery.budget, context.settings.sessions.queue_bytes_max, name.owner), persistent=True,
+            QueueAccount(delivery.budget, context.settings.limits.session_queue_bytes, name.owner), persistent=True,
         )  # fmt: skip
         self.restore(subscription, name, kept)
         shares.filter_bytes.hold(name.owner, cost(kept.filter))

@@ -80,7 +80,7 @@ class Receiving:
             kept = kept._replace(known=None)
         context = self._parts.context
         delivery = context.delivery
-        account = QueueAccount(delivery.budget, context.settings.sessions.queue_bytes_max, self._owner)
+        account = QueueAccount(delivery.budget, context.settings.limits.session_queue_bytes, self._owner)
         found = OutgoingLink(self._client, link, account, context.wall_clock, context.counters)
         filters: str | None = None
         if address.kind is AddressKind.STREAM:
@@ -241,9 +241,9 @@ class Receiving:
             check_filter(topic_filter)
         except InvalidTopic as error:
             raise Refused("amqp:invalid-field", str(error)) from None
-        limits = self._parts.context.settings.sessions
-        if topic_filter.count("/") >= limits.filter_levels_max:
-            raise Refused("amqp:invalid-field", f"a filter of more than {limits.filter_levels_max} levels")
+        limits = self._parts.context.settings.limits
+        if topic_filter.count("/") >= limits.topic_levels:
+            raise Refused("amqp:invalid-field", f"a filter of more than {limits.topic_levels} levels")
         if not self._identity.unrestricted and not self._identity.may_subscribe(topic_filter):
             raise Refused("amqp:unauthorized-access", f"the client may not subscribe to {topic_filter[:200]!r}")
 
@@ -278,7 +278,8 @@ class Receiving:
         )  # fmt: skip
         self._parts.holders[name] = found
         if not self._parts.kept.attach(name, state, update, kept.keep_s):
-            raise Refused("amqp:resource-limit-exceeded", "the user keeps too many links (limits.sessions_per_user)")
+            of = "limits.user_share of limits.sessions"
+            raise Refused("amqp:resource-limit-exceeded", f"the user keeps too many links ({of})")
 
     def _stopped(self, kept: LinkToKeep, for_good: bool) -> None:
         self._parts.holders.pop(kept.name, None)

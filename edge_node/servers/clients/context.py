@@ -8,19 +8,20 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.bounds import Bound, Refusals, Rounds, TurnBudget, one_share
+from weft.bounds import Bound, Quota, Refusals, Rounds, TurnBudget
+from weft.config.limits import EdgeLimits
 from weft.config.listeners import ListenerProtocol, has_listener
 from weft.config.log_lines import Partings
 from weft.config.models import EdgeConfig
+from weft.config.streams import State
 from weft.edge_node.check.streams import intake_patterns
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest, Turn
-from weft.edge_node.ingest.routing import TOPIC_LEVELS_MAX, Router, Routing, Unrouted
+from weft.edge_node.ingest.routing import Router, Routing, Unrouted
 from weft.edge_node.part import Part
 from weft.edge_node.servers.clients.output import Writes
 from weft.edge_node.servers.listeners.settings import Arrival, Door
 from weft.edge_node.sessions.backlog import Backlog
-from weft.edge_node.sessions.records import SessionLimits
 from weft.edge_node.sessions.sessions import make_delivery
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.message import Outbox
@@ -89,52 +90,24 @@ class ClientSettings:
 
     patterns: Mapping[str, Sequence[str]]
     """Stream name -> its patterns, in the order of the configuration."""
-    sessions: SessionLimits = field(default_factory=SessionLimits)
-    """Bounds on sessions."""
-    pending_bytes_max: int = 8 << 20
-    """Bytes that may wait for the disk before publishers are held."""
-    packet_bytes_max: int = 1 << 20
-    """Longest packet, fixed header included; a longer one is refused on its first bytes."""
-    connect_bytes_max: int = 64 << 10
-    """Longest CONNECT, its will included: its sender is not known yet."""
-    unfinished_bytes_max: int = 128 << 20
-    """Bytes of incomplete packets, and of data that clients sent ahead of their turn, of all clients."""
-    unfinished_bytes_per_user_max: int = 32 << 20
-    """The same of one user, or of one address."""
-    write_timeout_s: float = 60.0
-    """Seconds for which a client may leave sent data unread."""
-    send_queue_bytes_max: int = 1 << 20
-    """Bytes written to one client and not yet taken by its socket: beyond it, deliveries at QoS 0 are dropped, and the
-    client is not read."""
-    topic_levels_max: int = TOPIC_LEVELS_MAX
-    """Levels of a topic that is published to; deeper ones are refused."""
-    positions_interval_s: float = 1.0
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
+    positions_interval_s: float = State().positions_interval_s
     """Interval at which the read positions of connected clients are saved. Messages acknowledged since the last save
     may be redelivered after a crash. Wills that found no room are retried at the same interval."""
 
     @classmethod
     def of(cls, config: EdgeConfig) -> ClientSettings:
         """Return the bounds that a configuration sets."""
-        limits = config.limits
         return cls(
             patterns=intake_patterns(config),
-            sessions=SessionLimits.of(config),
-            pending_bytes_max=limits.pending_bytes,
-            packet_bytes_max=limits.message_bytes,
-            connect_bytes_max=limits.connect_bytes,
-            unfinished_bytes_max=limits.unfinished_bytes,
-            unfinished_bytes_per_user_max=one_share(limits.unfinished_per_user_bytes, limits.unfinished_bytes),
-            write_timeout_s=limits.write_timeout_s,
-            send_queue_bytes_max=limits.send_queue_bytes,
-            topic_levels_max=limits.topic_levels,
+            limits=config.limits,
             positions_interval_s=config.state.positions_interval_s,
         )
 
     def __post_init__(self) -> None:
-        if not SCAN_PACKET_BYTES_MIN <= self.packet_bytes_max <= RECORD_BYTES_MAX:
-            raise ValueError(
-                f"packet_bytes_max must be {SCAN_PACKET_BYTES_MIN} to {RECORD_BYTES_MAX}, got {self.packet_bytes_max}"
-            )
+        longest = self.limits.message_bytes
+        if not SCAN_PACKET_BYTES_MIN <= longest <= RECORD_BYTES_MAX:
+            raise ValueError(f"limits.message must be {SCAN_PACKET_BYTES_MIN} to {RECORD_BYTES_MAX}, got {longest}")
 
 
 class ProtocolContext:
@@ -158,7 +131,7 @@ class ProtocolContext:
             refusals: counts refusals because of shares.
             wall_clock: nanoseconds since 1970.
         """
-        limits = settings.sessions
+        limits = settings.limits
         self._loop = asyncio.get_running_loop()
         self.log = segment_log
         self.settings = settings
@@ -169,24 +142,24 @@ class ProtocolContext:
         """Log lines about clients that were closed."""
         self.turns = Turns(self._loop)
         self.refusals = refusals
+        what = "bytes of packets that have not come whole"
         self.unfinished = Bound(
-            settings.unfinished_bytes_max, settings.unfinished_bytes_per_user_max, refusals,
-            "limits.unfinished", "limits.unfinished_per_user", "bytes of packets that have not come whole",
-        )  # fmt: skip
+            Quota.of("limits.unfinished", limits.unfinished_bytes, limits.user_share, what), refusals
+        )
         """Bytes of clients that the node holds before it can handle them."""
         self.wheel = TimerWheel(self._loop)
         self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(turn.crowd))
         self.rounds = Rounds(outbox.flush)
         """Queues of clients whose turn is over."""
-        self.writes = Writes(turn.crowd, counters, settings.send_queue_bytes_max)
+        self.writes = Writes(turn.crowd, counters, limits.send_queue_bytes)
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.routing = Routing(
             Router(settings.patterns, segment_log.stream), self.subscriptions, unrouted,
-            session_topics=segment_log.stream(SESSION_TOPICS_STREAM), topic_levels_max=settings.topic_levels_max,
+            session_topics=segment_log.stream(SESSION_TOPICS_STREAM), topic_levels_max=limits.topic_levels,
         )  # fmt: skip
         self.ingest = Ingest(
             segment_log, self.routing, self.fan_out, wall_clock, counters, turn,
-            pending_bytes_max=settings.pending_bytes_max,
+            pending_bytes_max=limits.pending_bytes,
         )  # fmt: skip
         self.delivery = make_delivery(
             segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock

@@ -260,7 +260,7 @@ class Reading:
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read, which ``is_stuck`` if that lasts."""
         self.hold(Pause.WRITE)
-        self.write_until = self._context.clock() + self._context.settings.write_timeout_s
+        self.write_until = self._context.clock() + self._context.settings.limits.write_timeout_s
 
     def catches_up(self) -> None:
         """Resume reading from a client that has caught up."""
@@ -277,12 +277,12 @@ class Reading:
     @property
     def stuck(self) -> str:
         """Return the reason for log lines."""
-        return f"did not read what it was sent for {self._context.settings.write_timeout_s:g} s"
+        return f"did not read what it was sent for {self._context.settings.limits.write_timeout_s:g} s"
 
 
 # Place of one connection among those of its user, of all protocols.
 
-FULL = "too many connections of one user (limits.connections_per_user); use fewer"
+FULL = "too many connections of one user (limits.user_share of limits.connections); use fewer"
 
 
 class Place:

@@ -501,7 +501,7 @@ class HttpConnection(WritingConnection):
         if not self._output.finish():
             transport.abort()
             return
-        self._ending = Ending(transport, self._service.settings.write_timeout_s)
+        self._ending = Ending(transport, self._service.settings.limits.write_timeout_s)
         self._parser.complete.clear()
         self._held.ahead = b""
         self.reading.last_words()
@@ -519,8 +519,8 @@ def longest_body_by(settings: HttpSettings) -> Callable[[Request], LongestBody]:
     """Return the function that gives the bound on a request's body: the longest message where the body is one message
     that is stored unchanged. A body that must be parsed, for its messages or for the fields of a key or a time, has a
     bound of its own."""
-    of_message = LongestBody(settings.message_bytes_max, "limits.message")
-    of_request = LongestBody(settings.body_bytes_max, "limits.request")
+    of_message = LongestBody(settings.limits.message_bytes, "limits.message")
+    of_request = LongestBody(settings.limits.request_bytes, "limits.request")
     shorter = min(of_message, of_request)
 
     def longest_body(request: Request) -> LongestBody:

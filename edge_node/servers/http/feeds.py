@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from weft.bounds import Bound, Owner, Refusals, Rounds
+from weft.bounds import Bound, Owner, Quota, Refusals, Rounds
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.http.request import Answers, Exchange, Problem, Request, Way, quoted, try_later
@@ -530,10 +530,8 @@ class Readers:
         self._answers = answers
         self._pages = log.page_reader(READS)
         self._objects = EventObjects()
-        self._bound = Bound(
-            settings.readers_max, settings.readers_per_user_max, refusals,
-            "limits.http_readers", "limits.http_readers_per_user", "readers of events",
-        )  # fmt: skip
+        limits, what = settings.limits, "readers of events"
+        self._bound = Bound(Quota.of("limits.http_readers", limits.http_readers, limits.user_share, what), refusals)
 
     def read_stream(self, exchange: Exchange, lane: str, stream: int) -> None:
         """Send a stream's records from now on, or from the client's position.

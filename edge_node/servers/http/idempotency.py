@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.bounds import Owner, Shares
+from weft.bounds import Owner, Quota, Shares
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion
@@ -109,9 +109,12 @@ class IdempotencyKeys:
         self.counters = counters
         self._log = log
         self._stream = stream
-        self._window_ns = round(settings.window_s * 1e9)
+        self._window_ns = round(settings.state.idempotency_window_s * 1e9)
         self._wall_clock = wall_clock
-        self._shares: Shares[str] = Shares(settings.keys_max, settings.keys_per_user_max)
+        quota = Quota.of(
+            "state.idempotency_keys", settings.state.idempotency_keys, settings.limits.user_share, "idempotency keys"
+        )
+        self._shares: Shares[str] = Shares(quota.total, quota.share)
         self._of_owner: dict[str, OrderedDict[bytes, tuple[int, RememberedAnswer]]] = {}
         """Owner -> digest of a key -> time and answer, the oldest first."""
         self._order: OrderedDict[bytes, str] = OrderedDict()

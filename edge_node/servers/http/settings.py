@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from weft.bounds import one_share
+from weft.config.limits import EdgeLimits
 from weft.config.models import EdgeConfig
+from weft.config.streams import State
 
 PENDING_MAX = 64
 """Requests of one connection that may wait for their answers: further ones are not parsed."""
@@ -17,46 +18,24 @@ BODY_BYTES_PER_S = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Bounds, names and windows; durations in seconds."""
+    """Two sections of the configuration, and what no configuration sets; durations in seconds."""
 
-    body_bytes_max: int = 1 << 20
-    """Longest body of a request, as sent and unpacked."""
-    message_bytes_max: int = 1 << 20
-    """The same for a body that is one message and is stored unchanged."""
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
+    state: State = field(default_factory=State)
     records_max: int = 10_000
     """Maximum number of messages in a request."""
-    readers_max: int = 256
-    """Maximum number of open readers of events and topics."""
-    readers_per_user_max: int = 64
-    write_timeout_s: float = 20.0
     head_s: float = 10.0
     """Longest time of a head from its first byte."""
     body_s: float = 30.0
     """The same of a body, and a second more for each ``BODY_BYTES_PER_S``."""
     idle_s: float = 75.0
     """Longest wait for the next request of a connection."""
-    window_s: float = 86_400.0
-    """Time for which idempotency keys are remembered."""
-    keys_max: int = 100_000
-    """Maximum number of remembered idempotency keys."""
-    keys_per_user_max: int = 25_000
     software: str = "weft"
 
     @classmethod
     def of(cls, config: EdgeConfig, software: str) -> HttpSettings:
         """Return the settings that a configuration has."""
-        limits, state = config.limits, config.state
-        return cls(
-            body_bytes_max=limits.request_bytes,
-            message_bytes_max=limits.message_bytes,
-            readers_max=limits.http_readers,
-            readers_per_user_max=one_share(limits.http_readers_per_user, limits.http_readers),
-            write_timeout_s=limits.write_timeout_s,
-            window_s=state.idempotency_window_s,
-            keys_max=state.idempotency_keys,
-            keys_per_user_max=one_share(state.idempotency_keys_per_user, state.idempotency_keys),
-            software=software,
-        )
+        return cls(limits=config.limits, state=config.state, software=software)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

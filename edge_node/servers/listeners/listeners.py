@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from weft.bounds import Refusals, one_share
+from weft.bounds import Refusals
 from weft.config.errors import SettingError
 from weft.config.log_lines import Partings
 from weft.config.metrics.exposition import Sample
@@ -243,8 +243,7 @@ class Listeners:
             None if auth.users_file is None else users.read(auth.users_file),
             None if auth.acl_file is None else identity.read(auth.acl_file),
             counters=listener_counters,
-            waiting_max=config.limits.authentications,
-            waiting_per_address_max=one_share(config.limits.authentications_per_address, config.limits.authentications),
+            limits=config.limits,
             known=KnownPasswords(config.data_dir if auth.remember_passwords else None, refusals.clock),
             refusals=refusals,
             clock=refusals.clock,

@@ -231,12 +231,12 @@ class ClientConnection(WritingConnection):
         self._door = door
         self._machine = Connection(server.limits)
         self._turn = self._context.ingest.turn
-        self._packet_bytes_max = self._context.settings.packet_bytes_max
+        self._packet_bytes_max = self._context.settings.limits.message_bytes
         self._fast: Publishes | None = None
         """Publishes of the fast path. Set while only packets of an open session may come, every read begins with a
         packet, and publishes are stored at the end of the turn."""
         owner = user_or_address(None, arrival.origin)
-        self._inbox = MqttInbox(self._context.unfinished, owner, self._context.settings.connect_bytes_max)
+        self._inbox = MqttInbox(self._context.unfinished, owner, self._context.settings.limits.connect_bytes)
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self.reading = Reading(self._context, self._inbox, self._read_ahead)
@@ -404,7 +404,7 @@ class ClientConnection(WritingConnection):
                         reading.end_turn()
                     continue
             # Before CONNECT is accepted the sender is unknown, and gets only the small bound.
-            limit = self._packet_bytes_max if handlers is not None else self._context.settings.connect_bytes_max
+            limit = self._packet_bytes_max if handlers is not None else self._context.settings.limits.connect_bytes
             decoded = decode(data, at, limit, machine.version)
             if decoded is None:
                 break

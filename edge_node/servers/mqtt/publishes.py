@@ -130,7 +130,8 @@ class Publishes:
         until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
         after = scan(
             data, at, self.known, gathered, self, self._session.received, self._opened,
-            self._context.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until, COST_MAX - gathered.cost,
+            self._context.settings.limits.message_bytes, self._session.version, _QOS_FLAGS, until,
+            COST_MAX - gathered.cost,
         )  # fmt: skip
         if after > at and not self.joined:
             self._join()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weft.bounds import TurnBudget
+from weft.config.limits import EdgeLimits
 from weft.config.models import EdgeConfig
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.context import Connected, ProtocolContext
@@ -32,15 +33,16 @@ NOTING_S = 0.002
 
 KEEP_ALIVE_S_MAX = 65_535
 """Longest keep alive that two bytes can hold: as a limit it has no effect."""
+_LIMITS = EdgeLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MqttSettings:
     """Settings specific to MQTT. CONNACK announces the ones that a client needs."""
 
-    receive_maximum: int = 65_535
+    receive_maximum: int = _LIMITS.receive_maximum
     """Publishes at QoS 1 and 2 that a client of MQTT 5.0 may have unanswered."""
-    topic_alias_maximum: int = 64
+    topic_alias_maximum: int = _LIMITS.topic_alias_maximum
     """Topic aliases that a client of MQTT 5.0 may use."""
     closes_on_refusal: bool = True
     """True if a refused publish at QoS 1 or 2 ends the connection of a client of 3.1 or 3.1.1, False if it is
@@ -76,7 +78,7 @@ class MqttServer:
         Args:
             state: state of sessions and retained messages that outlives a restart.
         """
-        limits, counters = context.settings.sessions, context.counters
+        limits, counters = context.settings.limits, context.counters
         self.context = context
         self.settings = settings
         self.retained = state.retained
@@ -86,7 +88,7 @@ class MqttServer:
         self.limits = ServerLimits(
             receive_maximum=settings.receive_maximum,
             topic_alias_maximum=settings.topic_alias_maximum,
-            maximum_packet_size=context.settings.packet_bytes_max,
+            maximum_packet_size=context.settings.limits.message_bytes,
             keep_alive_s_max=settings.keep_alive_s_max,
         )
         self.parts = make_parts(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from weft.config.limits import EdgeLimits
 from weft.edge_node.access import identity as acl
 from weft.edge_node.access import users
 from weft.edge_node.access.authentication import Accounts
@@ -16,6 +17,9 @@ from weft.edge_node.access.identity import AccessDenied, Credentials, Denial
 from weft.edge_node.counters import ListenerCounters
 
 NAMES = {"press-7": users.HASHER.hash(b"secret-of-press-7")}
+
+
+LIMITS = EdgeLimits(authentications=2, user_share=1)
 
 
 def said(username: str | None = None, password: bytes | None = None) -> Credentials:
@@ -29,7 +33,7 @@ def counters() -> ListenerCounters:
 
 @pytest.fixture
 def accounts(counters: ListenerCounters) -> Iterator[Accounts]:
-    made = Accounts(NAMES, acl.parse("pattern write devices/%u/%c\n", "acl"), counters=counters, waiting_max=2)
+    made = Accounts(NAMES, acl.parse("pattern write devices/%u/%c\n", "acl"), counters=counters, limits=LIMITS)
     yield made
     made.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.waiting import PATIENCE_S
-from weft.bounds import Bound, Refusals, user_or_address
+from weft.bounds import Bound, Quota, Refusals, user_or_address
 from weft.edge_node.access import authentication
 from weft.edge_node.access.authentication import BACK_OFF_S, FREE_TRIES, THREADS, PasswordChecks, TooMany
 
@@ -24,7 +24,7 @@ class Hall:
         self.opened = threading.Event()
         self.checked: list[str] = []
         self.refusals = Refusals(lambda: self.now)
-        self.waiting = Bound(total, share, self.refusals, "total", "share", "passwords")
+        self.waiting = Bound(Quota("total", total, share, "passwords"), self.refusals)
         self.checks = PasswordChecks(self.waiting, self.refusals, lambda: self.now)
         self.known: set[str] = set()
 

@@ -12,6 +12,7 @@ from typing import Any
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock
 from weft.bounds import Crowd, Owner, OwnerKind, Refusals, Rounds
+from weft.config.streams import State
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest, Turn
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted, UnroutedPolicy
@@ -21,7 +22,7 @@ from weft.edge_node.queues.queue import Consumption, Credit, Queue, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.queues.ready import Delivery, Outcome
 from weft.edge_node.sessions.backlog import Backlog
-from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.sessions.records import StateCounters
 from weft.edge_node.subscriptions.message import LogRecord, Outbox
 from weft.edge_node.subscriptions.subscriptions import FanOut, Subscriptions
 from weft.edge_node.timing import TimerWheel
@@ -122,7 +123,7 @@ class Room:
         )  # fmt: skip
         self.wheel = TimerWheel(loop, 0.01)
         self.queues = Queues(
-            self.log, self.ingest, Backlog(self.log, StateSettings(), StateCounters()), self.limits, self.refusals,
+            self.log, self.ingest, Backlog(self.log, State(), StateCounters()), self.limits, self.refusals,
             Rounds(lambda: None, pause_s=0), self.wheel, clock.wall,
         )  # fmt: skip
         self.client = self.new_client()

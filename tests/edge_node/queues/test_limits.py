@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
+from weft.config.listeners import QueueBounds
 from weft.edge_node.queues.definitions import QueueError, Reason, origin_of, plain_arguments
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.ready import ENTRY_BYTES, Outcome
@@ -226,7 +227,7 @@ async def test_a_queue_that_nobody_uses_is_deleted() -> None:
 
 async def test_an_owner_whose_queues_are_full_is_rejected_and_others_are_not() -> None:
     entry = ENTRY_BYTES + 1
-    room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
+    room = Room(limits=QueueLimits(size_bytes=100 * entry, user_share=0.03))
     declare(room)
     other = room.new_client("bob")
     room.queues.declarations.declare_queue(other, "bobs", durable=True)
@@ -246,7 +247,7 @@ async def test_an_owner_whose_queues_are_full_is_rejected_and_others_are_not() -
 
 
 async def test_numbers_of_things_have_shares() -> None:
-    room = Room(limits=QueueLimits(queues_max=10, queues_per_user_max=2, bindings_max=10, bindings_per_user_max=1))
+    room = Room(limits=QueueLimits(queues=QueueBounds(queues=10, bindings=5), user_share=0.2))
     declare(room, "a")
     declare(room, "b")
     with pytest.raises(QueueError) as refused:
@@ -288,7 +289,7 @@ async def test_a_binding_counts_with_what_it_takes(key: str, arguments: dict[str
 
 
 async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> None:
-    room = Room(limits=QueueLimits(bindings_max=1024, bindings_per_user_max=512))
+    room = Room(limits=QueueLimits(queues=QueueBounds(bindings=1024), user_share=0.5))
     declare(room)
     count = 512 * 256 // 4096
     for number in range(count):
@@ -297,7 +298,7 @@ async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> Non
         room.queues.declarations.bind(room.client, "q", "amq.headers", "", {"k": "v" * 3900})
     assert refused.value.reason is Reason.TOO_MANY
     await room.settle_down()
-    room.limits = QueueLimits(bindings_max=1024, bindings_per_user_max=64)
+    room.limits = QueueLimits(queues=QueueBounds(bindings=1024), user_share=0.0625)
     await room.restart()
     assert len(list(room.queues._registry.topology.bindings())) == count
     with pytest.raises(QueueError):
@@ -331,7 +332,7 @@ async def test_names_in_arguments_are_not_long() -> None:
 
 
 async def test_unacknowledged_deliveries_have_a_share() -> None:
-    room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=2))
+    room = Room(limits=QueueLimits(queues=QueueBounds(unacknowledged=100), user_share=0.02))
     declare(room)
     room.publish(b"1", b"2", b"3")
     taker = room.consume()
@@ -343,7 +344,7 @@ async def test_unacknowledged_deliveries_have_a_share() -> None:
 
 
 async def test_get_asks_for_the_share_of_unacknowledged_deliveries() -> None:
-    room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=2))
+    room = Room(limits=QueueLimits(queues=QueueBounds(unacknowledged=100), user_share=0.02))
     declare(room)
     room.publish(b"1", b"2", b"3")
     await room.settle_down()
@@ -354,7 +355,7 @@ async def test_get_asks_for_the_share_of_unacknowledged_deliveries() -> None:
         with pytest.raises(QueueError) as refused:
             await room.get(needs_acks=needs_acks)
         assert refused.value.reason is Reason.TOO_MANY
-    assert [each.bound for each in room.refusals] == ["queues.unacknowledged_per_user"]
+    assert [each.bound for each in room.refusals] == ["limits.user_share of queues.unacknowledged"]
     room.queues.settle([first[0]], Outcome.ACCEPT)
     assert await room.get(needs_acks=False) is not None
     assert await room.get() is None
@@ -363,7 +364,7 @@ async def test_get_asks_for_the_share_of_unacknowledged_deliveries() -> None:
 
 
 async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it() -> None:
-    room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=3))
+    room = Room(limits=QueueLimits(queues=QueueBounds(unacknowledged=100), user_share=0.03))
     declare(room)
     room.publish(*(b"%d" % number for number in range(10)))
     await room.settle_down()
@@ -388,7 +389,7 @@ async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it
 
 async def test_dead_letters_do_not_go_beyond_the_share_of_those_who_get_them() -> None:
     entry = ENTRY_BYTES + 1
-    room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
+    room = Room(limits=QueueLimits(size_bytes=100 * entry, user_share=0.03))
     bob = room.new_client("bob")
     room.queues.declarations.declare_queue(bob, "bobs", durable=True)
     room.queues.declarations.bind(bob, "bobs", "amq.direct", "gone")
@@ -398,14 +399,14 @@ async def test_dead_letters_do_not_go_beyond_the_share_of_those_who_get_them() -
         await room.settle_down()
     assert room.queue("bobs").count == 3
     assert room.queue("bobs").dropped == room.queues.facts()["not_taken"] == 2
-    assert [each.bound for each in room.refusals] == ["queues.size_per_user"]
+    assert [each.bound for each in room.refusals] == ["limits.user_share of queues.size"]
     assert room.queues.bounds.waiting.used == 3 * entry
     assert await room.drain("bobs") == [b"0", b"1", b"2"]
 
 
 async def test_a_full_share_does_not_keep_dead_letters_from_the_same_owners_queue() -> None:
     entry = ENTRY_BYTES + 1
-    room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
+    room = Room(limits=QueueLimits(size_bytes=100 * entry, user_share=0.03))
     dead_letters(room)
     room.queues.declarations.declare_queue(room.client, "more", durable=True)
     room.queues.declarations.bind(room.client, "more", "amq.direct", "gone")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.edge_node.queues.room import Room
-from weft.bounds import Owner, OwnerKind
+from weft.bounds import Owner, OwnerKind, Refusals
 from weft.config.load import load
 from weft.config.metrics.edge import QUEUE_METRICS
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.limits import QueueLimits, QueueShares
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.queues.ready import Outcome
 from weft.edge_node.status.facts import samples
@@ -26,7 +27,7 @@ data_dir: {folder}/data
 http: null
 listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
 disk: {{budget: 64MiB}}
-queues: {{unacknowledged: 8, size_per_user: 1MiB}}
+queues: {{unacknowledged: 8}}
 """
 
 
@@ -40,9 +41,9 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = node(tmp_path)
-    limits = QueueLimits.of(first.config)
-    assert limits.unacknowledged_per_user_max == 2
-    assert (limits.waiting_bytes_max, limits.waiting_bytes_per_user_max) == (16 << 20, 1 << 20)
+    shares = QueueShares(QueueLimits.of(first.config), Refusals(time.monotonic))
+    assert shares.unacknowledged.share == 2
+    assert (shares.waiting.total, shares.waiting.share) == (16 << 20, 4 << 20)
     await first.start()
     assert first.queues is None
     assert "weft-queues" not in first.log.streams()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.bounds import Owner, OwnerKind, Refusals
+from weft.bounds import Owner, OwnerKind, Quota, Refusals
 from weft.edge_node.queues import limits
 from weft.edge_node.queues import queue as part_of_queue
 from weft.edge_node.queues.contents import Holders
@@ -111,7 +111,7 @@ def test_a_look_up_takes_no_more_steps_than_its_patterns_cost(patterns: list[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "COMMON_WORDS", 0)
         patch.setattr(limits, "COMMON_STARS", 0)
-        cost = limits.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
+        cost = limits.LookUpCost(Quota("", 1 << 30, 1 << 30, ""), Refusals(lambda: 0.0))
         exchange = Exchange(ExchangeDefinition("e", ExchangeKind.TOPIC, False, False, False, None, *ann))
         tree: PatternTree[int] = PatternTree()
         bound = [
@@ -136,7 +136,7 @@ def test_bindings_by_headers_give_back_what_they_cost(
     wanted: list[tuple[dict[str, Any], str, str]], order: random.Random
 ) -> None:
     ann, bob = Owner(OwnerKind.USER, "ann"), Owner(OwnerKind.USER, "bob")
-    cost = limits.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
+    cost = limits.LookUpCost(Quota("", 1 << 30, 1 << 30, ""), Refusals(lambda: 0.0))
     exchange = Exchange(ExchangeDefinition("e", ExchangeKind.HEADERS, False, False, False, None, *ann))
     to = {name: Destination(name, owner, is_exchange=False) for name, owner in (("a", ann), ("b", bob))}
     bound = dict.fromkeys(

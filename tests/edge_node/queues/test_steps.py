@@ -15,6 +15,8 @@ import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
 from tests.support.speed import slowness, uncollected
+from weft.bounds import Refusals
+from weft.config.listeners import QueueBounds
 from weft.edge_node.queues.dead_letters import STEP_RECORDS
 from weft.edge_node.queues.definitions import (
     BindingDefinition,
@@ -26,7 +28,7 @@ from weft.edge_node.queues.definitions import (
     Reason,
 )
 from weft.edge_node.queues.exchange import KNOWN_MAX
-from weft.edge_node.queues.limits import COMMON_WORDS, QueueLimits
+from weft.edge_node.queues.limits import COMMON_WORDS, QueueLimits, QueueShares
 from weft.edge_node.queues.ready import Outcome
 from weft.edge_node.queues.state import read_changes
 from weft.protocols.batch import HeaderPairs
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.slow
 STEP_S_MAX = 0.02
 """Processor time of one step on the machine of the budgets; the quickest of several tries counts."""
 ROUNDS_MAX = 50_000
-SHARE = QueueLimits().bindings_per_user_max
+SHARE = QueueShares(QueueLimits(), Refusals(lambda: 0.0)).bindings.share
 HEADERS = [f"h{number:02}" for number in range(16)]
 T = TypeVar("T")
 
@@ -330,7 +332,7 @@ async def test_others_may_bind_where_one_has_used_up_the_share() -> None:
     room = Room()
     room.queues.declarations.declare_queue(room.client, "q")
     assert len(bind_all(room, by_words(), Steps())) < 16_384
-    assert [each.bound for each in room.refusals] == ["queues.match_cost_per_user"]
+    assert [each.bound for each in room.refusals] == ["limits.user_share of queues.match_cost"]
     room.queues.declarations.bind(room.client, "q", "amq.topic", "common.*.key")
     bob = room.new_client("bob")
     room.queues.declarations.declare_queue(bob, "bobs")
@@ -350,7 +352,7 @@ async def test_bindings_beyond_the_share_that_a_start_finds_stay() -> None:
     for words in itertools.product("a*", repeat=6):
         room.queues.declarations.bind(room.client, "q", "amq.topic", ".".join(words))
     used = room.queues.bounds.match_cost.used
-    room.limits = QueueLimits(match_cost_max=10, match_cost_per_user_max=10)
+    room.limits = QueueLimits(queues=QueueBounds(match_cost=10), user_share=1)
     await room.restart()
     assert room.queues.bounds.match_cost.used == used
     assert room.queues.publishing.route(room.client, "amq.topic", "a.b.c.a.b.c").is_routed

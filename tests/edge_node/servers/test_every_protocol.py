@@ -193,7 +193,7 @@ async def test_an_address_has_only_so_many_connections(make: Make, tmp_path: Pat
 
 
 async def test_one_client_more_than_there_may_be_has_to_try_later(make: Make, tmp_path: Path) -> None:
-    async with node_for(make, tmp_path, "", "limits: {connections: 2, connections_per_user: 2}") as (node, way):
+    async with node_for(make, tmp_path, "", "limits: {connections: 2, user_share: 100%}") as (node, way):
         clients = [await entered(make, way) for _ in range(2)]
         said = await refusal(make, way)
         if make is not Amqp1:  # SASL has no words, and Proton makes the same of all outcomes
@@ -208,7 +208,7 @@ async def test_one_client_more_than_there_may_be_has_to_try_later(make: Make, tm
 async def test_a_user_has_a_share_of_the_connections(make: Make, tmp_path: Path) -> None:
     for name in ("alice", "mallory"):
         users.add(str(tmp_path / "users"), name, PASSWORD.encode())
-    limits = "limits: {connections: 10, connections_per_user: 2}\nauth: {users_file: users}"
+    limits = "limits: {connections: 10, user_share: 20%}\nauth: {users_file: users}"
     async with node_for(make, tmp_path, "", limits) as (node, way):
         mallory = replace(way, user="mallory", password=PASSWORD)
         clients = [await entered(make, mallory) for _ in range(2)]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from weft.bounds import Bound, Owner, OwnerKind, Refusals
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals
+from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.output import LONG_BYTES
 from weft.edge_node.servers.clients.reading import KEEPS, Held, Reading
@@ -47,7 +48,7 @@ class AskedNode:
         self.writes_are_full = False
         self.publishers: set[object] = set()
         self.counters = SimpleNamespace(write_timeouts=0)
-        self.settings = SimpleNamespace(write_timeout_s=WRITE_TIMEOUT_S)
+        self.settings = SimpleNamespace(limits=EdgeLimits(write_timeout_s=WRITE_TIMEOUT_S))
         self.turns = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
         self.rounds = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
         self.ingest = SimpleNamespace(
@@ -83,7 +84,7 @@ class Readings(RuleBasedStateMachine):
     def begin(self, keeps: int, turn_bytes: int) -> None:
         owner = Owner(OwnerKind.USER, "ann")
         self.keeps, self.turn_bytes = keeps, turn_bytes
-        self.held = Held(Bound(1 << 30, 1 << 30, Refusals(lambda: 0.0), "all", "own", "bytes"), owner)
+        self.held = Held(Bound(Quota("all", 1 << 30, 1 << 30, "bytes"), Refusals(lambda: 0.0)), owner)
         self.reading = Reading(self.node, self.held, self._read_ahead, keeps, self.told.append)  # type: ignore[arg-type]
         self.reading.begin(self.transport)  # type: ignore[arg-type]
         self.reading.join()
@@ -229,7 +230,7 @@ TestReadings = Readings.TestCase
 @pytest.fixture
 def reading() -> tuple[Reading, AskedNode, Transport, Held]:
     node, transport = AskedNode(), Transport()
-    held = Held(Bound(1 << 20, 1 << 20, Refusals(lambda: 0.0), "all", "own", "bytes"), Owner(OwnerKind.USER, "ann"))
+    held = Held(Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann"))
     found = Reading(node, held, lambda _: None)  # type: ignore[arg-type]
     found.begin(transport)  # type: ignore[arg-type]
     return found, node, transport, held
@@ -269,7 +270,7 @@ def test_a_fault_of_a_turn_ends_the_connection() -> None:
         raise RuntimeError("a fault of the node")
 
     node, transport = AskedNode(), Transport()
-    held = Held(Bound(1 << 20, 1 << 20, Refusals(lambda: 0.0), "all", "own", "bytes"), Owner(OwnerKind.USER, "ann"))
+    held = Held(Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann"))
     found = Reading(node, held, failing)  # type: ignore[arg-type]
     found.begin(transport)  # type: ignore[arg-type]
     found.await_turn()

@@ -9,13 +9,13 @@ from typing import Any
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.edge_node.sessions.window.clients import Socket
 from weft.bounds import Crowd, Rounds
+from weft.config.limits import EdgeLimits
 from weft.edge_node.access.identity import ALL, Permission
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest, Turn
 from weft.edge_node.ingest.record import NodeRecord
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted
 from weft.edge_node.sessions.packets_out import Wire
-from weft.edge_node.sessions.records import SessionLimits
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.sessions import Kept, Sessions, make_delivery, make_parts
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
@@ -88,7 +88,7 @@ class RoomClient(Socket):
 class Room:
     """A node's sessions; ``killed`` and ``stopped`` are what the next node finds."""
 
-    def __init__(self, node: StoredNode | None = None, limits: SessionLimits = SessionLimits()) -> None:
+    def __init__(self, node: StoredNode | None = None, limits: EdgeLimits = EdgeLimits()) -> None:
         if node is None:
             node = StoredNode()
             NODES.append(node)

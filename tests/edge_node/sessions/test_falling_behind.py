@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 
 from tests.edge_node.sessions.room import Room, RoomClient
+from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.routing import Router
-from weft.edge_node.sessions.records import SessionLimits
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.packets import Publish
 
@@ -46,7 +46,7 @@ def with_alarms(room: Room) -> None:
 
 
 async def test_a_member_of_a_share_gets_its_own_copies_as_well() -> None:
-    room = Room(limits=SessionLimits(inflight_max=2, queue_bytes_max=1200))
+    room = Room(limits=EdgeLimits(inflight=2, session_queue_bytes=1200))
     client = room.connect("c")
     for text in ("plant/#", "$share/g/plant/#"):
         room.subscribe(client, text)
@@ -81,7 +81,7 @@ async def test_a_stream_that_is_put_back_is_read_from_its_end_on() -> None:
 
 
 async def test_a_stream_that_comes_before_the_turn_is_read_from_its_end_on() -> None:
-    room = Room(limits=SessionLimits(inflight_max=1, queue_bytes_max=800))
+    room = Room(limits=EdgeLimits(inflight=1, session_queue_bytes=800))
     room.node.log.append(room.node.log.stream("alarms"), 1, [b"alarm/a"], [b"old"])
     client = room.connect("c")
     for text in ("alarm/+", "plant/#"):
@@ -95,7 +95,7 @@ async def test_a_stream_that_comes_before_the_turn_is_read_from_its_end_on() -> 
 
 
 async def test_what_is_left_to_the_log_is_in_no_account_soon_after() -> None:
-    room = Room(limits=SessionLimits(inflight_max=1, queue_bytes_max=100_000))
+    room = Room(limits=EdgeLimits(inflight=1, session_queue_bytes=100_000))
     member = room.connect("m", expiry=0)
     room.subscribe(member, "$share/g/plant/#")
     room.publish(b"plant/a", *[bytes(1_000)] * 200)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.edge_node.sessions.room import Room, RoomClient, close_all
 from tests.support.waiting import until
-from weft.edge_node.sessions.records import SessionLimits
+from weft.config.limits import EdgeLimits
 from weft.edge_node.sessions.window import WindowState
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.packets import ConnectRefused, Properties, PubRel, ReasonCode, Subscription, Will
@@ -193,7 +193,7 @@ async def test_where_a_session_is_is_noted_once() -> None:
 
 
 async def test_filters_have_bounds_and_are_counted_until_they_go() -> None:
-    room = Room(limits=SessionLimits(filters_bytes_max=2000, filter_levels_max=3, filters_total_max=3))
+    room = Room(limits=EdgeLimits(filters_bytes=2000, topic_levels=3, subscriptions_total=3, user_share=1))
     one, two = room.connect("one"), room.connect("two")
     assert room.subscribe(one, "a/b/c/d") == ReasonCode.TOPIC_FILTER_INVALID
     assert room.subscribe(one, "$share//a") == ReasonCode.TOPIC_FILTER_INVALID
@@ -229,7 +229,7 @@ async def test_a_session_that_the_journal_cannot_take_is_as_it_was(monkeypatch: 
 
 
 async def test_the_bound_of_wills_holds_for_all_of_them() -> None:
-    room = Room(limits=SessionLimits(will_bytes_max=1200))
+    room = Room(limits=EdgeLimits(wills_bytes=1200, user_share=1))
     room.connect("a", will=GONE)
     room.connect("b", will=GONE)
     with pytest.raises(ConnectRefused):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.edge_node.sessions.records import SessionLimits
+from weft.config.limits import EdgeLimits
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.mqtt.packets import (
     ConnAck,
@@ -44,7 +44,7 @@ async def leave(node: BrokerNode, client: RawClient) -> None:
 
 
 async def test_the_session_longest_away_is_forgotten_first(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=SessionLimits(sessions_max=2)) as node:
+    async with running(tmp_path, limits=EdgeLimits(sessions=2, user_share=1)) as node:
         for client_id in ("a", "b"):
             await leave(node, await stay(node, client_id, ("t", 0)))
         await leave(node, await stay(node, "a"))
@@ -55,7 +55,7 @@ async def test_the_session_longest_away_is_forgotten_first(tmp_path: Path) -> No
 
 
 async def test_when_all_sessions_are_connected_further_clients_are_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=SessionLimits(sessions_max=1)) as node:
+    async with running(tmp_path, limits=EdgeLimits(sessions=1, user_share=1)) as node:
         client = await RawClient.connect(node.port, "one")
         refused = await RawClient.open(node.port)
         refused.version = 5
@@ -85,7 +85,7 @@ async def test_a_clean_session_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def test_subscriptions_over_the_limit_fail_and_known_ones_change(tmp_path: Path) -> None:
     """[MQTT-3.8.4-3] [MQTT-3.9.3-2]"""
-    async with running(tmp_path, limits=SessionLimits(filters_max=2)) as node:
+    async with running(tmp_path, limits=EdgeLimits(subscriptions=2)) as node:
         client = await RawClient.connect5(node.port)
         assert await client.subscribe(("a", 1), ("b", 1), ("c", 1)) == (1, 1, ReasonCode.QUOTA_EXCEEDED)
         assert await client.subscribe(("a", 0)) == (0,)
@@ -93,7 +93,7 @@ async def test_subscriptions_over_the_limit_fail_and_known_ones_change(tmp_path:
 
 
 async def test_what_was_published_before_a_subscription_is_not_for_it(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=SessionLimits(inflight_max=1, queue_bytes_max=500)) as node:
+    async with running(tmp_path, limits=EdgeLimits(inflight=1, session_queue_bytes=500)) as node:
         client = await stay(node, "c", ("plant/a", 1))
         device = await RawClient.connect(node.port, "device")
         for number in range(1, 6):  # the session falls behind
@@ -164,7 +164,7 @@ async def test_deliveries_that_a_restart_left_in_flight_count_in_the_shared_budg
 async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_node_either(
     tmp_path: Path, kill: bool
 ) -> None:
-    limits = SessionLimits(inflight_max=1, queue_bytes_max=500)
+    limits = EdgeLimits(inflight=1, session_queue_bytes=500)
     async with running(tmp_path, limits=limits, kill=kill) as node:
         client = await stay(node, "c", ("plant/a", 1))
         device = await RawClient.connect(node.port, "device")
@@ -350,7 +350,7 @@ async def test_changed_rules_hold_for_subscriptions_that_are_open(tmp_path: Path
 
 
 async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path) -> None:
-    limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
+    limits = EdgeLimits(inflight=10, session_queue_bytes=3000)
     async with running(tmp_path, limits=limits) as node:
         client = await stay(node, "c", ("#", 1))
         device = await RawClient.connect(node.port, "device")
@@ -372,7 +372,7 @@ async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path
 @pytest.mark.parametrize("topic", [b"plant/a", b"none/a"], ids=["stream", "unrouted"])
 async def test_a_slow_clean_session_loses_nothing_that_the_log_keeps(tmp_path: Path, topic: bytes) -> None:
     """Also of `unrouted`, and each message once although a copy for a session that stays is in another stream."""
-    limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
+    limits = EdgeLimits(inflight=10, session_queue_bytes=3000)
     async with running(tmp_path, limits=limits) as node:
         client = await RawClient.connect(node.port, "c")
         await client.subscribe(("#", 2))
@@ -405,7 +405,7 @@ async def test_a_slow_clean_session_loses_nothing_that_the_log_keeps(tmp_path: P
 async def test_what_nothing_keeps_is_dropped_for_a_slow_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
+    limits = EdgeLimits(inflight=10, session_queue_bytes=3000)
     async with running(tmp_path, limits=limits, unrouted="live") as node:
         client = await RawClient.connect(node.port, "c")
         await client.subscribe(("#", 2))
@@ -425,7 +425,7 @@ async def test_what_nothing_keeps_is_dropped_for_a_slow_client(
 
 @pytest.mark.parametrize("level", ["plant", "none"], ids=["stream", "unrouted"])
 async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path: Path, level: str) -> None:
-    limits = SessionLimits(inflight_max=1, queue_bytes_max=1000)
+    limits = EdgeLimits(inflight=1, session_queue_bytes=1000)
     async with running(tmp_path, limits=limits) as node:
         client = await RawClient.connect(node.port, "c")
         await client.subscribe((f"{level}/a", 1))
@@ -456,7 +456,7 @@ async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path:
 
 async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(tmp_path: Path) -> None:
     """[MQTT-3.8.3-3]"""
-    limits = SessionLimits(inflight_max=1, queue_bytes_max=1000)
+    limits = EdgeLimits(inflight=1, session_queue_bytes=1000)
     async with running(tmp_path, limits=limits) as node:
         client = await RawClient.connect5(node.port, "c")
         await client.subscribe(Subscription("plant/a", 1, no_local=True))
@@ -478,7 +478,7 @@ async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(
 async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_stream(
     tmp_path: Path, topic: str
 ) -> None:
-    limits = SessionLimits(inflight_max=5, queue_bytes_max=2000)
+    limits = EdgeLimits(inflight=5, session_queue_bytes=2000)
     async with running(tmp_path, limits=limits) as node:
         members = [await RawClient.connect(node.port, name) for name in ("one", "two")]
         for member in members:
@@ -538,7 +538,7 @@ async def test_a_packet_changes_who_gets_what_once(tmp_path: Path) -> None:
 
 
 async def test_more_filters_in_one_packet_than_a_session_may_have_are_refused_unseen(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=SessionLimits(filters_max=3)) as node:
+    async with running(tmp_path, limits=EdgeLimits(subscriptions=3)) as node:
         await RawClient.connect(node.port, "c", clean_start=False)
         (session,) = node.mqtt.sessions.all()
         wanted = [Subscription(text, 1) for text in ("a", "a", "b", "a", "c", "#/not/valid")]

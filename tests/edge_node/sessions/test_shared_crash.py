@@ -14,7 +14,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.slices import SLICE
 from tests.support.waiting import until
-from weft.edge_node.sessions.records import SessionLimits
+from weft.config.limits import EdgeLimits
 from weft.protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 
 SHARED = "$share/g/plant/+"
@@ -24,7 +24,7 @@ SELDOM_S = 1e9
 
 @asynccontextmanager
 async def node_of(directory: Path, **options: Any) -> AsyncIterator[BrokerNode]:
-    limits = SessionLimits(inflight_max=options.pop("inflight_max", 20))
+    limits = EdgeLimits(inflight=options.pop("inflight_max", 20))
     async with running(directory, limits=limits, positions_interval_s=SELDOM_S, sys_interval_s=None, **options) as node:
         yield node
 

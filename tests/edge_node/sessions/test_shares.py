@@ -8,7 +8,9 @@ import pytest
 
 from tests.edge_node.sessions.room import NODES, Room, RoomClient, close_all
 from tests.edge_node.sessions.store.helpers import StoredNode
-from weft.edge_node.sessions.records import SessionLimits, StateSettings
+from weft.config.limits import EdgeLimits
+from weft.config.streams import State
+from weft.edge_node.sessions.records import StateSettings
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.packets import ConnectRefused, Properties, ReasonCode, Will
 
@@ -37,7 +39,7 @@ def refused(room: Room) -> dict[tuple[str, str], int]:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_flood_of_sessions_evicts_its_own(restarts: bool) -> None:
-    room = Room(limits=SessionLimits(sessions_max=10, sessions_per_user_max=3))
+    room = Room(limits=EdgeLimits(sessions=10, user_share=0.3))
     stay_away(room, "a", "b", user="alice")
     stay_away(room, "1", "2", "3", user="mallory")
     if restarts:
@@ -48,7 +50,7 @@ def test_a_flood_of_sessions_evicts_its_own(restarts: bool) -> None:
 
 
 def test_the_owner_with_most_sessions_makes_room_first() -> None:
-    room = Room(limits=SessionLimits(sessions_max=5))
+    room = Room(limits=EdgeLimits(sessions=5, user_share=1))
     stay_away(room, "a", user="alice")
     stay_away(room, "1", "2", "3", "4", user="mallory")
     stay_away(room, "b", user="bob")
@@ -58,7 +60,7 @@ def test_the_owner_with_most_sessions_makes_room_first() -> None:
 
 
 def test_an_owner_whose_clients_are_all_connected_gets_no_more_sessions() -> None:
-    room = Room(limits=SessionLimits(sessions_max=10, sessions_per_user_max=2))
+    room = Room(limits=EdgeLimits(sessions=10, user_share=0.2))
     stay_away(room, "a", user="alice")
     for name in "12":
         room.connect(name, user="mallory")
@@ -66,12 +68,12 @@ def test_an_owner_whose_clients_are_all_connected_gets_no_more_sessions() -> Non
         room.connect("3", user="mallory")
     room.connect("b", user="alice")
     assert names(room) == {"a", "1", "2", "b"}
-    assert refused(room) == {("limits.sessions_per_user", "user mallory"): 1}
+    assert refused(room) == {("limits.user_share of limits.sessions", "user mallory"): 1}
 
 
 @pytest.mark.parametrize("expiry", [0, 1000])
 def test_one_user_has_a_share_of_the_connections(expiry: int) -> None:
-    room = Room(limits=SessionLimits(connections_per_user_max=2))
+    room = Room(limits=EdgeLimits(connections=8))
     first, _ = room.connect("1", user="mallory", expiry=expiry), room.connect("2", user="mallory", expiry=expiry)
     with pytest.raises(ConnectRefused) as refusal:
         room.connect("3", user="mallory")
@@ -82,11 +84,11 @@ def test_one_user_has_a_share_of_the_connections(expiry: int) -> None:
     room.connect("2", user="mallory", expiry=expiry, clean=True)
     room.leave(first)
     room.connect("3", user="mallory")
-    assert refused(room) == {("limits.connections_per_user", "user mallory"): 1}
+    assert refused(room) == {("limits.user_share of limits.connections", "user mallory"): 1}
 
 
 def test_clients_without_a_user_are_charged_by_address() -> None:
-    room = Room(limits=SessionLimits(sessions_max=10, sessions_per_user_max=2))
+    room = Room(limits=EdgeLimits(sessions=10, user_share=0.2))
     room.leave(room.connect("a", address="10.0.0.1"))
     for name in "123":
         room.leave(room.connect(name, address="10.0.0.2"))
@@ -97,7 +99,7 @@ def test_clients_without_a_user_are_charged_by_address() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_wills_of_one_owner_leave_room_for_those_of_others(restarts: bool) -> None:
-    room = Room(limits=SessionLimits(will_bytes_max=20_000, will_bytes_per_user_max=5_000))
+    room = Room(limits=EdgeLimits(wills_bytes=20_000, user_share=0.25))
     stay_away(room, *"1234", user="mallory", will=WILL)
     if restarts:
         room = room.stopped()
@@ -105,12 +107,12 @@ def test_wills_of_one_owner_leave_room_for_those_of_others(restarts: bool) -> No
         room.connect("5", user="mallory", will=WILL)
     assert refusal.value.code == ReasonCode.QUOTA_EXCEEDED
     room.connect("a", user="alice", will=WILL)
-    assert refused(room) == {("limits.wills_per_user", "user mallory"): 1}
+    assert refused(room) == {("limits.user_share of limits.wills", "user mallory"): 1}
     assert room.counters.wills_published == 0
 
 
 def test_of_full_wills_the_owner_with_most_has_its_oldest_published() -> None:
-    room = Room(limits=SessionLimits(will_bytes_max=6_000))
+    room = Room(limits=EdgeLimits(wills_bytes=6_000, user_share=1))
     stay_away(room, *"12345", user="mallory", will=WILL)
     room.connect("a", user="alice", will=WILL)
     assert names(room) == {"2", "3", "4", "5", "a"}
@@ -121,7 +123,7 @@ def test_of_full_wills_the_owner_with_most_has_its_oldest_published() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_subscriptions_of_one_owner_leave_room_for_those_of_others(restarts: bool) -> None:
-    room = Room(limits=SessionLimits(filters_total_max=10, filters_per_user_max=4))
+    room = Room(limits=EdgeLimits(subscriptions_total=10, user_share=0.4))
     mallory = room.connect("1", user="mallory")
     assert [room.subscribe(mallory, f"x/{number}") for number in range(3)] == [1, 1, 1]
     if restarts:
@@ -130,13 +132,13 @@ def test_subscriptions_of_one_owner_leave_room_for_those_of_others(restarts: boo
     assert [room.subscribe(mallory, f"y/{number}") for number in range(2)] == [1, ReasonCode.QUOTA_EXCEEDED]
     alice = room.connect("a", user="alice")
     assert [room.subscribe(alice, f"x/{number}") for number in range(3)] == [1, 1, 1]
-    assert refused(room) == {("limits.subscriptions_per_user", "user mallory"): 1}
+    assert refused(room) == {("limits.user_share of limits.subscriptions_total", "user mallory"): 1}
     room.sessions.filters.unsubscribe(session_of(mallory), "y/0")
     assert room.subscribe(mallory, "y/1") == 1
 
 
 def test_of_full_subscriptions_absent_sessions_of_the_owner_with_most_go() -> None:
-    room = Room(limits=SessionLimits(filters_bytes_total_max=10 * 401))
+    room = Room(limits=EdgeLimits(filters_total_bytes=10 * 401, user_share=1))
     for name in "1234":
         mallory = room.connect(name, user="mallory")
         for text in "xy":
@@ -151,7 +153,7 @@ def test_of_full_subscriptions_absent_sessions_of_the_owner_with_most_go() -> No
 
 
 async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_others() -> None:
-    room = Room(limits=SessionLimits(queue_bytes_total_max=100_000, queue_bytes_per_user_max=20_000))
+    room = Room(limits=EdgeLimits(session_queues_bytes=100_000, user_share=0.2))
     slow = [room.connect(name, user="mallory") for name in "123"]
     for each in slow:
         room.subscribe(each, "plant/#")
@@ -168,7 +170,9 @@ async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_oth
 @pytest.mark.parametrize("stops", [False, True])
 def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) -> None:
     room = Room(
-        StoredNode(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000))
+        StoredNode(
+            settings=StateSettings(state=State(save_interval_s=3600, journal_bytes_per_user=1_000), reserve_bytes=4096)
+        )
     )
     NODES.append(room.node)
     alice, mallory = room.connect("a", user="alice"), room.connect("1", user="mallory")
@@ -198,7 +202,9 @@ def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) ->
 
 def test_a_crash_before_an_absence_is_noted_loses_nothing_of_the_session() -> None:
     room = Room(
-        StoredNode(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000))
+        StoredNode(
+            settings=StateSettings(state=State(save_interval_s=3600, journal_bytes_per_user=1_000), reserve_bytes=4096)
+        )
     )
     NODES.append(room.node)
     mallory = room.connect("1", user="mallory")

@@ -12,7 +12,9 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.edge_node.sessions.records import SessionLimits, StateSettings
+from weft.config.limits import EdgeLimits
+from weft.config.streams import State
+from weft.edge_node.sessions.records import StateSettings
 from weft.edge_node.subscriptions.message import USER_PROPERTIES_MAX
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Properties, PubAck, Publish, ReasonCode, Will
 from weft.storage.segment_log import LogFull
@@ -201,7 +203,7 @@ async def test_a_retained_will_is_retained_before_it_is_forgotten(tmp_path: Path
 
 
 async def test_wills_have_a_bound(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=SessionLimits(will_bytes_max=2000)) as node:
+    async with running(tmp_path, limits=EdgeLimits(wills_bytes=2000, user_share=1)) as node:
         large = Will(b"alarm/gone", bytes(1000), 1)
         client = await RawClient.connect(node.port, "one", will=large)
         for version in (4, 5):
@@ -228,18 +230,18 @@ async def test_a_will_with_more_properties_than_a_record_holds_is_refused(tmp_pa
 
 async def test_a_session_that_cannot_be_kept_now_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that comes back while the journal has no room loses neither its messages nor its delayed will."""
-    settings = StateSettings(save_interval_s=3600)
+    settings = StateSettings(state=State(save_interval_s=3600))
     async with running(tmp_path, state_settings=settings) as node:
         client = await RawClient.connect5(node.port, "c", will=delayed(60), session_expiry_interval=100)
         await client.subscribe(("plant/#", 1))
         await client.close()
         await until(lambda: node.counters.connections == 0)
-        node.state.counters.journal_bytes += settings.journal_bytes_max
+        node.state.counters.journal_bytes += settings.state.journal_bytes
         again = await RawClient.open(node.port)
         again.version = 5
         again.send(Connect("c", version=5, clean_start=False, properties=Properties(session_expiry_interval=100)))
         assert (await again.receive()).code == ReasonCode.SERVER_BUSY
-        node.state.counters.journal_bytes -= settings.journal_bytes_max
+        node.state.counters.journal_bytes -= settings.state.journal_bytes
         (session,) = node.mqtt.sessions.all()
         assert session.will == delayed(60)
         assert session.will_at is not None

@@ -12,8 +12,9 @@ import pytest
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import SMALL, commit_all, open_log
 from tests.support.waiting import until
+from weft.config.streams import State
 from weft.edge_node.sessions.backlog import Backlog
-from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.sessions.records import StateCounters
 from weft.edge_node.subscriptions import catch_up
 from weft.edge_node.subscriptions.catch_up import READERS_MAX, CatchUp, ReadTurns
 from weft.edge_node.subscriptions.message import LogRecord, Message, Page, ReadPage, Turn
@@ -59,7 +60,7 @@ class Catching:
     def __init__(self) -> None:
         self.log = open_log(FakeFileSystem(), SMALL)
         self.streams = [self.log.stream(name) for name in ("one", "two")]
-        self.backlog = Backlog(self.log, StateSettings(backlog_page_records=3), StateCounters())
+        self.backlog = Backlog(self.log, State(backlog_page_records=3), StateCounters())
         self.reader = ListReader()
         self.published: list[bytes] = []
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.bounds import Owner, OwnerKind, Refusals
+from weft.bounds import Owner, OwnerKind, Quota, Refusals
 from weft.edge_node.subscriptions.limits import MatchCost
 from weft.protocols import topics
 from weft.protocols.topics import FilterTree
@@ -21,7 +21,7 @@ SUBSCRIPTIONS = st.lists(st.tuples(st.sampled_from([ALICE, MALLORY]), FILTERS, s
 
 
 def account(total: int = 4096, share: int = 1024) -> MatchCost:
-    return MatchCost(total, share, Refusals(lambda: 0.0))
+    return MatchCost(Quota("limits.match_cost", total, share, "filters"), Refusals(lambda: 0.0))
 
 
 class Visited:
@@ -106,12 +106,12 @@ def test_each_share_is_one_message_more() -> None:
 
 def test_refusals_name_the_bound_and_the_owner() -> None:
     refusals = Refusals(lambda: 0.0)
-    cost = MatchCost(4, 3, refusals)
+    cost = MatchCost(Quota("limits.match_cost", 4, 3, "filters"), refusals)
     cost.hold(ALICE, "+/+/+/x/y")
     assert not cost.fits(ALICE, "x/+/+/+")
     assert not cost.fits(MALLORY, "x/y/+/+/+/z")
     assert [(each.bound, each.owner) for each in refusals] == [
-        ("limits.match_cost_per_user", ALICE), ("limits.match_cost", MALLORY),
+        ("limits.user_share of limits.match_cost", ALICE), ("limits.match_cost", MALLORY),
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def begun(channel: int, size: int) -> bytes:
 
 async def test_messages_that_never_come_whole_take_a_share_of_the_memory(tmp_path: Path) -> None:
     """506 resource-error, and nothing stays charged."""
-    async with serving(tmp_path, unfinished_bytes_max=1 << 20, unfinished_bytes_per_user_max=300_000) as node:
+    async with serving(tmp_path, unfinished_bytes=1_000_000, user_share=0.3) as node:
         client = await RawClient.connect(node.port, user=b"mallory", channels=10)
         for channel in range(1, 11):
             client.send(begun(channel, 50_000))
@@ -45,7 +45,7 @@ async def test_messages_that_never_come_whole_take_a_share_of_the_memory(tmp_pat
 
 async def test_a_frame_that_never_comes_whole_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.edge_node.servers.amqp.connection.CLOSE_S_MAX", 0.1)
-    async with serving(tmp_path, unfinished_bytes_per_user_max=50_000) as node:
+    async with serving(tmp_path, unfinished_bytes=200_000) as node:
         client = await RawClient.connect(node.port)
         client.send(b"\x03\0\x01\0\1\0\0" + bytes(60_000))
         assert (await client.connection_error()).reply_code == ReplyCode.RESOURCE_ERROR
@@ -145,7 +145,7 @@ async def test_publishers_wait_while_too_much_waits_for_the_disk(tmp_path: Path)
     from tests.edge_node.servers.mqtt.harness import SyncGate
 
     gate = SyncGate()
-    async with serving(tmp_path, filesystem=gate, pending_bytes_max=200_000) as node:
+    async with serving(tmp_path, filesystem=gate, pending_bytes=200_000) as node:
         client = await RawClient.connect(node.port)
         await client.ask(Confirm.Select(), Confirm.SelectOk)
         with gate.held():

@@ -11,6 +11,7 @@ import pytest
 from tests.edge_node.servers.amqp.harness import RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
+from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.record import COPY_COST
 from weft.edge_node.servers.amqp import publishing
 from weft.edge_node.servers.amqp.client import AmqpSettings
@@ -51,14 +52,15 @@ async def test_both_sides_may_close_a_channel_at_once(tmp_path: Path) -> None:
 
 async def test_channels_are_bounded_for_each_user(tmp_path: Path) -> None:
     """506 resource-error."""
-    async with serving(tmp_path, settings=AmqpSettings(channels_total_max=10, channels_per_user_max=4)) as node:
+    settings = AmqpSettings(limits=EdgeLimits(user_share=0.4), channels_total_max=10)
+    async with serving(tmp_path, settings=settings) as node:
         client = await RawClient.connect(node.port, channels=3, user=b"ann")
         other = await RawClient.connect(node.port, channels=1, user=b"ann")
         other.send(Channel.Open(), channel=2)
         assert (await other.connection_error()).reply_code == ReplyCode.RESOURCE_ERROR
         await RawClient.connect(node.port, channels=4, user=b"bob")
         await client.ask(Channel.Open(), Channel.OpenOk, 4)
-        assert [each.bound for each in node.refusals] == ["queues.channels_per_user"]
+        assert [each.bound for each in node.refusals] == ["limits.user_share of queues.channels"]
 
 
 async def test_a_transaction_is_stored_as_a_whole_when_it_is_committed(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ async def test_a_transaction_that_finds_no_room_is_not_stored_at_all(tmp_path: P
 
 
 async def test_a_transaction_takes_no_more_memory_than_its_user_may_have(tmp_path: Path) -> None:
-    async with serving(tmp_path, unfinished_bytes_per_user_max=100_000) as node:
+    async with serving(tmp_path, unfinished_bytes=400_000) as node:
         client = await RawClient.connect(node.port)
         await client.ask(Tx.Select(), Tx.SelectOk)
         for _ in range(10_000):

@@ -13,6 +13,7 @@ import pytest
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
+from weft.config.limits import EdgeLimits
 from weft.edge_node.queues.definitions import origin_of
 from weft.edge_node.servers.amqp.client import AmqpSettings
 from weft.protocols.amqp.content import write_content
@@ -186,7 +187,7 @@ async def test_channel_exceptions_of_a_publish(tmp_path: Path) -> None:
     def may(what: str, topic: str) -> bool:
         return not topic.startswith("plant/secret")
 
-    async with serving(tmp_path, settings=AmqpSettings(message_bytes_max=100)) as node:
+    async with serving(tmp_path, settings=AmqpSettings(limits=EdgeLimits(message_bytes=100))) as node:
         node.door.may = may
         client = await RawClient.connect(node.port, channels=2, user=b"ann")
         client.publish("plant.1.a", b"x", exchange="nowhere")
@@ -313,7 +314,7 @@ async def test_a_client_that_is_held_for_long_is_told(tmp_path: Path, monkeypatc
     """connection.blocked: reason; connection.unblocked."""
     monkeypatch.setattr("weft.edge_node.servers.amqp.handshake.BLOCKED_AFTER_S", 0.05)
     gate = SyncGate()
-    async with serving(tmp_path, filesystem=gate, pending_bytes_max=100_000) as node:
+    async with serving(tmp_path, filesystem=gate, pending_bytes=100_000) as node:
         client = await confirming(node, capabilities={"connection.blocked": True})
         unaware = await confirming(node)
         with gate.held():

@@ -59,7 +59,7 @@ async def test_what_is_no_amqp_is_closed_with_a_line_in_the_log(
 
 
 async def test_unfinished_messages_are_charged_and_bounded(tmp_path: Path) -> None:
-    async with amqp(tmp_path, unfinished_bytes_max=400_000, unfinished_bytes_per_user_max=200_000) as node:
+    async with amqp(tmp_path, unfinished_bytes=400_000, user_share=0.5) as node:
         raw = await Raw.open(node.port)
         raw.writer.write(AMQP + b"".join(FRAMES[:2]))
         for handle in range(10):

@@ -6,7 +6,7 @@ import time
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import commit_all, open_log
-from weft.bounds import Bound, Owner, OwnerKind, Refusals
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals
 from weft.edge_node.servers.amqp1.context import VERSION, KeptLink, KeptLinks, LinkName
 
 NAME = LinkName(Owner(OwnerKind.USER, "ann"), "container", "link")
@@ -19,7 +19,7 @@ async def test_a_link_does_not_pass_over_messages_that_have_the_numbers_of_lost_
     log.append(stream, 0, [b"plant/1"] * 3, [b"0", b"1", b"2"])
 
     def links() -> KeptLinks:
-        return KeptLinks(log, Bound(4, 4, Refusals(time.monotonic), "limits.sessions", "", ""), lambda: 0, 60)
+        return KeptLinks(log, Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic)), lambda: 0, 60)
 
     def sent(kept: KeptLink) -> None:
         kept.positions, kept.owed = {"telemetry": 9, "gone": 7}, {"telemetry": [1, 7], "gone": [2]}
@@ -41,7 +41,7 @@ async def test_a_link_that_was_attached_in_a_crash_is_kept_for_its_time() -> Non
     log, now = open_log(FakeFileSystem()), 10**18
 
     def links() -> KeptLinks:
-        bound = Bound(4, 4, Refusals(time.monotonic), "limits.sessions", "", "")
+        bound = Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic))
         return KeptLinks(log, bound, lambda: now, 60)
 
     state = KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")

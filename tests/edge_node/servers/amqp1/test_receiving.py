@@ -310,7 +310,7 @@ async def test_a_narrow_session_gets_all_settled_messages_and_holds_no_memory(tm
 
 async def test_receivers_of_one_user_get_long_messages_one_after_the_other(tmp_path: Path) -> None:
     """Their memory is one share, which has room for four of them."""
-    async with amqp(tmp_path, packet_bytes_max=5_000_000) as node:
+    async with amqp(tmp_path, message_bytes=5_000_000) as node:
         clients = [await node.client(f"container-{number}") for number in range(7)]
         options = [AtMostOnce() if number % 2 else None for number in range(7)]
         receivers = [

@@ -73,7 +73,7 @@ async def test_settled_messages_are_of_qos_0(tmp_path: Path) -> None:
 
 async def test_a_link_may_be_settled_second(tmp_path: Path) -> None:
     """What was stored is accepted, and not settled before the client has: until then it takes up credit."""
-    async with amqp(tmp_path, packet_bytes_max=1000) as node:
+    async with amqp(tmp_path, message_bytes=1000) as node:
         client = await node.client()
 
         def send() -> None:
@@ -178,7 +178,7 @@ async def test_a_message_of_many_transfers_is_one_record(tmp_path: Path) -> None
 
 
 async def test_a_message_that_is_too_long_closes_its_link(tmp_path: Path) -> None:
-    async with amqp(tmp_path, packet_bytes_max=100_000) as node:
+    async with amqp(tmp_path, message_bytes=100_000) as node:
         client = await node.client()
         with pytest.raises((LinkDetached, SendException)) as refused:
             await in_thread(client.send, "plant/1/x", Message(body=bytes(300_000), inferred=True))

@@ -187,7 +187,7 @@ async def test_a_right_that_is_taken_away_holds_for_the_next_record(guarded: tup
 
 
 async def test_readers_have_a_share(tmp_path: Path) -> None:
-    async with running(tmp_path, more="limits: {http_readers: 4, http_readers_per_user: 1}") as http:
+    async with running(tmp_path, more="limits: {http_readers: 4}") as http:
         async with events(http):
             status, answer, fields = await http.get(EVENTS)
             assert (status, "http_readers" in answer["detail"]) == (429, True)

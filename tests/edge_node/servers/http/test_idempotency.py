@@ -11,6 +11,8 @@ import pytest
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
 from weft.bounds import LOCAL, Owner, OwnerKind
+from weft.config.limits import EdgeLimits
+from weft.config.streams import State
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, RememberedAnswer
 from weft.edge_node.servers.http.part import Http
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
@@ -92,24 +94,25 @@ def clock() -> Clock:
     return Clock()
 
 
-def keys_of(http: HttpNode, clock: Clock, **settings: float) -> IdempotencyKeys:
-    log = http.node.log
-    return IdempotencyKeys(log, log.stream("weft-http"), HttpSettings(**settings), HttpCounters(), clock)  # type: ignore[arg-type]
+def keys_of(http: HttpNode, clock: Clock, settings: HttpSettings) -> IdempotencyKeys:
+    return IdempotencyKeys(http.node.log, http.node.log.stream("weft-http"), settings, HttpCounters(), clock)
 
 
 async def test_keys_are_forgotten_after_their_time(http: HttpNode, clock: Clock) -> None:
-    keys = keys_of(http, clock, window_s=60)
+    settings = HttpSettings(state=State(idempotency_window_s=60))
+    keys = keys_of(http, clock, settings)
     keys.note(OWNER, "k", RememberedAnswer(b"f", 1, ((3, 1),), 1))
     clock.now += 59 * 10**9
     assert keys.find(OWNER, "k") == RememberedAnswer(b"f", 1, ((3, 1),), 1)
     clock.now += 2 * 10**9
     assert keys.find(OWNER, "k") is None
     await http.node.log.durable()
-    assert keys_of(http, clock, window_s=60).find(OWNER, "k") is None
+    assert keys_of(http, clock, settings).find(OWNER, "k") is None
 
 
 async def test_an_owner_forgets_its_own_keys_first(http: HttpNode, clock: Clock) -> None:
-    keys = keys_of(http, clock, keys_max=10, keys_per_user_max=4)
+    settings = HttpSettings(limits=EdgeLimits(user_share=0.4), state=State(idempotency_keys=10))
+    keys = keys_of(http, clock, settings)
     other = Owner(OwnerKind.USER, "alice")
     keys.note(other, "k", RememberedAnswer(b"a", 1, (), 1))
     for number in range(100):
@@ -118,22 +121,22 @@ async def test_an_owner_forgets_its_own_keys_first(http: HttpNode, clock: Clock)
     assert [number for number in range(100) if keys.find(OWNER, f"k{number}")] == [96, 97, 98, 99]
     assert keys.find(OWNER, "k") is None, "another owner's key"
     await http.node.log.durable()
-    again = keys_of(http, clock, keys_max=10, keys_per_user_max=4)
+    again = keys_of(http, clock, settings)
     assert again.find(other, "k") is not None
     assert [number for number in range(100) if again.find(OWNER, f"k{number}")] == [96, 97, 98, 99]
 
 
 async def test_keys_of_a_later_release_are_not_forgotten_and_what_is_damaged_is(http: HttpNode, clock: Clock) -> None:
-    keys_of(http, clock).note(OWNER, "k", RememberedAnswer(b"f", 1, (), 1))
+    keys_of(http, clock, HttpSettings()).note(OWNER, "k", RememberedAnswer(b"f", 1, (), 1))
     log = http.node.log
     stream = log.stream("weft-http")
     log.append(stream, clock.now, [b"user bob"], [b"\x93\x01"])
     await log.durable()
-    assert keys_of(http, clock).find(OWNER, "k") is not None
+    assert keys_of(http, clock, HttpSettings()).find(OWNER, "k") is not None
     log.append(stream, clock.now, [b"user bob"], [msgspec.msgpack.encode([3, {"digest": 1}])])
     await log.durable()
     with pytest.raises(UnsupportedVersion, match="later release"):
-        keys_of(http, clock)
+        keys_of(http, clock, HttpSettings())
 
 
 async def test_what_was_stored_is_answered_again_when_the_stream_takes_it_no_more(tmp_path: Path) -> None:

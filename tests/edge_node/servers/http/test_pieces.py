@@ -282,7 +282,7 @@ async def test_a_key_that_is_forgotten_meanwhile_costs_no_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user's oldest keys are forgotten first, also that of a request under way."""
-    async with running(tmp_path, more="state: {idempotency_keys_per_user: 2}") as http:
+    async with running(tmp_path, more="state: {idempotency_keys: 8}") as http:
         readers = [await subscriber(http, f"reader-{number}") for number in range(4)]
         held: list[Steps] = []
         go_on = Steps._in_turn

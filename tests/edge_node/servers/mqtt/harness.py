@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals, TurnBudget
+from weft.config.limits import EdgeLimits
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
 from weft.edge_node.access.identity import Credentials, Identity, Permission
 from weft.edge_node.counters import Counters
@@ -24,7 +27,7 @@ from weft.edge_node.servers.clients.context import TURN_COST_MAX, ClientSettings
 from weft.edge_node.servers.mqtt.connection import ClientConnection
 from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
 from weft.edge_node.sessions.broker_state import BrokerState
-from weft.edge_node.sessions.records import SessionLimits, StateCounters, StateSettings
+from weft.edge_node.sessions.records import StateCounters, StateSettings
 from weft.protocols.batch import ClockReading, ClockState, Record, records
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
@@ -188,10 +191,9 @@ async def running(
     *,
     patterns: dict[str, list[str]] = PATTERNS,
     filesystem: OSFileSystem | None = None,
-    limits: SessionLimits = SessionLimits(),
+    limits: EdgeLimits = EdgeLimits(),
     log_settings: LogSettings = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20),
     state_settings: StateSettings = StateSettings(),
-    pending_bytes_max: int = 8 << 20,
     wall_clock: Callable[[], int] = time.time_ns,
     kill: bool = False,
     unrouted: UnroutedPolicy = "keep",
@@ -201,6 +203,7 @@ async def running(
 
     Args:
         kill: whether it ends without saving anything, as a process does that is killed: the log alone is left.
+        settings: of ``MqttSettings``, further ``limits``, and ``positions_interval_s``.
     """
     loop, counters, door = asyncio.get_running_loop(), Counters(), Anyone()
 
@@ -218,9 +221,10 @@ async def running(
         wall_clock=wall_clock, post=post, refusals=Refusals(time.monotonic),
     )  # fmt: skip
     own = {name: settings.pop(name) for name in MqttSettings.__slots__ if name in settings}
+    intervals = {name: settings.pop(name) for name in ("positions_interval_s",) if name in settings}
     context = ProtocolContext(
         log, state.backlog, turn, Unrouted(unrouted, log, counters),
-        ClientSettings(patterns=patterns, sessions=limits, pending_bytes_max=pending_bytes_max, **settings),
+        ClientSettings(patterns=patterns, limits=msgspec.structs.replace(limits, **settings), **intervals),
         state.refusals, counters, wall_clock,
     )  # fmt: skip
     mqtt = MqttServer(context, state, MqttSettings(**own))

@@ -26,7 +26,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.sessions.records import SessionLimits, StateSettings
+from weft.config.limits import EdgeLimits
+from weft.config.streams import State
+from weft.edge_node.sessions.records import StateSettings
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, UNROUTED_STREAM
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.batch import records
@@ -129,11 +131,11 @@ class BrokerModel(RuleBasedStateMachine):
 
     async def _start(self) -> None:
         self.stack = AsyncExitStack()
-        limits = SessionLimits(inflight_max=3, queue_bytes_max=ROOM, expiry_s_of_old_versions=EXPIRY_OF_OLD_VERSIONS_S)
+        limits = EdgeLimits(inflight=3, session_queue_bytes=ROOM, session_expiry_s=EXPIRY_OF_OLD_VERSIONS_S)
         self.node: BrokerNode = await self.stack.enter_async_context(
             running(
                 self.directory, patterns={"plant": ["plant/#"]}, limits=limits, sys_interval_s=None,
-                state_settings=StateSettings(save_interval_s=1e9), wall_clock=self._wall_clock,
+                state_settings=StateSettings(state=State(save_interval_s=1e9)), wall_clock=self._wall_clock,
             )
         )  # fmt: skip
         self.publisher = await RawClient.connect(self.node.port, "publisher")

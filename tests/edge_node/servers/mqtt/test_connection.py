@@ -191,7 +191,7 @@ async def test_a_topic_goes_into_every_matching_stream_or_none(tmp_path: Path) -
 
 async def test_what_is_refused_is_not_acknowledged(tmp_path: Path) -> None:
     """v3 [MQTT-3.3.5-2]: MQTT 3.1.1 has no word for "no", and an acknowledgement would say that it is kept."""
-    async with running(tmp_path, topic_levels_max=4) as node:
+    async with running(tmp_path, topic_levels=4) as node:
         node.door.may = lambda _, topic: "secret" not in topic
         for topic, qos in ((b"plant/secret", 1), (b"plant/secret", 2), (b"plant/2/3/4/5", 1)):
             device = await RawClient.connect(node.port)
@@ -233,7 +233,7 @@ async def test_packets_cut_anywhere_give_the_same_records(tmp_path: Path) -> Non
 
 
 async def test_a_large_packet_comes_in_many_reads(tmp_path: Path) -> None:
-    async with running(tmp_path, packet_bytes_max=3 << 20) as node:
+    async with running(tmp_path, message_bytes=3 << 20) as node:
         device = await RawClient.connect(node.port)
         payload = os.urandom(2 << 20)
         device.send(Publish(TOPIC, payload, 1, 1), Publish(TOPIC, b"after", 1, 2))
@@ -257,7 +257,7 @@ MALFORMED = [
 async def test_a_malformed_packet_closes_that_connection_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, says: str
 ) -> None:
-    async with running(tmp_path, packet_bytes_max=1000) as node:
+    async with running(tmp_path, message_bytes=1000) as node:
         other, bad = await RawClient.connect(node.port, "other"), await RawClient.connect(node.port, "bad\nid")
         bad.writer.write(encode(Publish(TOPIC, b"good", 0)) + data + encode(Publish(TOPIC, b"after", 0)))
         assert await bad.receive() is None
@@ -341,7 +341,7 @@ async def test_the_will_is_published_unless_the_client_says_goodbye(tmp_path: Pa
 
 async def test_back_pressure_holds_publishers_until_the_disk_has_caught_up(tmp_path: Path) -> None:
     gate = SyncGate()
-    async with running(tmp_path, filesystem=gate, pending_bytes_max=100_000) as node:
+    async with running(tmp_path, filesystem=gate, pending_bytes=100_000) as node:
         device = await RawClient.connect(node.port)
         packets = b"".join(encode_publish(TOPIC, bytes(1000), 1, packet_id) for packet_id in range(1, 3001))
         with gate.held():
@@ -358,7 +358,7 @@ async def test_back_pressure_holds_publishers_until_the_disk_has_caught_up(tmp_p
 
 
 async def test_a_client_that_does_not_read_its_acknowledgements_is_closed(tmp_path: Path) -> None:
-    async with running(tmp_path, write_timeout_s=0.1, send_queue_bytes_max=1000) as node:
+    async with running(tmp_path, write_timeout_s=0.1, send_queue_bytes=1000) as node:
         deaf = await RawClient.deaf(node.port, Connect("deaf"), Publish(b"other", b"", 1, 1), again=1_000_000)
         await until(lambda: node.counters.write_timeouts == 1)
         assert node.counters.connections == 0
@@ -383,7 +383,7 @@ async def test_subscriptions_come_and_go(tmp_path: Path) -> None:
 
 
 async def test_a_slow_subscriber_loses_qos_0_and_slows_nobody(tmp_path: Path) -> None:
-    async with running(tmp_path, send_queue_bytes_max=1 << 16) as node:
+    async with running(tmp_path, send_queue_bytes=1 << 16) as node:
         deaf = await RawClient.deaf(node.port, Connect("deaf"), Subscribe(1, (Subscription("plant/#", 0),)))
         keen = PahoClient("keen")
         await keen.connect(node.port)
@@ -501,7 +501,7 @@ async def test_one_large_packet_does_not_keep_others_waiting(
     data = encode(packet, version)
     assert len(data) > 600_000
     took: list[float] = []
-    async with running(tmp_path, packet_bytes_max=1 << 20) as node:
+    async with running(tmp_path, message_bytes=1 << 20) as node:
         while not took or (min(took) > PACKET_S_MAX and len(took) < TRIES):
             client = await RawClient.connect(node.port, version=version)
             seen = node.counters.bytes_received

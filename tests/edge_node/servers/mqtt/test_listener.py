@@ -9,6 +9,7 @@ import pytest
 
 from tests.edge_node.servers.mqtt.test_listeners import ListenerClient, running, stored
 from tests.support.waiting import PATIENCE_S
+from weft.config.limits import EdgeLimits
 from weft.config.units import Address
 from weft.edge_node.servers.clients.context import ClientSettings
 
@@ -32,7 +33,7 @@ async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(t
         await asyncio.open_connection("127.0.0.1", address.port)
 
 
-@pytest.mark.parametrize("packet_bytes_max", [128, (17 << 20) + 1])
-def test_packet_limits_that_cannot_work_are_refused(packet_bytes_max: int) -> None:
-    with pytest.raises(ValueError, match="packet_bytes_max must be"):
-        ClientSettings(patterns={}, packet_bytes_max=packet_bytes_max)
+@pytest.mark.parametrize("message_bytes", [128, (17 << 20) + 1])
+def test_packet_limits_that_cannot_work_are_refused(message_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"limits\.message must be"):
+        ClientSettings(patterns={}, limits=EdgeLimits(message_bytes=message_bytes))

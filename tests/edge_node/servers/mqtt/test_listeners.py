@@ -434,7 +434,7 @@ def test_no_more_connections_than_files_may_be_open(
 
 
 async def test_deep_topics_are_refused(tmp_path: Path) -> None:
-    limits = "{topic_levels: 4, subscriptions_total: 2, subscriptions_per_user: 2}"
+    limits = "{topic_levels: 4, subscriptions_total: 2, user_share: 100%}"
     text = f'listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}\nlimits: {limits}'
     async with running(tmp_path, text) as node:
         client = ListenerClient(node, "mqtt", protocol=paho.MQTTv5)

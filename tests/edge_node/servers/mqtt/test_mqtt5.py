@@ -42,7 +42,7 @@ async def gone(node: BrokerNode, *clients: RawClient) -> None:
 
 async def test_connack_says_what_the_server_can_and_names_the_nameless(tmp_path: Path) -> None:
     """[MQTT-3.1.3-7] [MQTT-3.2.2-16] [MQTT-3.2.2-21]"""
-    async with running(tmp_path, receive_maximum=20, keep_alive_s_max=60, packet_bytes_max=5000) as node:
+    async with running(tmp_path, receive_maximum=20, keep_alive_s_max=60, message_bytes=5000) as node:
         client = await RawClient.connect5(node.port, "", clean_start=False, keep_alive_s=600)
         said = client.welcome.properties
         assert (said.receive_maximum, said.server_keep_alive, said.maximum_packet_size) == (20, 60, 5000)

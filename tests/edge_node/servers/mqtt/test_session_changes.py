@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.waiting import until
+from weft.config.streams import State
 from weft.edge_node.sessions.records import StateSettings
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Properties, ReasonCode, Subscribe, Subscription
 
-SETTINGS = StateSettings(journal_bytes_per_user=2_000)
+SETTINGS = StateSettings(state=State(journal_bytes_per_user=2_000))
 FILTERS = tuple(Subscription(f"plant/{number}/{'x' * 600}", 1) for number in range(200))
 """Some 40,000 bytes of journal in each turn: twenty seconds of changes."""
 

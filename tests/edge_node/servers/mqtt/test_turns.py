@@ -9,9 +9,10 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
+from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest import ingest
 from weft.edge_node.servers.clients import context
-from weft.edge_node.sessions.records import SessionLimits, StateSettings
+from weft.edge_node.sessions.records import StateSettings
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
     Disconnect,
@@ -273,7 +274,7 @@ async def test_a_refused_publish_is_answered_in_its_place(tmp_path: Path) -> Non
 
 async def test_a_publisher_waits_while_too_much_waits_for_the_disk(tmp_path: Path) -> None:
     gate = SyncGate()
-    async with running(tmp_path, filesystem=gate, pending_bytes_max=20_000) as node:
+    async with running(tmp_path, filesystem=gate, pending_bytes=20_000) as node:
         clients = await fleet(node, 4)
         with gate.held():
             for number in range(1, 40):
@@ -303,7 +304,7 @@ async def test_a_long_turn_is_stored_before_its_end(tmp_path: Path, monkeypatch:
 
 async def test_a_subscriber_that_does_not_publish_is_read_while_publishers_wait(tmp_path: Path) -> None:
     gate = SyncGate()
-    async with running(tmp_path, filesystem=gate, pending_bytes_max=1000) as node:
+    async with running(tmp_path, filesystem=gate, pending_bytes=1000) as node:
         (client,) = await fleet(node, 1)
         subscriber = await RawClient.connect(node.port, "subscriber")
         with gate.held():
@@ -323,7 +324,7 @@ async def test_a_subscriber_that_falls_behind_in_a_turn_of_overlapping_streams_m
 ) -> None:
     """Both topics are in the stream ``all``, in two runs: received by turns, they are one behind the other there."""
     patterns = {"all": ["f/#"], "alarms": ["f/{d}/alarm"]}
-    limits = SessionLimits(inflight_max=2, queue_bytes_max=queue_bytes)
+    limits = EdgeLimits(inflight=2, session_queue_bytes=queue_bytes)
     async with running(tmp_path, patterns=patterns, limits=limits) as node:
         slow = await RawClient.connect(node.port, "slow", clean_start=False)
         await slow.subscribe((topic_filter, 1))
@@ -355,7 +356,7 @@ async def test_packets_that_come_in_pieces_fill_a_turn_by_all_their_bytes(
     mib, clients = 1 << 20, 20
     settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib, pending_bytes_max=4 * mib)
     gate = SyncGate()
-    async with running(tmp_path, filesystem=gate, pending_bytes_max=4 * mib, log_settings=settings) as node:
+    async with running(tmp_path, filesystem=gate, pending_bytes=4 * mib, log_settings=settings) as node:
         devices = await fleet(node, clients)
         received = node.counters.bytes_received
         packet = encode(Publish(b"plant/a/x", bytes(mib - 200), 1, 7), 4)
@@ -379,7 +380,7 @@ async def test_a_record_that_is_too_large_leaves_no_identifier_behind(tmp_path: 
     mib = 1 << 20
     settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib)
     state = StateSettings(reserve_bytes=19 * mib)
-    async with running(tmp_path, packet_bytes_max=17 * mib, log_settings=settings, state_settings=state) as node:
+    async with running(tmp_path, message_bytes=17 * mib, log_settings=settings, state_settings=state) as node:
         topic = b"plant/a/x"
         payload = bytes(17 * mib - 9 - len(topic))
         for again in (False, True):

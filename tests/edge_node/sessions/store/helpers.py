@@ -16,13 +16,14 @@ from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
+from weft.config.streams import State
 from weft.edge_node.sessions import broker_state
 from weft.edge_node.sessions.broker_state import BrokerState
 from weft.edge_node.sessions.records import SessionRecord, StateCounters, StateSettings
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 20, tail_bytes=4000, pending_bytes_max=1 << 20)
-SETTINGS = StateSettings(reserve_bytes=4096, save_interval_s=3600)
+SETTINGS = StateSettings(state=State(save_interval_s=3600), reserve_bytes=4096)
 
 
 class Owner:

@@ -10,6 +10,7 @@ import sys
 import time
 
 from weft.bounds import Refusals
+from weft.config.streams import State
 from weft.edge_node.sessions.broker_state import BrokerState
 from weft.edge_node.sessions.records import SessionRecord, StateCounters, StateSettings
 from weft.edge_node.timing import clock_reader, wall_clock
@@ -18,7 +19,7 @@ from weft.protocols.mqtt.packets import NO_PROPERTIES
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20)
-SETTINGS = StateSettings(save_interval_s=0.08, save_bytes=1)
+SETTINGS = StateSettings(state=State(save_interval_s=0.08, save_bytes=1))
 
 
 def open_state(directory: str, post) -> tuple[SegmentLog, BrokerState]:  # type: ignore[no-untyped-def]

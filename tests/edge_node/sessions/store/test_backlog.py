@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all, open_log, put
+from weft.config.streams import State
 from weft.edge_node.sessions.backlog import Backlog
-from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.sessions.records import StateCounters
 from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.batch import Flag
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
 
 SMALL = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
-PAGES = StateSettings(backlog_page_records=7, backlog_page_bytes=2000, backlog_buffer_bytes=5000)
+PAGES = State(backlog_page_records=7, backlog_page_bytes=2000, backlog_buffer_bytes=5000)
 
 
 def everything(_: bytes) -> bool:
@@ -29,7 +30,7 @@ async def no_wait() -> None:
     """The turn of a reader that is alone."""
 
 
-def backlog_of(log: SegmentLog, settings: StateSettings = PAGES) -> tuple[Backlog, StateCounters]:
+def backlog_of(log: SegmentLog, settings: State = PAGES) -> tuple[Backlog, StateCounters]:
     counters = StateCounters()
     return Backlog(log, settings, counters), counters
 
@@ -142,7 +143,7 @@ async def test_many_who_are_behind_share_a_read() -> None:
     stream = log.stream("s")
     for number in range(10):
         put(log, stream, random.Random(number).randbytes(300))
-    backlog, counters = backlog_of(log, StateSettings())
+    backlog, counters = backlog_of(log, State())
     found = await asyncio.gather(*(backlog.read(stream, 0, everything, no_wait) for _ in range(50)))
     assert len({tuple(page.records) for page in found}) == 1
     assert counters.backlog_disk_reads == 1

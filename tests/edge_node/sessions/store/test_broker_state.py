@@ -13,6 +13,7 @@ import pytest
 from tests.edge_node.sessions.store.helpers import record
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
+from weft.config.streams import State
 from weft.edge_node.sessions.broker_state import BrokerState
 from weft.edge_node.sessions.database import DatabaseFailed
 from weft.edge_node.sessions.records import StateCounters, StateSettings
@@ -20,7 +21,7 @@ from weft.edge_node.timing import clock_reader, wall_clock
 from weft.protocols.mqtt.packets import NO_PROPERTIES, Subscription
 from weft.storage.segment_log import LogSettings, SegmentLog
 
-QUICK = StateSettings(save_interval_s=0.02)
+QUICK = StateSettings(state=State(save_interval_s=0.02))
 
 
 async def opened(directory: Path, settings: StateSettings = QUICK) -> tuple[SegmentLog, BrokerState]:
@@ -106,7 +107,7 @@ async def test_a_database_that_was_destroyed_costs_what_it_held_and_no_more(
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True])
 async def test_ten_thousand_sessions_recover_quickly(tmp_path: Path, saved: bool) -> None:
-    log, state = await opened(tmp_path, StateSettings(save_interval_s=3600))
+    log, state = await opened(tmp_path, StateSettings(state=State(save_interval_s=3600)))
     for number in range(10_000):
         filters = {f"plant/{number}/{each}/#": Subscription(f"plant/{number}/{each}/#", 1) for each in range(5)}
         state.journal.opened(record(f"client-{number}", subscriptions=filters, positions={1: 5, 2: 7}))

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.fakes import FakeFileSystem, eio
+from weft.config.streams import State
 from weft.edge_node.sessions.records import SessionRecord, StateSettings
 from weft.protocols.batch import Flag, records
 from weft.protocols.mqtt.encoder import PUBACK
@@ -47,7 +48,9 @@ class Device:
 class ExactlyOnce(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.node = StoredNode(log_settings=LOG, settings=StateSettings(reserve_bytes=2048, backlog_buffer_bytes=2000))
+        self.node = StoredNode(
+            log_settings=LOG, settings=StateSettings(state=State(backlog_buffer_bytes=2000), reserve_bytes=2048)
+        )
         self.loop = asyncio.new_event_loop()
         self.devices = {name: Device() for name in CLIENTS}
         self.sessions: dict[str, SessionRecord] = {}

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
+from weft.config.limits import EdgeLimits
+from weft.config.streams import State
 from weft.edge_node.sessions.journal import RecentPublishes, SessionJournal
 from weft.edge_node.sessions.records import StateSettings
 from weft.protocols.batch import Flag
@@ -101,7 +103,7 @@ async def test_an_ended_session_begins_anew(node: StoredNode) -> None:
 
 
 async def test_only_so_many_are_remembered() -> None:
-    node = StoredNode(settings=StateSettings(resent_window=10, resent_total_max=15))
+    node = StoredNode(settings=StateSettings(state=State(resent_window=10, resent_total=15)))
     for name in ("a", "b"):
         node.state.journal.opened(record(name))
         for number in range(1, 101):
@@ -150,7 +152,7 @@ def journal_keeps_its_port(node: StoredNode) -> SessionJournal:
 
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_user_that_publishes_much_forgets_its_own(restart: bool) -> None:
-    settings = StateSettings(resent_window=10, resent_total_max=40, resent_per_user_max=20)
+    settings = StateSettings(limits=EdgeLimits(user_share=0.5), state=State(resent_window=10, resent_total=40))
     node = StoredNode(settings=settings)
     device, hostile = "user:device/d", [f"user:mallory/{number}" for number in range(5)]
     for name in (device, *hostile):

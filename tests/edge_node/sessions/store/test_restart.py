@@ -8,6 +8,7 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
+from weft.config.streams import State
 from weft.edge_node.sessions.journal import RecentPublishes
 from weft.edge_node.sessions.records import Sent, StateSettings, Subscribed
 from weft.edge_node.sessions.session_store import FoldedSession
@@ -120,7 +121,7 @@ def test_a_log_full_of_nothing_but_sessions_never_refuses() -> None:
 
 
 def test_changes_are_refused_when_they_cannot_be_saved() -> None:
-    node = StoredNode(settings=StateSettings(journal_bytes_max=2000, reserve_bytes=100))
+    node = StoredNode(settings=StateSettings(state=State(journal_bytes=2000), reserve_bytes=100))
     node.state.journal.opened(record())
     number = 0
     with pytest.raises(LogFull, match="could not be saved"):  # noqa: PT012 - which of them is refused does not matter

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.edge_node.sessions.store.helpers import Owner
 from weft.bounds import Refusals, user_or_address
+from weft.config.limits import EdgeLimits
 from weft.edge_node.sessions.database import Database
-from weft.edge_node.sessions.records import StateCounters, StateSettings
+from weft.edge_node.sessions.records import StateCounters
 from weft.edge_node.sessions.retained import RetainedMessages, TopicTree, create_tables
 from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties
 from weft.protocols.topics import matches
@@ -27,13 +28,13 @@ FILTERS = st.tuples(
 class Shelf:
     """Retained messages over a real file, with a clock that stands."""
 
-    def __init__(self, directory: Path, settings: StateSettings | None = None) -> None:
+    def __init__(self, directory: Path, limits: EdgeLimits | None = None) -> None:
         self.now = 1_000 * SECOND
         self.owner = Owner()
         self.counters = StateCounters()
         self.database = Database(str(directory), create_tables, self.owner.post)
         self.messages = RetainedMessages(
-            self.database, settings or StateSettings(), self.counters, Refusals(lambda: self.now / SECOND),
+            self.database, limits or EdgeLimits(), self.counters, Refusals(lambda: self.now / SECOND),
             lambda: self.now,
         )  # fmt: skip
 
@@ -171,11 +172,11 @@ def test_many_renewals_of_a_message_that_expires_do_not_pile_up(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [StateSettings(retained_messages_max=2, retained_bytes_max=9000), StateSettings(retained_bytes_max=1900)],
+    "limits",
+    [EdgeLimits(retained=2, retained_bytes=9000, user_share=1), EdgeLimits(retained_bytes=1900, user_share=1)],
 )
-def test_a_limit_refuses_what_is_new_and_keeps_what_is_there(tmp_path: Path, settings: StateSettings) -> None:
-    shelf = Shelf(tmp_path, settings)
+def test_a_limit_refuses_what_is_new_and_keeps_what_is_there(tmp_path: Path, limits: EdgeLimits) -> None:
+    shelf = Shelf(tmp_path, limits)
     assert shelf.put("a")
     assert shelf.put("b")
     assert not shelf.put("c")
@@ -205,14 +206,14 @@ def test_a_full_disk_is_told_to_whoever_waits_and_tried_again(tmp_path: Path, ca
 
 @pytest.mark.slow
 def test_a_hundred_thousand_messages_load_in_seconds(tmp_path: Path) -> None:
-    settings = StateSettings(retained_messages_max=100_000, retained_bytes_max=128 << 20)
-    shelf = Shelf(tmp_path, settings)
+    limits = EdgeLimits(retained=100_000, retained_bytes=128 << 20, user_share=1)
+    shelf = Shelf(tmp_path, limits)
     for number in range(100_000):
         shelf.put(f"plant/{number % 100}/machine/{number}", b"21.5" * 10)
     assert shelf.durable() is None
     shelf.database.close()
     started, cpu = time.perf_counter(), time.process_time()
-    again = Shelf(tmp_path, settings)
+    again = Shelf(tmp_path, limits)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     assert len(again.messages) == 100_000
     assert len(again.messages.match("plant/7/#")) == 1000
@@ -222,13 +223,13 @@ def test_a_hundred_thousand_messages_load_in_seconds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_retained_messages_of_one_owner_leave_room_for_those_of_others(tmp_path: Path, restarts: bool) -> None:
-    settings = StateSettings(retained_messages_max=10, retained_messages_per_user_max=3)
-    shelf = Shelf(tmp_path, settings)
+    limits = EdgeLimits(retained=10, user_share=0.3)
+    shelf = Shelf(tmp_path, limits)
     assert [shelf.put(f"m/{number}", user="mallory") for number in range(3)] == [True] * 3
     if restarts:
         assert shelf.durable() is None
         shelf.database.close()
-        shelf = Shelf(tmp_path, settings)
+        shelf = Shelf(tmp_path, limits)
     assert not shelf.put("m/3", user="mallory")
     assert shelf.put("m/2", b"again", user="mallory"), "in place of its own"
     assert shelf.put("a/1", user="alice")
@@ -240,7 +241,7 @@ def test_retained_messages_of_one_owner_leave_room_for_those_of_others(tmp_path:
 
 
 def test_of_full_retained_messages_the_owner_with_most_loses_its_oldest(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, StateSettings(retained_bytes_max=5 * 900))
+    shelf = Shelf(tmp_path, EdgeLimits(retained_bytes=5 * 900, user_share=1))
     for number in range(4):
         assert shelf.put(f"m/{number}", user="mallory")
     assert shelf.put("a/1", user="alice")

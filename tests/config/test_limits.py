@@ -1,0 +1,105 @@
+"""One share for all totals, and one default for each bound, whether a configuration or a test makes the part."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.cloud_hub.settings import HubSettings
+from weft.commands.hub_settings import settings_of
+from weft.config.errors import ConfigError
+from weft.config.limits import EdgeLimits
+from weft.config.listeners import QueueBounds
+from weft.config.load import parse
+from weft.config.models import EdgeConfig, HubConfig
+from weft.config.streams import State
+from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.servers.amqp.client import AmqpSettings
+from weft.edge_node.servers.clients.context import ClientSettings
+from weft.edge_node.servers.http.settings import HttpSettings
+from weft.edge_node.servers.listeners.settings import admission_limits
+from weft.edge_node.servers.mqtt.server import MqttSettings
+from weft.edge_node.sessions.records import StateSettings
+from weft.network.admission import AdmissionLimits
+
+EDGE = "node: n\ndata_dir: data\n"
+REMOVED = [
+    (section, name)
+    for section, cls in (("limits", EdgeLimits), ("state", State), ("queues", QueueBounds))
+    for name in cls.removed
+]
+OF_THE_MACHINE = {"cores", "hosts", "commit_interval_min_s", "snapshot_chunks"}
+"""Settings of a hub that follow from its cores, its address and its store."""
+
+
+def edge(text: str = "") -> EdgeConfig:
+    return parse(EDGE + text, "edge.yaml", EdgeConfig).config
+
+
+def test_a_user_has_a_quarter_of_each_total_unless_the_file_says_another_share() -> None:
+    assert edge().limits.user_share == 0.25
+    assert edge("limits: {user_share: 12.5%}").limits.user_share == 0.125
+    assert edge("limits: {user_share: 100 %}").limits.user_share == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("25", "Write the unit: 25%"),
+        ("0.25", "expected a share such as 25%"),
+        ("a quarter", "expected a share such as 25%"),
+        ("0%", "expected at least 1%, got 0%"),
+        ("101%", "expected a share of at most 100%"),
+    ],
+)
+def test_what_is_not_a_share_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        edge(f"limits: {{user_share: {text}}}")
+
+
+@pytest.mark.parametrize(("section", "name"), REMOVED)
+def test_a_former_share_is_refused_with_its_line_and_what_to_write(section: str, name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        edge(f"{section}:\n  {name}: 3\n")
+    (problem,) = refused.value.problems
+    assert str(problem).startswith(f"edge.yaml:4: {section}.{name}: was replaced by limits.user_share")
+    assert "write for example `user_share: 50%` under `limits`" in problem.message
+
+
+def test_the_former_shares_are_twenty_two() -> None:
+    assert len(REMOVED) == 22
+
+
+@pytest.mark.parametrize(
+    ("of_config", "by_itself"),
+    [
+        (StateSettings.of(edge(), frozenset()), StateSettings()),
+        (QueueLimits.of(edge()), QueueLimits()),
+        (HttpSettings.of(edge(), "weft"), HttpSettings()),
+        (AmqpSettings.of(edge(), "weft"), AmqpSettings()),
+        (MqttSettings.of(edge(), "weft"), MqttSettings()),
+        (ClientSettings.of(edge()), ClientSettings(patterns={})),
+        (admission_limits(edge()), AdmissionLimits()),
+    ],
+)
+def test_a_part_without_a_configuration_has_the_defaults_of_one(of_config: object, by_itself: object) -> None:
+    assert by_itself == of_config
+
+
+def test_a_hub_without_a_configuration_has_the_defaults_of_one(tmp_path: Path) -> None:
+    config = parse(f"store: {tmp_path}\n", "hub.yaml", HubConfig).config
+    assert set(_different(settings_of(config), HubSettings(str(tmp_path)))) <= OF_THE_MACHINE
+
+
+def _different(one: Any, other: Any) -> list[str]:
+    found = []
+    for field in dataclasses.fields(one):
+        first, second = getattr(one, field.name), getattr(other, field.name)
+        if dataclasses.is_dataclass(first) and type(first) is type(second):
+            found += _different(first, second)
+        elif first != second:
+            found.append(field.name)
+    return found
