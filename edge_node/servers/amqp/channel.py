@@ -351,7 +351,8 @@ class Channel:
         with keeping:
             answer = topology.handle(method)
         self._last_queue = topology.last_queue
-        self._shared.queues.flush()  # in front of the answer: at the end of the turn it would be in a later commit
+        # In front of the answer: at the end of the turn it would be in a later commit.
+        self._shared.queues.writer.flush()
         if not getattr(method, "nowait", False):
             answers.insert(0, write_method(answer, self.number))
         if answers:

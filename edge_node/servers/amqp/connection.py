@@ -499,8 +499,8 @@ class AmqpConnection(WritingConnection):
         self.leave_channels()
         if self.queue_client is not None:
             self._context.routing.remembering.discard(self.targets)
-            self._shared.queues.leave(self.targets)
-            self._shared.queues.gone(self.queue_client)
+            self._shared.queues.topology.remembering.discard(self.targets)
+            self._shared.queues.leaving.begin(self.queue_client)
         self.inbox.clear()
         self.live.end()
         if self.peer is not None:

@@ -216,10 +216,10 @@ class Consuming:
             self._cancel(consumer)
         getting, self._getting = self._getting, []
         for each in getting:  # or a message would arrive on a closed channel, and wait there
-            self._shared.queues.cancel(each)
+            self._shared.queues.consumptions.cancel(each)
         unsettled, self.unsettled = self.unsettled, {}
         if unsettled:
-            self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
+            self._shared.queues.settling.settle(list(unsettled.values()), Outcome.REQUEUE)
 
     def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
         """Mark deliveries as unsettled again: their acknowledgements were rolled back."""
@@ -263,7 +263,7 @@ class Consuming:
 
     def _cancel(self, consumer: ChannelConsumer) -> None:
         if consumer.consumption is not None:
-            self._shared.queues.cancel(consumer.consumption)
+            self._shared.queues.consumptions.cancel(consumer.consumption)
 
     def _queue(self, name: str) -> str:
         """Return the node's name of a queue; an empty name means the queue that was declared last."""
@@ -293,7 +293,7 @@ class Consuming:
         consumer = ChannelConsumer(
             self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack
         )
-        consumer.consumption = self._shared.queues.consume(
+        consumer.consumption = self._shared.queues.consumptions.consume(
             self._client.queue_client, queue, consumer, credit,
             needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
         )  # fmt: skip
@@ -327,7 +327,7 @@ class Consuming:
         if len(self._getting) >= GETS_MAX:
             reason = f"{GETS_MAX} basic.get of the channel wait for their answers: send more when those are there"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
-        waiting = self._shared.queues.get(
+        waiting = self._shared.queues.consumptions.get(
             self._client.queue_client, self._queue(method.queue), partial(self._got, method),
             needs_acks=not method.no_ack,
         )  # fmt: skip
@@ -371,7 +371,7 @@ class Consuming:
         if isinstance(method, commands.Basic.Recover):
             self._client.answer(commands.Basic.RecoverOk(), self._number)
         if unsettled:
-            self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
+            self._shared.queues.settling.settle(list(unsettled.values()), Outcome.REQUEUE)
 
     def _take(self, tag: int, multiple: bool, index: int) -> dict[int, Delivery]:
         unsettled = self.unsettled
@@ -395,7 +395,7 @@ class Consuming:
         if transaction is not None:
             transaction.settle(found, outcome)
         elif found:
-            self._shared.queues.settle(list(found.values()), outcome)
+            self._shared.queues.settling.settle(list(found.values()), outcome)
 
 
 _SETTLING: Mapping[int, Callable[[Consuming, Any], tuple[dict[int, Delivery], Outcome]]] = {

@@ -137,12 +137,14 @@ class Publishing:
             channel = self.number.to_bytes(2, "big")
             client.targets.remember(frame, Target(self, channel, found.topic, found.headers, found.route))
             self._shared.context.routing.remembering.add(client.targets)
-            self._shared.queues.remember(client.targets)
+            self._shared.queues.topology.remembering.add(client.targets)
 
     def _send_on(self, gathered: Gathering, found: Published, content: ContentHeaders, body: bytes) -> None:
         """Add dead letters for full queues that dead-letter rejected messages."""
         headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
-        for route, topic, own in self._shared.queues.dead_letters_of(found, headers):
+        for route, topic, own in self._shared.queues.dead_letters.letters_of(
+            found.dead_letter_of, found.topic, headers
+        ):
             gathered.add(route, topic, body, self, 0, own)
 
     def _count(self, gathered: Gathering, *, is_rejected: bool) -> None:
@@ -328,8 +330,8 @@ class Transaction:
                 if gathered:
                     context.ingest.store(gathered)
                 for deliveries, outcome in settled:
-                    shared.queues.settle_together(list(deliveries.values()), outcome)
-                shared.queues.flush()
+                    shared.queues.contents.settle(list(deliveries.values()), outcome)
+                shared.queues.writer.flush()
         self._begin()
         shared.counters.amqp_transactions += 1
 

@@ -424,7 +424,7 @@ class Links:
             self._open.clear()
         self._sending.end()
         if self._parts.queues is not None:
-            self._parts.queues.gone(self._receiving.queue_client)
+            self._parts.queues.leaving.begin(self._receiving.queue_client)
 
     # --- events
 

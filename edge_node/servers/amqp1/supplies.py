@@ -187,7 +187,7 @@ class QueueSupply:
         Raises:
             QueueError: there is no such queue, the client may not read it, or another consumer has it exclusively.
         """
-        self._consumption = self._queues.consume(
+        self._consumption = self._queues.consumptions.consume(
             self._client, self._name, self, [self._credit], needs_acks=not self._is_settled
         )
 
@@ -209,18 +209,22 @@ class QueueSupply:
     def again(self, item: Item) -> None:
         """Put a message back into the queue."""
         failed = item.attempts > item.delivery.attempts
-        self._queues.settle([item.delivery], _Settled.REQUEUE if failed else _Settled.RELEASE)
+        self._queues.settling.settle([item.delivery], _Settled.REQUEUE if failed else _Settled.RELEASE)
 
     def done(self, item: Item, outcome: Outcome) -> None:
         """Remove a message from the queue; a rejected one is dead-lettered."""
-        self._queues.settle([item.delivery], _Settled.ACCEPT if outcome.name == "accepted" else _Settled.REJECT)
+        self._queues.settling.settle(
+            [item.delivery], _Settled.ACCEPT if outcome.name == "accepted" else _Settled.REJECT
+        )
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
         """Leave the queue, and put unsettled messages back: after a broken connection each counts as a failure."""
         consumption, self._consumption = self._consumption, None
         if consumption is not None:
-            self._queues.cancel(consumption)
-        self._queues.settle([item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE)
+            self._queues.consumptions.cancel(consumption)
+        self._queues.settling.settle(
+            [item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE
+        )
 
     def may_go_on(self) -> bool:
         """Return True: the queue checks each message, and reports when the client may no longer read it."""
@@ -239,7 +243,7 @@ class QueueSupply:
             if not self._link.send(item):
                 refused.append(delivery)
         if refused and not self._is_settled:  # later: the queue must not be called within this method
-            self._call_soon(lambda: self._queues.settle(refused, _Settled.REJECT))
+            self._call_soon(lambda: self._queues.settling.settle(refused, _Settled.REJECT))
         if self.is_idle:
             self._link.idle()
         self._link.flush()

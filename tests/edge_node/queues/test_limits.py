@@ -91,7 +91,7 @@ async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
     assert headers["x-first-death-queue"] == "q"
     assert json.loads(str(headers["amqp.types"])) == {"x-death": [{"count": "l"}]}
     assert await room.drain() == [b"2"]
-    assert room.queues._contents.expired == 0, "there was no room, and time for all"
+    assert room.queues.contents.expired == 0, "there was no room, and time for all"
 
 
 async def test_a_dead_letter_keeps_the_topic_that_it_came_by() -> None:
@@ -120,7 +120,7 @@ async def test_a_rejected_message_is_a_dead_letter_in_the_same_commit() -> None:
     await room.settle_down()
     taker.settle(Outcome.REJECT, count=1)
     await room.settle_down()
-    room.queues.cancel(taker.consumption)
+    room.queues.consumptions.cancel(taker.consumption)
     room.power_cut()
     assert await room.drain("dead") == [b"1"]
     assert await room.drain("q") == [b"2"]
@@ -138,7 +138,7 @@ async def test_messages_expire_by_the_queue_and_by_themselves() -> None:
     found = await room.get("dead")
     assert found is not None
     assert found[1].payload == b"short"
-    assert room.queues._contents.expired == 1
+    assert room.queues.contents.expired == 1
     entry = json.loads(str(dict(found[1].headers)["x-death"]))[0]
     assert (entry["reason"], entry["original-expiration"]) == ("expired", "10")
     assert EXPIRES not in dict(found[1].headers)
@@ -216,7 +216,7 @@ async def test_a_queue_that_nobody_uses_is_deleted() -> None:
     declare(room, x_expires=30)
     taker = room.consume()
     await asyncio.sleep(0.06)
-    room.queues.cancel(taker.consumption)
+    room.queues.consumptions.cancel(taker.consumption)
     room.queues.declarations.find_queue(room.client, "q")
     await asyncio.sleep(0.06)
     with pytest.raises(QueueError) as missing:
@@ -299,7 +299,7 @@ async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> Non
     await room.settle_down()
     room.limits = QueueLimits(bindings_max=1024, bindings_per_user_max=64)
     await room.restart()
-    assert len(list(room.queues._registry.topology.bindings())) == count
+    assert len(list(room.queues.registry.topology.bindings())) == count
     with pytest.raises(QueueError):
         room.queues.declarations.bind(room.client, "q", "amq.direct")
     room.queues.declarations.delete_queue(room.client, "q")
@@ -355,10 +355,10 @@ async def test_get_asks_for_the_share_of_unacknowledged_deliveries() -> None:
             await room.get(needs_acks=needs_acks)
         assert refused.value.reason is Reason.TOO_MANY
     assert [each.bound for each in room.refusals] == ["queues.unacknowledged_per_user"]
-    room.queues.settle([first[0]], Outcome.ACCEPT)
+    room.queues.settling.settle([first[0]], Outcome.ACCEPT)
     assert await room.get(needs_acks=False) is not None
     assert await room.get() is None
-    room.queues.settle([second[0]], Outcome.ACCEPT)
+    room.queues.settling.settle([second[0]], Outcome.ACCEPT)
     assert room.queues.bounds.unacknowledged.used == 0
 
 
@@ -368,11 +368,11 @@ async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it
     room.publish(*(b"%d" % number for number in range(10)))
     await room.settle_down()
     found: list[Any] = []
-    waiting = [room.queues.get(room.client, "q", found.append, needs_acks=False) for _ in range(3)]
+    waiting = [room.queues.consumptions.get(room.client, "q", found.append, needs_acks=False) for _ in range(3)]
     assert all(each.active for each in waiting), "the log does not say yet that they may have been delivered"
     with pytest.raises(QueueError):
-        room.queues.get(room.client, "q", found.append, needs_acks=False)
-    room.queues.cancel(waiting.pop())
+        room.queues.consumptions.get(room.client, "q", found.append, needs_acks=False)
+    room.queues.consumptions.cancel(waiting.pop())
     assert room.queues.bounds.unacknowledged.used == 2
     await room.settle_down()
     assert len(found) == 2
@@ -380,7 +380,7 @@ async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it
     room.queues.declarations.purge(room.client, "q")
     room.publish(b"more")
     await room.settle_down()
-    room.queues.get(room.client, "q", found.append)
+    room.queues.consumptions.get(room.client, "q", found.append)
     room.queues.declarations.delete_queue(room.client, "q")
     assert found[-1] is None
     assert room.queues.bounds.unacknowledged.used == 0

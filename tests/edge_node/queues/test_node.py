@@ -59,7 +59,7 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     third = node(tmp_path)
     await third.start()
     assert third.queues is not None, "what was bound goes on taking messages"
-    route = third.queues.of_topic(b"plant/a")
+    route = third.queues.arrivals.of_topic(b"plant/a")
     assert route is not None
     facts = third.status.facts()["queues"]
     assert facts["longest"][0]["queue"] == "jobs"
