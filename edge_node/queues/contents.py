@@ -284,11 +284,12 @@ class DueQueues:
         self._turn = turn
         self._queues: dict[Queue, None] = {}
         self._is_called = False
-        self._listeners: list[Callable[[Iterable[Queue]], None]] = []
+        self._deliver: Callable[[Iterable[Queue]], None] | None = None
 
     def listen(self, deliver: Callable[[Iterable[Queue]], None]) -> None:
         """Call back at the end of each turn that has due queues, with all of them."""
-        self._listeners.append(deliver)
+        assert self._deliver is None, "one part delivers them"
+        self._deliver = deliver
 
     def soon(self, queue: Queue) -> None:
         """Have a queue's messages delivered, as far as they can be, at the end of this turn of the loop."""
@@ -305,8 +306,8 @@ class DueQueues:
     def _call(self) -> None:
         self._is_called = False
         due, self._queues = self._queues, {}
-        for deliver in self._listeners:
-            deliver(due)
+        if self._deliver is not None:
+            self._deliver(due)
 
 
 class DeadMessage(NamedTuple):
@@ -330,18 +331,19 @@ class DeadMessages:
         """Number of these messages that are in memory."""
         self._wanting: dict[Owner, dict[Queue, None]] = {}
         """Owner -> queues that have more."""
-        self._listeners: list[Callable[[], None]] = []
+        self._send: Callable[[], None] | None = None
 
     def listen(self, send: Callable[[], None]) -> None:
         """Call back whenever a queue has released a message."""
-        self._listeners.append(send)
+        assert self._send is None, "one part sends them on"
+        self._send = send
 
     def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
         """Take over a message; it is settled once it is stored at its destination."""
         kept = message if self._held < HELD_MAX else None
         self.put([DeadMessage(queue, delivery, kept, death)])
-        for send in self._listeners:
-            send()
+        if self._send is not None:
+            self._send()
 
     def has_room(self, queue: Queue) -> bool:
         """Return whether there is room for one more; if not, the queue is served when there is."""

@@ -68,7 +68,7 @@ class QueueFacts:
             "lost": self._contents.lost,
         }
 
-    def section(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return the section of the status."""
         found = list(self._topology.queues.values())
         longest = nlargest(SHOWN_MAX, found, key=lambda queue: queue.ready.bytes + queue.count)
@@ -167,7 +167,7 @@ class Queues:
         )  # fmt: skip
         self.leaving = Leaving(context, self.registry, self.consumptions)
         self.expelling = Expelling(context, self.registry, self.consumptions, due)
-        self._facts = QueueFacts(self.topology, self.bounds, self.contents, self.deliveries, self.dead_letters)
+        self.figures = QueueFacts(self.topology, self.bounds, self.contents, self.deliveries, self.dead_letters)
         self._to_release = RangeSet()
         """Messages that no queue needs, by settlements that are durable with the next commit."""
         self._restore(QueueState(log, context.state_stream, context.stream))
@@ -189,10 +189,6 @@ class Queues:
             logger.warning(
                 "the state of queues was not saved and is restored from earlier records at the next start: %s", error
             )
-
-    def facts(self) -> dict[str, Any]:
-        """Return the section of the status."""
-        return self._facts.section()
 
     def _release(self) -> None:
         """Release the room of messages that no queue needs: after a commit, so that the settlements are durable

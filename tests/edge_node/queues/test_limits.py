@@ -242,7 +242,7 @@ async def test_an_owner_whose_queues_are_full_is_rejected_and_others_are_not() -
     assert await room.drain() == [b"0", b"1", b"2"]
     assert room.publish(b"5") == [False]
     await room.settle_down()
-    assert room.queues.facts()["bytes"] == 2 * entry
+    assert room.queues.figures.facts()["bytes"] == 2 * entry
 
 
 async def test_numbers_of_things_have_shares() -> None:
@@ -397,7 +397,7 @@ async def test_dead_letters_do_not_go_beyond_the_share_of_those_who_get_them() -
         assert room.publish(b"%d" % number) == [False]
         await room.settle_down()
     assert room.queue("bobs").count == 3
-    assert room.queue("bobs").dropped == room.queues.facts()["not_taken"] == 2
+    assert room.queue("bobs").dropped == room.queues.figures.facts()["not_taken"] == 2
     assert [each.bound for each in room.refusals] == ["queues.size_per_user"]
     assert room.queues.bounds.waiting.used == 3 * entry
     assert await room.drain("bobs") == [b"0", b"1", b"2"]

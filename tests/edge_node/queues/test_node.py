@@ -76,7 +76,7 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
 
 async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     room = Room()
-    show_queues(room.queues.facts())
+    show_queues(room.queues.figures.facts())
     assert capsys.readouterr().out == "", "a node without queues says nothing of them"
     room.queues.declarations.declare_queue(room.client, "dead", durable=True)
     gone = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -89,7 +89,7 @@ async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.Captur
     taker.settle(Outcome.REQUEUE, count=1)
     taker.settle(Outcome.REJECT, count=1)
     await room.settle_down()
-    facts = room.queues.facts()
+    facts = room.queues.figures.facts()
     assert (facts["acknowledged"], facts["dropped"], facts["dead_lettered"]) == (1, 1, 2)
     assert facts["published"] == 8, "six, and two dead letters"
     assert facts["redelivered"] == 1
