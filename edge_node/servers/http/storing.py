@@ -359,9 +359,9 @@ class Storing:
         if once is not None:
             if cost > ONCE_COST_MAX and len(records) > 1:
                 raise Problem(
-                    413, f"with an Idempotency-Key, the messages of a request are stored in one commit, of at most "
-                    f"{ONCE_COST_MAX} deliveries to subscribers and queues; these have about {cost}. Nothing was "
-                    "stored; send less at once",
+                    413, f"with an Idempotency-Key, all messages are stored in one commit, of at most {ONCE_COST_MAX} "
+                    f"deliveries to subscribers and queues. These have about {cost}: nothing was stored, send less at "
+                    "once",
                 )  # fmt: skip
             self._store_once(exchange, records, routed, _stream_of(target, routed), once, answer)
         elif cost > COST_MAX:
