@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from weft.edge_node.queues.definitions import QueueError, origin_of
 from weft.edge_node.queues.queue import Consumption, Credit
@@ -28,17 +28,6 @@ _COUNT = struct.Struct(">I")
 _COUNT_MAX = (1 << 32) - 1
 
 
-class ChannelDeliveries(Protocol):
-    """Deliveries of the channel."""
-
-    def next_tag(self, delivery: Delivery | None) -> int:
-        """Return the next delivery tag; None for a delivery that needs no acknowledgement."""
-        ...
-
-    def ended(self, tag: str) -> None:
-        """Handle the end of a consumer."""
-
-
 class ChannelConsumer:
     """A consumer with its tag."""
 
@@ -47,7 +36,7 @@ class ChannelConsumer:
     def __init__(
         self,
         client: AmqpClient,
-        channel: ChannelDeliveries,
+        channel: Consuming,
         number: int,
         tag: str,
         wall_clock: Callable[[], int],

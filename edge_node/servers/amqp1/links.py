@@ -9,7 +9,7 @@ import enum
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from weft.bounds import Owner
 from weft.config.units import parse_duration_ns
@@ -19,10 +19,11 @@ from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import engine
 from weft.edge_node.servers.amqp1 import engine as endpoints
 from weft.edge_node.servers.amqp1.context import LINKS_MAX, OWED_MAX, SESSION_LINKS, VERSION, KeptLink, LinkName, Parts
-from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine, OutgoingLink, ReceivingClient
-from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending, SendingClient
+from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine, OutgoingLink
+from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending
 from weft.edge_node.servers.amqp1.mapping import Address, AddressKind, Amqp1Inbox, Refused, parse
 from weft.edge_node.servers.amqp1.supplies import (
+    OpenConnection,
     QueueSupply,
     StreamSupply,
     TopicSubscription,
@@ -54,7 +55,7 @@ class Receiving:
 
     __slots__ = ("_client", "_identity", "_owner", "_parts", "container", "queue_client")
 
-    def __init__(self, parts: Parts, client: ReceivingClient, identity: Identity, owner: Owner) -> None:
+    def __init__(self, parts: Parts, client: OpenConnection, identity: Identity, owner: Owner) -> None:
         self._parts = parts
         self._client = client
         self._identity = identity
@@ -360,25 +361,10 @@ detaches it."""
 logger = logging.getLogger(__name__)
 
 
-class LinkConnection(SendingClient, Protocol):
-    """The connection (``Amqp1Connection``)."""
-
-    @property
-    def takes_more(self) -> bool:
-        """Return whether its socket has room."""
-        ...
-
-    def look_at_times(self) -> None:
-        """Compute the next deadline."""
-
-    def end(self, condition: str, description: str) -> None:
-        """Close the connection with an error."""
-
-
 class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: Parts, connection: LinkConnection, identity: Identity, held: Amqp1Inbox) -> None:
+    def __init__(self, parts: Parts, connection: OpenConnection, identity: Identity, held: Amqp1Inbox) -> None:
         """Begin for an admitted client. Call ``begin`` afterwards."""
         self._parts = parts
         self._connection = connection

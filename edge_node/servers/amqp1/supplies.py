@@ -18,6 +18,7 @@ from weft.edge_node.queues.queue import Consumption, Credit, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.queues.ready import Delivery
 from weft.edge_node.servers.amqp1.mapping import Refused
+from weft.edge_node.servers.clients.reading import Reading
 from weft.edge_node.sessions.log_readers import LogReaders
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueAccount
@@ -75,6 +76,39 @@ class Item(NamedTuple):
     def size(self) -> int:
         """Return the bytes charged until the message is settled."""
         return len(self.message.payload) + self.message.header_bytes + MESSAGE_OVERHEAD_BYTES
+
+
+class OpenConnection(Protocol):
+    """A client's connection (``Amqp1Connection``), for its links and the node. It stands here, below both, since the
+    connection imports its links."""
+
+    reading: Reading
+
+    @property
+    def takes_more(self) -> bool:
+        """Return whether its socket has room."""
+        ...
+
+    def flush(self) -> None:
+        """Send the engine's output."""
+
+    def flush_in_turn(self) -> None:
+        """Send the engine's output at the client's turn."""
+
+    def room_in_turn(self) -> None:
+        """Let links resume at the client's turn."""
+
+    def owes(self, link: Any) -> None:
+        """Call the link's ``left`` once the engine has made frames."""
+
+    def look_at_times(self) -> None:
+        """Compute the next deadline."""
+
+    def permissions_changed(self) -> None:
+        """Check again whether the client is admitted, and its rights."""
+
+    def end(self, condition: str, description: str) -> None:
+        """Close the connection with an error."""
 
 
 class Supply(Protocol):

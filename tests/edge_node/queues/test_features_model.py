@@ -489,7 +489,7 @@ class FeaturesMachine(RuleBasedStateMachine):
             published = room.queues.publishing.route(room.client, "", each, headers, len(payload))
             assert published.route is not None
 
-            work.publish(Gatherer(room, payload, published, headers), method, b"", payload)
+            work.publish(cast(Any, Gatherer(room, payload, published, headers)), method, b"", payload)
         work.commit(lambda: None)
         assert not client.inbox.content_bytes
 
