@@ -514,8 +514,7 @@ class QueueState:
                     self.read = True
                     self.changed_bytes += len(record.payload)
                     if changes.copy_begins:
-                        copy = _Fold()
-                        copy.first = record.seq
+                        copy = _Fold(record.seq)
                     (copy or fold).take(changes)
                     if changes.copy_ends and copy is not None:
                         fold, copy = copy, None
@@ -547,11 +546,17 @@ class QueueState:
 class _Fold:
     """State after a certain record."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """Begin with nothing.
+
+        Args:
+            first: number of the first record that is needed.
+        """
         self.exchanges: dict[str, ExchangeDefinition] = {}
         self.queues: dict[int, RememberedQueue] = {}
         self.next_number = 1
-        self.through = self.first = 0
+        self.through = 0
+        self.first = first
         self._bindings: dict[BindingDefinition, int] = {}
         """Binding -> number of the change that added it."""
         self._gone: dict[tuple[str, bool], int] = {}

@@ -36,6 +36,7 @@ from weft.edge_node.servers.http.websocket import WebSocketWrapping, upgrade
 from weft.protocols.topics import InvalidTopic, check_topic
 
 SETTINGS = HttpSettings(body_bytes_max=64 << 10, message_bytes_max=64 << 10, records_max=1000)
+FUZZ = Owner(OwnerKind.USER, "fuzz")
 """Small bounds: what a request may unpack to would else be more than its bytes allow."""
 STREAM = Stream("telemetry", 1, "t/n/l/telemetry", b"stream/telemetry")
 ANSWERS = Answers(lambda: NOW)
@@ -123,7 +124,7 @@ def _requests(data: bytes) -> None:
                     return
             assert parser.held <= SETTINGS.body_bytes_max + 3 * PIECE_BYTES
     except Problem as problem:
-        _check_refusal(Exchange(_Line(), Request()), problem)
+        _check_refusal(Exchange(_Line(), Request(), FUZZ), problem)
     finally:
         parser.close()
     assert taken <= len(stream)
@@ -132,8 +133,7 @@ def _requests(data: bytes) -> None:
 def _handle(request: Request) -> None:
     """Do with a request what its path asks for, and what is done with any."""
     for act in (_ask_browser, _introduce, _carry_out):
-        exchange = Exchange(_Line(), request)
-        exchange.owner = Owner(OwnerKind.USER, "fuzz")
+        exchange = Exchange(_Line(), request, FUZZ)
         try:
             act(request, exchange)
         except Problem as problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
@@ -348,53 +348,73 @@ RETRY_S = 1.0
 log = logging.getLogger(__name__)
 
 
+class StreamReading(NamedTuple):
+    """Access of one client to the log."""
+
+    log: SegmentLog
+    readers: LogReaders
+    pages: PageReader
+    identity: Identity
+    owner: Owner
+    """Owner in whose turns the log is read."""
+    client: str
+    """The client's name, for log lines."""
+
+
+class Beginning(NamedTuple):
+    """Point from which a stream is sent."""
+
+    position: int
+    """First unsent seq."""
+    find: Callable[[], int] | None = None
+    """Function that finds the position, in a thread, before the first message is sent."""
+    owed: Sequence[int] = ()
+    """Numbers of earlier messages that are sent first: a former connection did not settle them."""
+    doubtful: int = 0
+    """Number below which messages may have been sent before a crash: they are marked as redelivered."""
+
+
 class StreamSupply:
     """The ``Supply`` of a stream's link. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
         link: Outlet,
+        reading: StreamReading,
         name: str,
         stream: int,
-        identity: Identity,
-        owner: Owner,
-        segment_log: SegmentLog,
-        readers: LogReaders,
-        pages: PageReader,
-        client: str,
+        beginning: Beginning,
+        on_done: Callable[[], None] = lambda: None,
+        on_stop: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Wait for ``start``.
 
         Args:
             name: the clients' name of the stream.
             stream: its number in the log.
-            owner: owner in whose turns it is read.
-            client: for log lines.
+            on_done: called each time that messages were settled.
+            on_stop: called at the end, with whether the client will not resume the link.
         """
+        readers = reading.readers
         self._link = link
         self._name = name
         self._stream = stream
-        self._identity = identity
-        self._log = segment_log
-        self._read_page, self._fetch, self._turn = readers.read_page, readers.fetch, readers.turn_of(owner)
-        self._pages = pages
-        self._client = client
+        self._identity = reading.identity
+        self._log = reading.log
+        self._read_page, self._fetch, self._turn = readers.read_page, readers.fetch, readers.turn_of(reading.owner)
+        self._pages = reading.pages
+        self._client = reading.client
         self._again: deque[Item] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._told_of_loss = False
-        self.position = 0
+        self.position = beginning.position
         """First unsent seq."""
-        self.owed: list[int] = []
-        """Numbers of earlier messages that are sent first: a former connection did not settle them."""
-        self.doubtful = 0
-        """Number below which messages may have been sent before a crash: they are marked as redelivered."""
-        self.find: Callable[[], int] | None = None
-        """Function that finds the position, in a thread, before the first message is sent."""
-        self.on_done: Callable[[], None] = lambda: None
-        """Called each time that messages were settled."""
-        self.on_stop: Callable[[bool], None] = lambda _: None
-        """Called at the end."""
+        self._owed = list(beginning.owed)
+        self._doubtful = beginning.doubtful
+        self._find = beginning.find
+        self._on_done = on_done
+        self._on_stop = on_stop
         self.is_idle = False
 
     # --- Supply
@@ -414,15 +434,15 @@ class StreamSupply:
 
     def done(self, item: Item, outcome: Outcome) -> None:  # noqa: ARG002 - a stream keeps no dead letters
         """Note that a message was settled."""
-        self.on_done()
+        self._on_done()
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
         """Stop sending."""
         if self._task is not None:
             self._task.cancel()
-        self.owed = sorted({*self.owed, *(item.message.seq for item in (*unsettled, *self._again))})
+        self._owed = sorted({*self._owed, *(item.message.seq for item in (*unsettled, *self._again))})
         self._again.clear()
-        self.on_stop(for_good)
+        self._on_stop(for_good)
 
     def may_go_on(self) -> bool:
         """Return True: each topic is checked when it is read."""
@@ -430,16 +450,16 @@ class StreamSupply:
 
     def not_settled(self) -> list[int]:
         """Return the numbers of messages before the position that the client has not settled."""
-        return sorted({*self.owed, *(item.message.seq for item in (*self._link.unsettled, *self._again))})
+        return sorted({*self._owed, *(item.message.seq for item in (*self._link.unsettled, *self._again))})
 
     # --- reading
 
     async def _run(self) -> None:
         while True:
             try:
-                if self.find is not None:
-                    self.position = await asyncio.to_thread(self.find)
-                    self.find = None
+                if self._find is not None:
+                    self.position = await asyncio.to_thread(self._find)
+                    self._find = None
                 await self._send_owed()
                 while True:
                     await self._pass()
@@ -448,12 +468,12 @@ class StreamSupply:
                 await asyncio.sleep(RETRY_S)
 
     async def _send_owed(self) -> None:
-        while self.owed:
-            seqs = self.owed[:FETCHED_MAX]
+        while self._owed:
+            seqs = self._owed[:FETCHED_MAX]
             found = await self._fetch(self._stream, seqs)
             for seq in seqs:
                 await self._room()
-                self.owed.remove(seq)
+                self._owed.remove(seq)
                 record = found.get(seq)
                 if record is not None and self._may_read(record.topic):
                     self._send(self._item(record, attempts=1))
@@ -473,7 +493,7 @@ class StreamSupply:
         for record in page.records:
             await self._room()
             self.position = record.seq + 1
-            self._send(self._item(record, attempts=int(record.seq < self.doubtful)))
+            self._send(self._item(record, attempts=int(record.seq < self._doubtful)))
         self.position = max(self.position, page.next_seq)
         self._flush()
 
@@ -504,7 +524,7 @@ class StreamSupply:
 
     def _send(self, item: Item) -> None:
         if not self._link.send(item):
-            self.on_done()
+            self._on_done()
 
     def _flush(self) -> None:
         self._link.flush()
