@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -54,6 +55,13 @@ class Rounds:
         self._waiting.setdefault(owner, deque()).append(work)
         self._call()
 
+    def turn(self, owner: Owner | None) -> asyncio.Future[None]:
+        """Return a future that is done when it is the owner's turn. Its task runs a step of the loop later; one that is
+        cancelled meanwhile loses nothing but its turn."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wait(owner, partial(_begin, turn))
+        return turn
+
     def each(self, owner: Owner | None, items: Iterable[Item], do: Callable[[Item], None]) -> None:
         """Do something with each item: with some of them now, and with the rest in later turns."""
         left = iter(items)
@@ -99,6 +107,11 @@ class Rounds:
             if self._waiting:
                 self._call()
             self._after()
+
+
+def _begin(turn: asyncio.Future[None]) -> None:
+    if not turn.done():  # or the waiting task was cancelled
+        turn.set_result(None)
 
 
 # Crowds: more clients of one step than it can write to, so that some wait for a later step.

@@ -106,9 +106,7 @@ class _Turns:
                 loop.call_soon(self._begin_anew)
             self._begun += 1
             return
-        turn: asyncio.Future[None] = loop.create_future()
-        self._rounds.wait(owner, lambda: None if turn.done() else turn.set_result(None))
-        await turn
+        await self._rounds.turn(owner)
 
     def _begin_anew(self) -> None:
         self._begun = 0

@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from weft.bounds import Rounds
 from weft.config.models import EdgeConfig
 from weft.edge_node.check.streams import carried_streams, streams_of
 from weft.edge_node.derived.counters import FunctionCounters
@@ -319,7 +319,7 @@ class NodeFunctions:
             context.log,
             alerts=alerts,
             released=self._released,
-            turn=_turn(context.rounds),
+            turn=partial(context.rounds.turn, None),
             wall_clock=context.wall_clock,
             clock=context.clock,
         )
@@ -416,15 +416,6 @@ class NodeAlerts:
             return
         flags = _QOS_FLAGS[alert.qos] | (Flag.RETAINED if alert.retain else Flag(0))
         self._ingest.publish(NodeRecord(alert.topic, alert.payload, int(flags)))
-
-
-def _turn(rounds: Rounds) -> Callable[[], asyncio.Future[None]]:
-    def turn() -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        rounds.wait(None, lambda: None if done.done() else done.set_result(None))
-        return done
-
-    return turn
 
 
 # Stateless functions, on messages that are not in the log yet (``raw: discard``).

@@ -5,14 +5,17 @@ bounds.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 
-from weft.bounds import Bound, Owner
+from weft.bounds import Owner
+from weft.edge_node.ingest.ingest import Turn
 from weft.edge_node.queues.definitions import EXCHANGE, QUEUES, ROUTING_KEY, QueueError, Reason, headers_of_route
+from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue
 from weft.edge_node.queues.ready import ENTRY_BYTES, Delivery, Holder, Outcome
 from weft.edge_node.queues.state import QueueStateWriter, RememberedQueue
@@ -262,44 +265,142 @@ FREED_SLICE = 1024
 """Runs of messages of a purged or deleted queue that are released before other owners have a turn."""
 FORGOTTEN_SLICE = 128
 """Deliveries of a deleted queue that are forgotten before other owners have a turn."""
+STEP_RECORDS = 64
+"""Maximum number of dead messages of one owner that are sent on in one step."""
+HELD_MAX = 1024
+"""Maximum number of dead messages that wait with their payload in memory; other payloads are read again."""
+WAITING_MAX = 256
+"""Maximum number of dead messages of one owner that wait. Beyond it, queues whose messages expire wait."""
 
 
-class DeadLetterer(Protocol):
-    """Receiver of messages that leave a queue unhandled."""
+# Queues with something to do: between what moves messages, and what delivers them or sends them on. Both only note it
+# here, so that neither has to know the other.
 
-    def has_room(self, queue: Queue) -> bool:
-        """Return whether there is room for one more; if not, the queue is served when there is."""
-        ...
+
+class DueQueues:
+    """Queues that may have something to deliver at the end of this turn of the loop. Event loop's thread only."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._queues: dict[Queue, None] = {}
+        self._is_called = False
+        self._deliver: Callable[[Iterable[Queue]], None] | None = None
+
+    def listen(self, deliver: Callable[[Iterable[Queue]], None]) -> None:
+        """Call back at the end of each turn that has due queues, with all of them."""
+        assert self._deliver is None, "one part delivers them"
+        self._deliver = deliver
+
+    def soon(self, queue: Queue) -> None:
+        """Have a queue's messages delivered, as far as they can be, at the end of this turn of the loop."""
+        self._queues[queue] = None
+        if not self._is_called:
+            self._is_called = True
+            self._turn.at_end(self._call)
+
+    def reconsider(self, queue: Queue) -> None:
+        """Offer messages that no reader was allowed to have, after a new reader or new access rules."""
+        queue.ready.offer()
+        self.soon(queue)
+
+    def _call(self) -> None:
+        self._is_called = False
+        due, self._queues = self._queues, {}
+        if self._deliver is not None:
+            self._deliver(due)
+
+
+class DeadMessage(NamedTuple):
+    """A message that has left its queue unhandled, and is not sent on yet."""
+
+    queue: Queue
+    delivery: Delivery
+    message: LogRecord | None
+    """None if it must be read from the log."""
+    death: Death
+
+
+class DeadMessages:
+    """Messages that wait to be sent on, by owner; owners take turns. Event loop's thread only."""
+
+    def __init__(self, due: DueQueues) -> None:
+        self._due = due
+        self._waiting: OrderedDict[Owner, deque[DeadMessage]] = OrderedDict()
+        """Owner -> messages that its queues have released; the owner whose turn it is comes first."""
+        self._held = 0
+        """Number of these messages that are in memory."""
+        self._wanting: dict[Owner, dict[Queue, None]] = {}
+        """Owner -> queues that have more."""
+        self._send: Callable[[], None] | None = None
+
+    def listen(self, send: Callable[[], None]) -> None:
+        """Call back whenever a queue has released a message."""
+        assert self._send is None, "one part sends them on"
+        self._send = send
 
     def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
         """Take over a message; it is settled once it is stored at its destination."""
+        kept = message if self._held < HELD_MAX else None
+        self.put([DeadMessage(queue, delivery, kept, death)])
+        if self._send is not None:
+            self._send()
+
+    def has_room(self, queue: Queue) -> bool:
+        """Return whether there is room for one more; if not, the queue is served when there is."""
+        owner = queue.owner
+        if len(self._waiting.get(owner, ())) < WAITING_MAX:
+            return True
+        self._wanting.setdefault(owner, {})[queue] = None
+        return False
+
+    def put(self, dead: list[DeadMessage], *, first: bool = False) -> None:
+        """Have messages of one owner wait, before or behind its others."""
+        for each in reversed(dead) if first else dead:
+            waiting = self._waiting.setdefault(each.queue.owner, deque())
+            if first:
+                waiting.appendleft(each)
+            else:
+                waiting.append(each)
+            self._held += each.message is not None
+
+    @property
+    def next_owner(self) -> Owner | None:
+        """Return the owner whose turn it is; None while no message waits."""
+        return next(iter(self._waiting), None)
+
+    def take(self) -> tuple[Owner, list[DeadMessage]]:
+        """Return the owner whose turn it is and its next messages, and move it behind the other owners. There are
+        some."""
+        owner, waiting = self._waiting.popitem(last=False)
+        step = [waiting.popleft() for _ in range(min(STEP_RECORDS, len(waiting)))]
+        self._held -= sum(each.message is not None for each in step)
+        if waiting:
+            self._waiting[owner] = waiting
+        return owner, step
+
+    def taken(self, owner: Owner) -> None:
+        """Serve the owner's queues that waited for room, if there is enough."""
+        if owner in self._wanting and len(self._waiting.get(owner, ())) * 2 <= WAITING_MAX:
+            for queue in self._wanting.pop(owner):
+                self._due.soon(queue)
 
 
 class Contents:
     """Moves messages in and out of queues. Event loop's thread only.
 
     Args:
-        unacknowledged: bounds deliveries that are not settled.
-        waiting: bytes of messages in queues.
-        deliver_soon: called with queues that may have something to deliver.
-        next_round: calls back at an owner's turn.
+        due: gets the queues that may have something to deliver.
+        dead: gets the messages that leave a queue unhandled, and go on.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        writer: QueueStateWriter,
-        holders: Holders,
-        unacknowledged: Bound,
-        waiting: Bound,
-        deliver_soon: Callable[[Queue], None],
-        next_round: Callable[[Owner | None, Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, context: QueueContext, writer: QueueStateWriter, due: DueQueues, dead: DeadMessages) -> None:
+        self.holders = Holders()
         self._writer = writer
-        self._holders = holders
-        self.unacknowledged = unacknowledged
-        self._waiting = waiting
-        self._deliver_soon = deliver_soon
-        self._next_round = next_round
+        self._unacknowledged = context.bounds.unacknowledged
+        self._waiting = context.bounds.waiting
+        self._rounds = context.rounds
+        self._due = due
+        self._dead = dead
         self._starved: dict[Owner, dict[Queue, None]] = {}
         """Owners that have too much unsettled -> queues with consumers of theirs."""
         self._idle: dict[Queue, None] = {}
@@ -307,7 +408,6 @@ class Contents:
         self.loaded_bytes = 0
         self.added = self.accepted = self.expired = self.dropped = self.lost = 0
         """Messages since the start, by their outcome; ``dropped`` counts those of queues that were too long."""
-        self.dead_letters: DeadLetterer | None = None
 
     # --- in
 
@@ -335,7 +435,7 @@ class Contents:
     def leave(self, queue: Queue, seq: int, size: int) -> None:
         """Remove a message that was taken from its queue for good."""
         self._waiting.free(queue.owner, size + ENTRY_BYTES)
-        self._holders.drop(seq)
+        self.holders.drop(seq)
         queue.marks.left(seq)
         self._writer.settled(queue, seq, seq + 1, size)
 
@@ -349,9 +449,9 @@ class Contents:
 
     def has_share(self, queue: Queue, owner: Owner) -> bool:
         """Return whether an owner may have one more unsettled delivery; if not, its queue is served when it may."""
-        if self.unacknowledged.fits(owner):
+        if self._unacknowledged.fits(owner):
             return True
-        self.unacknowledged.refuse(owner)
+        self._unacknowledged.refuse(owner)
         self._starved.setdefault(owner, {})[queue] = None
         return False
 
@@ -361,8 +461,8 @@ class Contents:
         Raises:
             QueueError: the owner has too much unsettled.
         """
-        if not self.unacknowledged.take(owner):
-            self.unacknowledged.refuse(owner)
+        if not self._unacknowledged.take(owner):
+            self._unacknowledged.refuse(owner)
             raise QueueError(
                 Reason.TOO_MANY,
                 f"{owner} has used up its share of deliveries that are not acknowledged: acknowledge some, or raise "
@@ -371,12 +471,12 @@ class Contents:
 
     def free_share(self, owner: Owner) -> None:
         """Release one unsettled delivery of an owner, or one of its clients that waited for a message."""
-        total_was_used = self.unacknowledged.used >= self.unacknowledged.total
-        self.unacknowledged.free(owner)
+        total_was_used = self._unacknowledged.used >= self._unacknowledged.total
+        self._unacknowledged.free(owner)
         if self._starved:
             for each in list(self._starved) if total_was_used else [owner]:
                 for queue in self._starved.pop(each, ()):
-                    self._deliver_soon(queue)
+                    self._due.soon(queue)
 
     def remove_next(self, queue: Queue, death: Death) -> None:
         """Remove the next message of a queue, which no consumer has handled."""
@@ -392,18 +492,16 @@ class Contents:
 
     def may_bury(self, queue: Queue) -> bool:
         """Return whether an expired message may leave its queue now; if not, the queue is served when it may."""
-        if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
-            return True
-        return self.dead_letters.has_room(queue)
+        return queue.definition.arguments.dead_letter_exchange is None or self._dead.has_room(queue)
 
     def bury(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
         """Dead-letter a message that was taken, or remove it for good where its queue has no dead-letter exchange."""
-        if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
+        if queue.definition.arguments.dead_letter_exchange is None:
             self.leave(queue, delivery.seq, delivery.size)
             return
         delivery.holder = NOBODY
         queue.unsettled.hold(delivery)
-        self.dead_letters.add(queue, delivery, message, death)
+        self._dead.add(queue, delivery, message, death)
 
     def lose(self, queue: Queue, seq: int) -> None:
         """Skip a message that the log has deleted."""
@@ -422,7 +520,7 @@ class Contents:
             self.forget(delivery, queue)
             if queue.deleted:
                 self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
-                self._holders.drop(delivery.seq)
+                self.holders.drop(delivery.seq)
             elif outcome is Outcome.ACCEPT:
                 self.accepted += 1
                 self.leave(queue, delivery.seq, delivery.size)
@@ -440,7 +538,7 @@ class Contents:
             return
         self._writer.attempted(queue, delivery.seq)
         queue.put_back(delivery)
-        self._deliver_soon(queue)
+        self._due.soon(queue)
 
     def purge(self, queue: Queue) -> int:
         """Remove all ready messages. Return their number. The log records it at once; its room is released in turns."""
@@ -469,19 +567,19 @@ class Contents:
     def _let_go(self, queue: Queue, runs: Iterator[tuple[int, int]]) -> None:
         """Release the room of messages in the log: of some now, and of the rest in later turns."""
         for first, end in islice(runs, FREED_SLICE):
-            self._holders.drop_run(first, end)
+            self.holders.drop_run(first, end)
         rest = next(runs, None)
         if rest is not None:
-            self._next_round(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
+            self._rounds.wait(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
 
     def _forget_unsettled(self, queue: Queue) -> None:
         """Forget the deliveries of a deleted queue, some now, and the rest in later turns."""
         for delivery in queue.unsettled.first(FORGOTTEN_SLICE):
             self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
-            self._holders.drop(delivery.seq)
+            self.holders.drop(delivery.seq)
             self.forget(delivery, queue)
         if queue.unsettled:
-            self._next_round(queue.owner, partial(self._forget_unsettled, queue))
+            self._rounds.wait(queue.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
         """Restore a queue from the state that a start read."""
@@ -489,9 +587,9 @@ class Contents:
         queue.marks.restore(remembered.suspect, remembered.attempts)
         for runs in remembered.levels.values():
             for first, end in runs.runs():
-                self._holders.hold_run(first, end)
+                self.holders.hold_run(first, end)
         for seq in remembered.others:
-            self._holders.hold(seq)
+            self.holders.hold(seq)
         if queue.count:
             self._waiting.hold(queue.owner, queue.ready.bytes + ENTRY_BYTES * queue.count)
 

@@ -20,8 +20,7 @@ from weft.edge_node.queues.definitions import (
     check_not_default,
     topic_of,
 )
-from weft.edge_node.queues.exchange import Admission, BoundQueues, Exchange, Known, own_headers
-from weft.edge_node.queues.leaving import UnusedQueues
+from weft.edge_node.queues.exchange import BoundQueues, Exchange, Known, Topology, own_headers
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.ready import ENTRY_BYTES, Declared
 from weft.edge_node.queues.registry import Registry
@@ -34,11 +33,10 @@ class Declarations:
     Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
     """
 
-    def __init__(self, registry: Registry, contents: Contents, turn: Turn, unused: UnusedQueues) -> None:
+    def __init__(self, turn: Turn, registry: Registry, contents: Contents) -> None:
+        self._turn = turn
         self._registry = registry
         self._contents = contents
-        self._turn = turn
-        self._unused = unused
 
     # --- exchanges
 
@@ -109,7 +107,7 @@ class Declarations:
             client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
             own_name=own_name,
         )  # fmt: skip
-        self._unused.used(queue)
+        self._registry.unused.used(queue)
         return self._declared(queue)
 
     def find_queue(self, client: QueueClient, name: str) -> Declared:
@@ -252,15 +250,15 @@ class Published(NamedTuple):
     is_constant: bool
     """True if all further messages to this exchange with this key have the same answer, until ``Routing.forget``."""
     dead_letter_of: tuple[Queue, ...] = ()
-    """Full queues whose rejected messages are dead-lettered (``Queues.dead_letters_of``)."""
+    """Full queues whose rejected messages are dead-lettered (``DeadLetters.letters_of``)."""
 
 
 class ExchangePublishing:
     """Routes of publishes to exchanges. Event loop's thread only."""
 
-    def __init__(self, registry: Registry, admission: Admission, routing: Routing) -> None:
-        self._registry = registry
-        self._admission = admission
+    def __init__(self, topology: Topology, routing: Routing) -> None:
+        self._topology = topology
+        self._admission = topology.admission
         self._routing = routing
         self._near: set[Owner] = set()
         """Owners whose share of messages in queues is nearly used up."""
@@ -271,7 +269,7 @@ class ExchangePublishing:
         Raises:
             QueueError: there is none of that name, or it is internal.
         """
-        exchange = self._registry.topology.exchange(name)
+        exchange = self._topology.exchange(name)
         if exchange.definition.internal:
             raise QueueError(Reason.ACCESS_REFUSED, f"exchange {name!r} is internal: publish to one that leads to it")
         return exchange
@@ -297,7 +295,7 @@ class ExchangePublishing:
             QueueError: NOT_FOUND; ACCESS_REFUSED where the exchange is internal, or access rules forbid the topic.
         """
         exchange = self.check_exchange(name)
-        topology = self._registry.topology
+        topology = self._topology
         known = topology.known(exchange, key)
         if client.identity is not None or not known.is_plain:
             client.check_publish(known.topic.decode())
@@ -305,7 +303,7 @@ class ExchangePublishing:
         bound = known.targets
         if known.by_headers:
             names, _ = topology.walk(exchange, key, own_headers(headers))
-            bound = self._registry.targets(names, reserved=True)
+            bound = self._topology.targets(names, reserved=True)
         if also:
             bound = self._with_further_keys(client, exchange, bound, headers, also)
         targets, full = self._reserve(bound, size) if bound is not None else (None, ())
@@ -340,7 +338,7 @@ class ExchangePublishing:
         also: Sequence[str],
     ) -> BoundQueues | None:
         """Return the queues of a message and of its further keys, each once."""
-        topology, own = self._registry.topology, own_headers(headers)
+        topology, own = self._topology, own_headers(headers)
         found = set() if bound is None else {queue.name for queue in bound.queues}
         end = topology.steps + FURTHER_STEPS_MAX
         for key in also:
@@ -352,7 +350,7 @@ class ExchangePublishing:
                     f"too many bindings of exchange {exchange.name!r} are like the further keys (CC, BCC) of the "
                     "message: publish to some of them by themselves",
                 )
-        return self._registry.targets(frozenset(found), reserved=True)
+        return self._topology.targets(frozenset(found), reserved=True)
 
     def _is_roomy(self, bound: BoundQueues) -> bool:
         for queue in bound.queues:
@@ -376,7 +374,7 @@ class ExchangePublishing:
         if not full:
             return bound, ()
         left = (queue.name for queue in bound.queues if queue not in full)
-        return self._registry.targets(frozenset(left), reserved=True), tuple(full)
+        return self._topology.targets(frozenset(left), reserved=True), tuple(full)
 
     def _sends_on(self, queue: Queue, size: int) -> bool:
         """Return whether a full queue dead-letters the messages that it rejects."""

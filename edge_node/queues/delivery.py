@@ -1,23 +1,30 @@
-"""Delivery of the messages of queues to their readers, in order and by turns, from memory or from the log."""
+"""Messages on their way into queues, and from there to their readers: in order and by turns, from memory or from the
+log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from weft.bounds import Owner
+from weft.edge_node.ingest.record import Admitted, QueueTargets, Records
 from weft.edge_node.queues import contents as memory
-from weft.edge_node.queues.contents import Contents, Death
+from weft.edge_node.queues.contents import Contents, Death, DueQueues
+from weft.edge_node.queues.declarations import ExchangePublishing
+from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, routing_key_of
+from weft.edge_node.queues.exchange import QueuesByHeaders, QueueSet, Topology
+from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
 from weft.edge_node.queues.ready import AHEAD_MAX, LOADED_ENTRY_BYTES, Delivery
-from weft.edge_node.queues.state import QueueStateWriter
-from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.queues.state import MESSAGE_BYTES, QueueStateWriter, priority_of
 from weft.edge_node.subscriptions.message import LogRecord
+from weft.protocols.batch import HeaderPairs
 from weft.protocols.message_headers import EXPIRES
-from weft.storage.segment_log import LogError, LogFailed, SegmentLog
+from weft.storage.segment_log import LogError, LogFailed
 
 DUE_S = 0.002
 """Time for which queues are served at the end of a turn; the others wait for their owner's round."""
@@ -39,37 +46,24 @@ class Deliveries:
     """Delivery for all queues. Event loop's thread only.
 
     Args:
-        stream: number of the stream with the messages.
-        at_end: calls back at the end of the turn of the loop.
-        next_round: calls back at an owner's turn.
-        clock: ns since 1970.
+        due: queues that it delivers from at the end of each turn of the loop.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        log: SegmentLog,
-        stream: int,
-        messages: Backlog,
-        writer: QueueStateWriter,
-        contents: Contents,
-        at_end: Callable[[Callable[[], None]], None],
-        next_round: Callable[[Owner | None, Callable[[], None]], None],
-        clock: Callable[[], int],
-    ) -> None:
-        self._log = log
-        self._stream = stream
-        self._messages = messages
+    def __init__(self, context: QueueContext, writer: QueueStateWriter, contents: Contents, due: DueQueues) -> None:
+        self._log = context.log
+        self._stream = context.stream
+        self._messages = context.messages
+        self._rounds = context.rounds
+        self._clock = context.clock
+        self._unacknowledged = context.bounds.unacknowledged
         self._writer = writer
         self._contents = contents
-        self._at_end = at_end
-        self._next_round = next_round
-        self._clock = clock
+        self._due = due
         self._loop = asyncio.get_running_loop()
-        self._due: dict[Queue, None] = {}
-        self._called = False
         self._is_closed = False
         self._loading: set[asyncio.Task[None]] = set()
         self.delivered = self.redelivered = 0
+        due.listen(self._deliver_due)
 
     def close(self) -> None:
         """Stop reading and timing."""
@@ -79,22 +73,13 @@ class Deliveries:
 
     # --- out
 
-    def soon(self, queue: Queue) -> None:
-        """Deliver the messages that can be delivered, at the end of this turn of the loop."""
-        self._due[queue] = None
-        if not self._called:
-            self._called = True
-            self._at_end(self._deliver_due)
-
-    def _deliver_due(self) -> None:
-        self._called = False
-        due, self._due = self._due, {}
+    def _deliver_due(self, due: Iterable[Queue]) -> None:
         until = self._loop.time() + DUE_S
         for queue in due:
             if self._loop.time() < until:
                 self.deliver(queue)
             else:
-                self._next_round(queue.owner, partial(self.deliver, queue))
+                self._rounds.wait(queue.owner, partial(self.deliver, queue))
 
     def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
         """Deliver the messages that were just stored, from ``first`` on."""
@@ -103,7 +88,7 @@ class Deliveries:
             if queue.expires or self._loop.time() < until:
                 self.deliver(queue, first)
             else:
-                self.soon(queue)
+                self._due.soon(queue)
 
     def deliver(self, queue: Queue, fresh: int = 1 << 63) -> None:
         """Deliver the messages that can be delivered now.
@@ -160,7 +145,7 @@ class Deliveries:
 
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
-            self._next_round(queue.owner, partial(self.deliver, queue))
+            self._rounds.wait(queue.owner, partial(self.deliver, queue))
         # The queue is empty, and no page is on its way: answer the waiting gets.
         if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
             for getter in queue.take_getters():
@@ -190,7 +175,7 @@ class Deliveries:
         gets = consumption in queue.getters  # its share was taken when it asked
         if consumption.needs_acks:
             if not gets:
-                self._contents.unacknowledged.hold(consumption.client.owner)
+                self._unacknowledged.hold(consumption.client.owner)
             queue.unsettled.hold(delivery)
             consumption.unsettled.add(delivery)
         else:
@@ -209,11 +194,6 @@ class Deliveries:
     def _withhold(self, queue: Queue) -> None:
         """Set the next message aside until another reader comes."""
         self._contents.unload(queue, queue.ready.withhold())
-
-    def reconsider(self, queue: Queue) -> None:
-        """Offer messages that no reader was allowed to have, after a new reader or new access rules."""
-        queue.ready.offer()
-        self.soon(queue)
 
     # --- time to live
 
@@ -248,14 +228,14 @@ class Deliveries:
                 return
             left -= 1
             if not left or self._loop.time() >= until:
-                self._next_round(queue.owner, partial(self.deliver, queue))
+                self._rounds.wait(queue.owner, partial(self.deliver, queue))
                 return
             self._contents.remove_next(queue, Death.EXPIRED)
 
     def _timed(self, queue: Queue) -> None:
         queue.set_timer()
         if not queue.deleted:
-            self.soon(queue)
+            self._due.soon(queue)
 
     # --- before a delivery
 
@@ -293,7 +273,7 @@ class Deliveries:
             self._writer.flush()
         except LogError as error:
             logger.warning("messages of queue %r wait: %s", queue.name, error)
-            self._loop.call_later(RETRY_S, self.soon, queue)
+            self._loop.call_later(RETRY_S, self._due.soon, queue)
             return
         queue.marks.write(end)
         self._log.on_durable(partial(self._marked, queue, end))
@@ -301,7 +281,7 @@ class Deliveries:
     def _marked(self, queue: Queue, end: int, error: BaseException | None) -> None:
         if error is None:
             queue.marks.written(end)
-            self.soon(queue)
+            self._due.soon(queue)
 
     def _read(self, queue: Queue) -> None:
         """Read the next messages from the log."""
@@ -346,12 +326,12 @@ class Deliveries:
 
     def _retry(self, queue: Queue) -> None:
         queue.loaded.go_on()
-        self.soon(queue)
+        self._due.soon(queue)
 
     def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
         queue.loaded.go_on()
         if error is None:
-            self.soon(queue)
+            self._due.soon(queue)
 
 
 def _chosen(queue: Queue, topic: bytes | None, has_share: Callable[[Owner], bool]) -> Consumption | None:
@@ -370,3 +350,118 @@ def _chosen(queue: Queue, topic: bytes | None, has_share: Callable[[Owner], bool
 _FAR_NS = 1 << 60
 _LATE_S = 0.001
 """Delay added to a timer, because the two clocks differ."""
+
+
+# Arrival of messages: of publishes that a turn has stored, and of dead letters, which leave one queue for others.
+
+RECORD_BYTES = 2048
+"""Room that a dead letter takes in the log beside key, payload and headers."""
+
+
+class Arrivals:
+    """Messages on their way into queues. Event loop's thread only."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        context: QueueContext,
+        topology: Topology,
+        writer: QueueStateWriter,
+        contents: Contents,
+        deliveries: Deliveries,
+        publishing: ExchangePublishing,
+    ) -> None:
+        self.topology = topology
+        self.stream = context.stream
+        self._log = context.log
+        self._writer = writer
+        self._contents = contents
+        self._deliveries = deliveries
+        self._publishing = publishing
+
+    def of_topic(self, topic: bytes) -> QueueTargets | None:
+        """Return the queues of a topic that clients of other protocols publish to: the ones bound to ``amq.topic``."""
+        topology = self.topology
+        exchange = topology.exchanges[TOPIC_EXCHANGE]
+        if not exchange.bindings and exchange.definition.alternate is None:
+            return None
+        key = routing_key_of(topic.decode())
+        names, by_headers = topology.walk(exchange, key, {})
+        if by_headers:
+            return QueuesByHeaders(
+                lambda headers: topology.targets(topology.walk(exchange, key, headers)[0], reserved=False)
+            )
+        return topology.targets(names, reserved=False) if names else None
+
+    def before_store(self, first_seq: int, admitted: Sequence[Admitted]) -> None:
+        """Note that messages are about to be stored: some are delivered at once."""
+        self._deliveries.before_store(first_seq, [each.queues for each in admitted if isinstance(each, QueueSet)])
+
+    def stored(self, records: Records, admitted: Sequence[Admitted], now: int) -> None:
+        """Add messages to their queues, and deliver them."""
+        self.topology.admission.stored()
+        due: dict[Queue, None] = {}
+        first = -1
+        latest: Admitted | None = None
+        queues: list[Queue] = []
+        for index, (seq, for_queues) in enumerate(zip(records.seqs, admitted, strict=True)):
+            if seq is None:
+                continue
+            first = seq if first < 0 else first
+            if for_queues is not latest:
+                assert isinstance(for_queues, QueueSet), "no one else admits messages"
+                latest = for_queues
+                # A queue may have been deleted between the publish and its commit.
+                queues = [queue for queue in for_queues.queues if not queue.deleted]
+            headers = records.headers.get(index, ())
+            message = LogRecord(
+                seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
+            )  # fmt: skip
+            if queues:
+                self._contents.holders.hold(seq, len(queues))
+            else:  # it is released at once
+                self._contents.holders.free.add(seq, seq + 1)
+            priority = priority_of(headers)
+            for queue in queues:
+                self._contents.add(queue, message, priority)
+                due[queue] = None
+            self._writer.message_bytes += len(message.payload) + MESSAGE_BYTES
+        self._deliveries.deliver_stored(due, first)
+        for queue in due:
+            self._contents.limit(queue)
+            self._contents.trim(queue)
+        self._publishing.stored(due)
+
+    def move(
+        self, records: Records, admitted: Sequence[QueueSet], leaving: Sequence[tuple[Queue, Delivery]], now: int
+    ) -> None:
+        """Append messages for their queues and remove others, which they come from, in one commit: a crash keeps both
+        or neither.
+
+        Args:
+            records: those to append; gets their numbers.
+            admitted: the queues of each of them.
+            leaving: deliveries that leave their queues for good.
+            now: time of the messages, ns since 1970.
+
+        Raises:
+            LogFull, LogFailed: nothing was changed.
+        """
+        size = (
+            sum(map(len, records.keys)) + sum(map(len, records.payloads)) + sum(map(_bytes, records.headers.values()))
+        )
+        with self._log.together(size + RECORD_BYTES * (2 + len(leaving)), uses_spare=True):
+            first = self._log.next_seq(self.stream)
+            self.before_store(first, admitted)
+            self._log.append(
+                self.stream, now, records.keys, records.payloads, records.headers or None, records.flags or None
+            )  # fmt: skip
+            for queue, delivery in leaving:
+                self._contents.forget(delivery, queue)
+                self._contents.leave(queue, delivery.seq, delivery.size)
+            self._writer.flush()
+        records.seqs = range(first, first + len(records.keys))
+        self.stored(records, admitted, now)
+
+
+def _bytes(headers: HeaderPairs) -> int:
+    return sum(64 + len(name) + (len(value) if isinstance(value, str | bytes) else 8) for name, value in headers)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from math import isnan
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,6 +16,7 @@ from weft.edge_node.queues.definitions import (
     BindingDefinition,
     ExchangeDefinition,
     ExchangeKind,
+    QueueDefinition,
     QueueError,
     Reason,
     headers_of_route,
@@ -597,16 +597,17 @@ class Known:
 
 
 class Topology:
-    """The exchanges of the node. It finds the queues of messages, and checks no permissions. Event loop's thread
-    only."""
+    """The exchanges, queues and bindings of the node. It finds the queues of messages, and checks no permissions. Event
+    loop's thread only.
 
-    def __init__(self, targets: Callable[[frozenset[str]], BoundQueues | None]) -> None:
-        """Begin with the predeclared exchanges.
+    Args:
+        admission: chooses the queues that take a message.
+    """
 
-        Args:
-            targets: names of queues -> targets of routes to them; None for no queue.
-        """
-        self._targets = targets
+    def __init__(self, admission: Admission) -> None:
+        """Begin with the predeclared exchanges, and without queues."""
+        self.admission = admission
+        self.queues: dict[str, Queue] = {}
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(ExchangeDefinition(name, kind, True, False, False, None, *_NODE))
             for name, kind in PREDECLARED.items()
@@ -649,6 +650,39 @@ class Topology:
         for exchange in self.exchanges.values():
             for bindings in exchange.bindings.values():
                 yield from bindings
+
+    def owner_of(self, binding: BindingDefinition) -> Owner:
+        """Return the owner that a binding is charged to: the one of its destination."""
+        if binding.to_exchange:
+            return self.exchanges[binding.destination].definition.owner
+        return self.queues[binding.destination].definition.owner
+
+    # --- what outlives a restart
+
+    def is_kept(self, binding: BindingDefinition) -> bool:
+        """Return whether an existing binding outlives a restart: if both of its ends do."""
+        source = self.exchanges[binding.source].definition.durable
+        if binding.to_exchange:
+            return source and self.exchanges[binding.destination].definition.durable
+        return source and self.queues[binding.destination].kept
+
+    def kept_definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition]:
+        """Yield the exchanges and queues that outlive a restart."""
+        for name, exchange in self.exchanges.items():
+            if exchange.definition.durable and name not in PREDECLARED:
+                yield exchange.definition
+        for queue in self.kept_queues():
+            yield queue.definition
+
+    def kept_bindings(self) -> Iterator[Collection[BindingDefinition]]:
+        """Yield the bindings that outlive a restart, grouped by exchange and destination: a group may have 65,536."""
+        for exchange in self.exchanges.values():
+            if exchange.definition.durable:
+                yield from (each for each in exchange.bindings.values() if self.is_kept(next(iter(each))))
+
+    def kept_queues(self) -> list[Queue]:
+        """Return the queues that outlive a restart."""
+        return [queue for queue in self.queues.values() if queue.kept]
 
     # --- changes
 
@@ -756,12 +790,23 @@ class Topology:
 
     # --- routes
 
+    def targets(self, names: frozenset[str], *, reserved: bool) -> BoundQueues | None:
+        """Return the receiver of messages for queues; None when no queue has one of these names.
+
+        Args:
+            reserved: as for ``BoundQueues``.
+        """
+        found = [self.queues[name] for name in sorted(names) if name in self.queues]
+        return BoundQueues(found, self.admission, reserved=reserved) if found else None
+
     def known(self, exchange: Exchange, key: str) -> Known:
         """Return the route of an exchange's messages with one routing key, looked up if it is not remembered."""
         found: Known | None = exchange.known.get(key)
         if found is None:
             names, by_headers = self.walk(exchange, key, _NO_HEADERS)
-            found = Known(exchange.name, key, None if by_headers else self._targets(names), by_headers=by_headers)
+            found = Known(
+                exchange.name, key, None if by_headers else self.targets(names, reserved=True), by_headers=by_headers
+            )
             if len(key) <= KEY_REMEMBERED_MAX:
                 if self._known >= KNOWN_MAX:
                     self.forget()
@@ -793,65 +838,3 @@ class Topology:
                 reached.add(alternate)
                 waiting.append(self.exchanges[alternate])
         return frozenset(names), by_headers
-
-
-# Bindings of queues and exchanges that were deleted: no message is routed by them, and they are removed in turns.
-
-NOW_UNITS = 16
-"""Units of bindings that are removed at once: most queues have no more."""
-SLICE_UNITS = 128
-"""Units of bindings that are removed before other owners have a turn: about a millisecond."""
-
-
-class Unbinding:
-    """Removal of bindings. Event loop's thread only.
-
-    Their owners are charged with them until then: the bindings take memory, and look-ups pass them.
-
-    Args:
-        free: called with owner and exchange of each binding that is about to be removed.
-        next_round: calls back at an owner's turn.
-    """
-
-    def __init__(
-        self,
-        free: Callable[[Owner, Exchange, BindingDefinition], None],
-        next_round: Callable[[Owner | None, Callable[[], None]], None],
-    ) -> None:
-        self._free = free
-        self._next_round = next_round
-
-    def begin(self, owner: Owner, to: Destination | None, exchange: Exchange | None = None) -> None:
-        """Remove the bindings to a deleted queue or exchange, and from it.
-
-        Args:
-            owner: owner in whose turns they are removed.
-            to: the queue or exchange; None where nothing is bound to it.
-            exchange: the deleted exchange as a source of bindings.
-        """
-        taken = [] if to is None else [(source, to, source.take(to)) for source in list(to.sources)]
-        self._go_on(owner, self._apart(taken, exchange), NOW_UNITS)
-
-    def _go_on(self, owner: Owner, apart: Iterator[int], left: int) -> None:
-        for units in apart:
-            left -= units
-            if left <= 0:
-                self._next_round(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
-                return
-
-    def _apart(
-        self, taken: list[tuple[Exchange, Destination, dict[BindingDefinition, None]]], exchange: Exchange | None
-    ) -> Iterator[int]:
-        """Remove one binding at each step; yield its units."""
-        for part in taken:
-            yield from self._part(*part)
-        while exchange is not None and exchange.bindings:
-            to = next(reversed(exchange.bindings))
-            yield from self._part(exchange, to, exchange.take(to))
-
-    def _part(self, source: Exchange, to: Destination, bindings: dict[BindingDefinition, None]) -> Iterator[int]:
-        while bindings:
-            binding, _ = bindings.popitem()
-            self._free(to.owner, source, binding)
-            source.forget(binding, to)
-            yield binding.units

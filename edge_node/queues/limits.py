@@ -4,16 +4,21 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from weft.bounds import Bound, Owner, Quota, Refusals
+from weft.bounds import Bound, Owner, Quota, Refusals, Rounds
 from weft.config.limits import EdgeLimits
 from weft.config.listeners import QueueBounds
 from weft.config.models import EdgeConfig
 from weft.config.streams import Disk
+from weft.edge_node.ingest.ingest import Turn
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeKind, QueueError, Reason
 from weft.edge_node.queues.exchange import Exchange, Pair, words_of
+from weft.edge_node.sessions.backlog import Backlog
+from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
+from weft.edge_node.timing import TimerWheel
+from weft.storage.segment_log import SegmentLog
 
 # Bound on the cost that bindings add to one look-up of a message's queues, for any routing key and headers.
 #
@@ -262,3 +267,42 @@ def charge(bound: Bound, owner: Owner, units: int = 1) -> None:
         raise QueueError(
             Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit"
         )
+
+
+# What the parts of the queues share.
+
+
+class QueueContext:
+    """The log, the time and the bounds of all queues, from which each of their parts is made. Event loop's thread only.
+
+    Args:
+        messages: reads messages of the log again.
+        turn: publishes of this turn of the loop; its end is when queues deliver and changes are written.
+        rounds: turns of the owners, for long work.
+        wheel: timers of queues that expire.
+        clock: ns since 1970.
+    """
+
+    __slots__ = ("bounds", "clock", "log", "messages", "rounds", "state_stream", "stream", "turn", "wheel")
+
+    def __init__(  # noqa: PLR0917
+        self,
+        log: SegmentLog,
+        messages: Backlog,
+        turn: Turn,
+        rounds: Rounds,
+        wheel: TimerWheel,
+        clock: Callable[[], int],
+        bounds: QueueShares,
+    ) -> None:
+        self.log = log
+        self.messages = messages
+        self.turn = turn
+        self.rounds = rounds
+        self.wheel = wheel
+        self.clock = clock
+        self.bounds = bounds
+        self.stream = log.stream(QUEUES_STREAM)
+        """Number of the stream with the messages."""
+        self.state_stream = log.stream(QUEUES_STATE_STREAM)
+        """Number of the stream with declarations and settlements."""

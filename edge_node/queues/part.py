@@ -24,7 +24,7 @@ class QueuesPart(Part):
     def permissions_changed(self) -> None:
         """Check the clients' rights again."""
         if self._queues is not None:
-            self._queues.permissions_changed()
+            self._queues.expelling.begin()
 
     async def close(self) -> None:
         """Close the queues."""
@@ -33,7 +33,7 @@ class QueuesPart(Part):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the section of the status; empty without queues."""
-        return {"queues": {} if self._queues is None else self._queues.facts()}
+        return {"queues": {} if self._queues is None else self._queues.figures.facts()}
 
     def samples(self) -> Iterator[Sample]:
         """Yield the values of the metrics."""
@@ -41,4 +41,4 @@ class QueuesPart(Part):
             return
         from weft.edge_node.queues.queues import queue_samples
 
-        yield from queue_samples(self._queues.facts())
+        yield from queue_samples(self._queues.figures.facts())

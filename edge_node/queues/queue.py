@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
@@ -31,13 +31,6 @@ from weft.protocols.message_headers import EXPIRES
 UNLIMITED: Final = 1 << 60
 
 
-class CreditWaiter(Protocol):
-    """A reader that waits for credit."""
-
-    def resume(self) -> None:
-        """Resume."""
-
-
 class Credit:
     """Messages that may be sent. One credit may be shared by several consumers, such as those of a channel.
 
@@ -51,7 +44,7 @@ class Credit:
         self._limit = self._left = limit
         self.comes_back = comes_back
         self._held = False
-        self._waiting: dict[CreditWaiter, None] = {}
+        self._waiting: dict[Consumption, None] = {}
 
     @property
     def left(self) -> int:
@@ -84,11 +77,11 @@ class Credit:
         self._held = False
         self._resume()
 
-    def wait(self, consumer: CreditWaiter) -> None:
+    def wait(self, consumer: Consumption) -> None:
         """Resume a consumer when there is credit."""
         self._waiting[consumer] = None
 
-    def forget(self, consumer: CreditWaiter) -> None:
+    def forget(self, consumer: Consumption) -> None:
         """Forget a reader that no longer waits."""
         self._waiting.pop(consumer, None)
 
@@ -102,43 +95,7 @@ class Credit:
 # The consumers of one queue, and their turns.
 
 
-class ConsumerClient(Protocol):
-    """Connection of a consumer."""
-
-    owner: Owner
-
-    def may_read(self, topic: bytes) -> bool:
-        """Return whether access rules let it read messages of a topic."""
-        ...
-
-
-class Reader(Protocol):
-    """A consumer, as turns need it; implemented by ``queue.Consumption``."""
-
-    active: bool
-    parked: bool
-    priority: int
-    exclusive: bool
-    needs_acks: bool
-
-    @property
-    def client(self) -> ConsumerClient:
-        """Return its connection."""
-        ...
-
-    @property
-    def room(self) -> int:
-        """Return the number of messages that it can take now."""
-        ...
-
-    def wait(self) -> None:
-        """Resume once there is credit again."""
-
-
-ConsumerT = TypeVar("ConsumerT", bound=Reader)
-
-
-class Consumers(Generic[ConsumerT]):
+class Consumers:
     """Consumers by turns: highest priority first; within a priority, the one that waited longest.
 
     Consumers without credit are set aside until they have some again, so that a message costs the same whether ten
@@ -152,14 +109,14 @@ class Consumers(Generic[ConsumerT]):
 
     def __init__(self, *, single_active: bool) -> None:
         self._single_active = single_active
-        self._all: dict[ConsumerT, None] = {}
-        self._order: list[ConsumerT] = []
+        self._all: dict[Consumption, None] = {}
+        self._order: list[Consumption] = []
         """Consumers that may have credit, and some that have left."""
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[ConsumerT]:
+    def __iter__(self) -> Iterator[Consumption]:
         return iter(self._all)
 
     def __contains__(self, consumption: object) -> bool:
@@ -170,18 +127,18 @@ class Consumers(Generic[ConsumerT]):
         """Return whether one of them is exclusive."""
         return len(self._all) == 1 and next(iter(self._all)).exclusive
 
-    def add(self, consumption: ConsumerT) -> None:
+    def add(self, consumption: Consumption) -> None:
         """Add a consumer, behind all others of its priority."""
         self._all[consumption] = None
         self._insert(consumption)
 
-    def remove(self, consumption: ConsumerT) -> None:
+    def remove(self, consumption: Consumption) -> None:
         """Remove a consumer that has ended."""
         self._all.pop(consumption, None)
         if not self._all:
             self._order.clear()
 
-    def wake(self, consumption: ConsumerT) -> None:
+    def wake(self, consumption: Consumption) -> None:
         """Consider a consumer again: it may have credit."""
         if consumption.parked:
             consumption.parked = False
@@ -201,7 +158,7 @@ class Consumers(Generic[ConsumerT]):
                     break
         return room
 
-    def choose(self, topic: bytes | None, has_share: Callable[[Owner], bool]) -> ConsumerT | None:
+    def choose(self, topic: bytes | None, has_share: Callable[[Owner], bool]) -> Consumption | None:
         """Return the consumer that gets the next message; None when none can take it now.
 
         Args:
@@ -234,14 +191,14 @@ class Consumers(Generic[ConsumerT]):
             at += 1
         return None
 
-    def took(self, consumption: ConsumerT) -> None:
+    def took(self, consumption: Consumption) -> None:
         """Move a consumer that got a message behind the others of its priority."""
         order = self._order
         if len(order) > 1 and not self._single_active:
             order.remove(consumption)  # it is one of the first
             self._insert(consumption)
 
-    def _insert(self, consumption: ConsumerT) -> None:
+    def _insert(self, consumption: Consumption) -> None:
         order, priority = self._order, consumption.priority
         # The active consumer stays active, even if others have a higher priority.
         least = 0
@@ -287,7 +244,7 @@ class Queue:
         self.loaded = LoadedMessages()
         self.unsettled = Unsettled()
         self.marks = DeliveryMarks()
-        self.consumptions: Consumers[Consumption] = Consumers(single_active=definition.arguments.single_active)
+        self.consumptions: Consumers = Consumers(single_active=definition.arguments.single_active)
         self.getters: list[Consumption] = []
         """Clients that wait for one message each, or for the answer that there is none."""
         self.returning = 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from weft.bounds import Owner
+from weft.edge_node.queues.contents import Contents
 from weft.edge_node.queues.definitions import (
     CHANGE,
     DECLARE,
@@ -34,11 +38,123 @@ from weft.edge_node.queues.definitions import (
     queue_arguments,
     topic_of,
 )
-from weft.edge_node.queues.exchange import MATCHES, Admission, BoundQueues, Destination, Exchange, Topology, Unbinding
-from weft.edge_node.queues.limits import QueueShares, charge
+from weft.edge_node.queues.exchange import MATCHES, Destination, Exchange, Topology
+from weft.edge_node.queues.limits import QueueContext, charge
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.state import QueueStateWriter
+from weft.edge_node.timing import TimerWheel
 from weft.storage.segment_log import LogError
+
+# Bindings of queues and exchanges that were deleted: no message is routed by them, and they are removed in turns.
+
+NOW_UNITS = 16
+"""Units of bindings that are removed at once: most queues have no more."""
+SLICE_UNITS = 128
+"""Units of bindings that are removed before other owners have a turn: about a millisecond."""
+
+
+class Unbinding:
+    """Removal of bindings. Event loop's thread only.
+
+    Their owners are charged with them until then: the bindings take memory, and look-ups pass them."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self._bounds = context.bounds
+        self._rounds = context.rounds
+
+    def begin(self, owner: Owner, to: Destination | None, exchange: Exchange | None = None) -> None:
+        """Remove the bindings to a deleted queue or exchange, and from it.
+
+        Args:
+            owner: owner in whose turns they are removed.
+            to: the queue or exchange; None where nothing is bound to it.
+            exchange: the deleted exchange as a source of bindings.
+        """
+        taken = [] if to is None else [(source, to, source.take(to)) for source in list(to.sources)]
+        self._go_on(owner, self._apart(taken, exchange), NOW_UNITS)
+
+    def _go_on(self, owner: Owner, apart: Iterator[int], left: int) -> None:
+        for units in apart:
+            left -= units
+            if left <= 0:
+                self._rounds.wait(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
+                return
+
+    def _apart(
+        self, taken: list[tuple[Exchange, Destination, dict[BindingDefinition, None]]], exchange: Exchange | None
+    ) -> Iterator[int]:
+        """Remove one binding at each step; yield its units."""
+        for part in taken:
+            yield from self._part(*part)
+        while exchange is not None and exchange.bindings:
+            to = next(reversed(exchange.bindings))
+            yield from self._part(exchange, to, exchange.take(to))
+
+    def _part(self, source: Exchange, to: Destination, bindings: dict[BindingDefinition, None]) -> Iterator[int]:
+        while bindings:
+            binding, _ = bindings.popitem()
+            self._bounds.free_binding(to.owner, source, binding)
+            source.forget(binding, to)
+            yield binding.units
+
+
+# Queues that are deleted when no client has used them for a while (``x-expires``).
+
+
+class _Unused:
+    """A queue without consumers that expires."""
+
+    __slots__ = ("_expire", "queue", "until", "wheel_slot")
+
+    def __init__(self, queue: Queue, expire: Callable[[Queue], None]) -> None:
+        self.queue = queue
+        self._expire = expire
+        self.until = 0.0
+        self.wheel_slot = -1
+
+    def due(self, now: float) -> float | None:
+        """Delete the queue if its time is over."""
+        if now < self.until:
+            return self.until
+        self._expire(self.queue)
+        return None
+
+
+class UnusedQueues:
+    """Timer of queues that expire. Consumers, ``get`` and repeated declarations count as use; a restart begins the time
+    again."""
+
+    def __init__(self, wheel: TimerWheel, expire: Callable[[Queue], None]) -> None:
+        self._wheel = wheel
+        self._expire = expire
+        self._waiting: dict[Queue, _Unused] = {}
+
+    def used(self, queue: Queue) -> None:
+        """Start the time of a queue, unless it has consumers."""
+        expires_ms = queue.definition.arguments.expires_ms
+        if expires_ms is None or queue.consumptions:
+            return
+        waiting = self._waiting.get(queue)
+        if waiting is None:
+            waiting = self._waiting[queue] = _Unused(queue, self._expire)
+        waiting.until = asyncio.get_running_loop().time() + expires_ms / 1000
+        self._wheel.set(waiting, waiting.until)
+
+    def is_over(self, queue: Queue) -> bool:
+        """Return whether a queue's time is over, and no client has used it since."""
+        waiting = self._waiting.get(queue)
+        return waiting is not None and asyncio.get_running_loop().time() >= waiting.until
+
+    def in_use(self, queue: Queue) -> None:
+        """Stop the time of a queue that has a consumer, or is deleted."""
+        waiting = self._waiting.pop(queue, None)
+        if waiting is not None:
+            self._wheel.cancel(waiting)
+
+
+# The declarations.
+
+logger = logging.getLogger(__name__)
 
 
 class Registry:
@@ -46,49 +162,17 @@ class Registry:
 
     A change that outlives a restart is in the log when the call returns, and durable with the next commit: answer after
     that.
-
-    Args:
-        next_message: returns the number that the next message will get.
-        deleted: called with a deleted queue, before its messages are released.
-        next_round: calls back at an owner's turn.
     """
 
-    def __init__(
-        self,
-        bounds: QueueShares,
-        admission: Admission,
-        next_message: Callable[[], int],
-        deleted: Callable[[Queue], None],
-        next_round: Callable[[Owner | None, Callable[[], None]], None],
-    ) -> None:
-        self.queues: dict[str, Queue] = {}
-        self.topology = Topology(lambda names: self.targets(names, reserved=True))
-        self._bounds = bounds
-        self._admission = admission
-        self._next_message = next_message
-        self._deleted = deleted
-        self._unbinding = Unbinding(bounds.free_binding, next_round)
-        self.writer: QueueStateWriter
-
-    # --- for the state
-
-    def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition]:
-        """Yield the exchanges and queues that outlive a restart."""
-        for name, exchange in self.topology.exchanges.items():
-            if exchange.definition.durable and name not in PREDECLARED:
-                yield exchange.definition
-        for queue in self.kept_queues():
-            yield queue.definition
-
-    def kept_bindings(self) -> Iterator[Collection[BindingDefinition]]:
-        """Yield the bindings that outlive a restart, grouped by exchange and destination: a group may have 65,536."""
-        for exchange in self.topology.exchanges.values():
-            if exchange.definition.durable:
-                yield from (each for each in exchange.bindings.values() if self._is_kept(next(iter(each))))
-
-    def kept_queues(self) -> Iterable[Queue]:
-        """Return the queues that outlive a restart."""
-        return [queue for queue in self.queues.values() if queue.kept]
+    def __init__(self, context: QueueContext, topology: Topology, writer: QueueStateWriter, contents: Contents) -> None:
+        self.topology = topology
+        self.queues = topology.queues
+        self.unused = UnusedQueues(context.wheel, self._expire)
+        self._context = context
+        self._bounds = context.bounds
+        self._writer = writer
+        self._contents = contents
+        self._unbinding = Unbinding(context)
 
     def restore(
         self,
@@ -106,16 +190,9 @@ class Registry:
         for binding in bindings:
             to = self.topology.exchanges if binding.to_exchange else self.queues
             if binding.source in self.topology.exchanges and binding.destination in to:
-                owner = self._owner_of(binding)
+                owner = self.topology.owner_of(binding)
                 self._bounds.hold_binding(owner, self.topology.exchange(binding.source), binding)
                 self.topology.restore(binding, owner)
-
-    # --- for routes
-
-    def targets(self, names: frozenset[str], *, reserved: bool) -> BoundQueues | None:
-        """Return the receiver of messages for queues; None when no queue has one of these names."""
-        found = [self.queues[name] for name in sorted(names) if name in self.queues]
-        return BoundQueues(found, self._admission, reserved=reserved) if found else None
 
     # --- exchanges
 
@@ -178,7 +255,7 @@ class Registry:
         """Delete an exchange whose bindings still exist, and the routes to it."""
         definition = exchange.definition
         self.topology.remove_exchange(exchange)
-        self.writer.gone(exchanges=[definition.name] if definition.durable else ())
+        self._writer.gone(exchanges=[definition.name] if definition.durable else ())
         self._bounds.exchanges.free(definition.owner)
         return self.topology.take_destination(definition.name, is_exchange=True), exchange
 
@@ -275,8 +352,8 @@ class Registry:
         client.check_target(self.topology.definition(arguments.dead_letter_exchange))
         charge(self._bounds.queues, client.owner)
         definition = QueueDefinition(
-            self.writer.next_number, name, durable, exclusive, auto_delete, arguments, *client.owner,
-            since=self._next_message(),
+            self._writer.next_number, name, durable, exclusive, auto_delete, arguments, *client.owner,
+            since=self._context.log.next_seq(self._context.stream),
         )  # fmt: skip
         try:
             if definition.kept:
@@ -285,7 +362,7 @@ class Registry:
             self._bounds.queues.free(client.owner)
             raise
         # After the write, so that a failed declaration leaves neither a used number nor a queue.
-        self.writer.next_number += 1
+        self._writer.next_number += 1
         queue = Queue(definition, client if exclusive else None)
         if exclusive:
             client.exclusive[queue] = None
@@ -301,10 +378,39 @@ class Registry:
         queue.delete()
         del self.queues[queue.name]
         self.topology.forget_key(DEFAULT_EXCHANGE, queue.name)
-        self.writer.gone(queues=[queue.number] if queue.kept else ())
+        self._writer.gone(queues=[queue.number] if queue.kept else ())
         self._bounds.queues.free(queue.owner)
         self._unbind_all(self.topology.take_destination(queue.name, is_exchange=False))
-        self._deleted(queue)
+        self._end_readers(queue)
+
+    def _end_readers(self, queue: Queue) -> None:
+        """Release the messages of a deleted queue, and tell its consumers."""
+        consumptions = list(queue.consumptions)
+        for consumption in consumptions:
+            queue.consumptions.remove(consumption)
+            self._bounds.consumers.free(consumption.client.owner)
+        getters = queue.take_getters()
+        self.unused.in_use(queue)
+        self._contents.drop_all(queue)
+        for getter in getters:
+            self._contents.free_share(getter.client.owner)
+        for consumption in (*consumptions, *getters):
+            consumption.end()
+        error = QueueError(Reason.NOT_FOUND, f"queue {queue.name!r} was deleted")
+        for consumption in (*consumptions, *getters):
+            try:
+                consumption.consumer.cancelled(error)
+            except Exception:
+                logger.exception("a consumer of deleted queue %r could not be ended", queue.name)
+
+    def _expire(self, queue: Queue) -> None:
+        # Thousands may be declared, and expire, at once.
+        self._context.rounds.wait(queue.owner, partial(self._delete_unused, queue))
+
+    def _delete_unused(self, queue: Queue) -> None:
+        self._context.turn.store()
+        if not queue.deleted and self.unused.is_over(queue):
+            self.remove_queue(queue)
 
     # --- bindings
 
@@ -343,11 +449,11 @@ class Registry:
         if self.topology.has(binding):
             return
         client.check_source(exchange.definition)
-        owner = self._owner_of(binding)
+        owner = self.topology.owner_of(binding)
         client.check(CHANGE, binding.destination, owner, _what(binding))
         self._bounds.take_binding(owner, exchange, binding)
         try:
-            if self._is_kept(binding):
+            if self.topology.is_kept(binding):
                 self._write(bindings=[binding])
         except QueueError:
             self._bounds.free_binding(owner, exchange, binding)
@@ -358,34 +464,22 @@ class Registry:
         """Remove a binding; do nothing where it does not exist."""
         if not self.topology.has(binding):
             return
-        owner = self._owner_of(binding)
+        owner = self.topology.owner_of(binding)
         client.check(CHANGE, binding.destination, owner, _what(binding))
         source = self.topology.exchanges[binding.source]
-        kept = self._is_kept(binding)
+        kept = self.topology.is_kept(binding)
         self._bounds.free_binding(owner, source, binding)
         self.topology.unbind(binding)
         if kept:
-            self.writer.gone(bindings=[binding])
+            self._writer.gone(bindings=[binding])
         if self._is_over(source):
             self._unbind_all(*self._drop_exchange(source))
 
     # --- inside
 
-    def _owner_of(self, binding: BindingDefinition) -> Owner:
-        """Return the owner that a binding is charged to: the one of its destination."""
-        if binding.to_exchange:
-            return self.topology.exchanges[binding.destination].definition.owner
-        return self.queues[binding.destination].definition.owner
-
-    def _is_kept(self, binding: BindingDefinition) -> bool:
-        source = self.topology.exchanges[binding.source].definition.durable
-        if binding.to_exchange:
-            return source and self.topology.exchanges[binding.destination].definition.durable
-        return source and self.queues[binding.destination].kept
-
     def _write(self, **came: Any) -> None:
         try:
-            self.writer.came(**came)
+            self._writer.came(**came)
         except LogError as error:
             raise QueueError(Reason.NO_ROOM, f"the log takes nothing more: {error}") from error
 

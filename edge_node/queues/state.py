@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
-from weft.edge_node.queues.exchange import numbers_in
+from weft.edge_node.queues.exchange import Topology, numbers_in
+from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Queue
 from weft.edge_node.queues.ready import SeqRuns
 from weft.edge_node.sessions.backlog import DecodedBatch
@@ -140,22 +140,6 @@ ENTRY_BYTES = 12
 logger = logging.getLogger(__name__)
 
 
-class CopyContent(Protocol):
-    """Content of a copy; implemented by ``Registry``."""
-
-    def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition]:
-        """Yield the exchanges and queues that outlive a restart."""
-        ...
-
-    def kept_bindings(self) -> Iterator[Collection[BindingDefinition]]:
-        """Yield the bindings that outlive a restart, in groups."""
-        ...
-
-    def kept_queues(self) -> Iterable[Queue]:
-        """Return the queues that outlive a restart."""
-        ...
-
-
 class QueueStateWriter:
     """Writer that gathers changes, and writes them together at the end of each turn of the loop. Event loop's thread
     only.
@@ -164,26 +148,17 @@ class QueueStateWriter:
     records about messages that a crash lost are void (``Changes.started``).
 
     Args:
-        stream: number of the stream with the state.
-        messages: number of the stream with the messages.
-        end_of_turn: calls back at the end of the turn.
+        topology: content of a copy, beside the messages of its queues.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        log: SegmentLog,
-        stream: int,
-        messages: int,
-        wall_clock: Callable[[], int],
-        end_of_turn: Callable[[Callable[[], None]], None],
-        content: CopyContent,
-    ) -> None:
+    def __init__(self, context: QueueContext, topology: Topology) -> None:
+        log = context.log
         self._log = log
-        self._stream = stream
-        self._messages = messages
-        self._wall_clock = wall_clock
-        self._end_of_turn = end_of_turn
-        self._content = content
+        self._stream = context.state_stream
+        self._messages = context.stream
+        self._clock = context.clock
+        self._turn = context.turn
+        self._topology = topology
         self._settled: dict[int, list[tuple[int, int]]] = {}
         self._settled_bytes: dict[int, int] = {}
         self._marked: dict[int, int] = {}
@@ -199,7 +174,12 @@ class QueueStateWriter:
         """Bytes of changes and of messages since the last copy, and of that copy."""
         self.next_number = 1
         self._copy_changes_bytes = min(COPY_CHANGES_BYTES, log.stats().budget_bytes // COPY_SHARE)
-        log.lead(stream)
+        log.lead(self._stream)
+
+    def restore(self, state: QueueState) -> None:
+        """Go on after the records that a start has read."""
+        self.next_number, self.first = state.next_number, state.first
+        self.changed_bytes, self.message_bytes = state.changed_bytes, state.message_bytes
 
     # --- changes
 
@@ -304,7 +284,7 @@ class QueueStateWriter:
         first = self._log.next_seq(self._stream)
         with self._log.together(size + RESERVE_BYTES * len(pieces), uses_spare=True):
             for piece in pieces:
-                self._log.append(self._stream, self._wall_clock(), [b""], [piece])
+                self._log.append(self._stream, self._clock(), [b""], [piece])
         self.copied_bytes, self.changed_bytes, self.message_bytes = size, 0, 0
         old = RangeSet([(self.first, first)])
         self.first = first
@@ -313,7 +293,7 @@ class QueueStateWriter:
     def _pieces(self) -> Iterator[Changes]:
         piece = Changes(copy_begins=True, through=self._log.next_seq(self._messages), next_number=self.next_number)
         size = 0
-        for each in self._content.definitions():
+        for each in self._topology.kept_definitions():
             if isinstance(each, ExchangeDefinition):
                 piece.exchanges.append(each)
             else:
@@ -322,7 +302,7 @@ class QueueStateWriter:
             if size > PIECE_BYTES:
                 yield piece
                 piece, size = Changes(), 0
-        for group in self._content.kept_bindings():
+        for group in self._topology.kept_bindings():
             # In slices, not one by one: 65,536 would take 30 ms.
             bindings = iter(group)
             while some := list(islice(bindings, BINDINGS_AT_ONCE)):
@@ -331,7 +311,7 @@ class QueueStateWriter:
                 if size > PIECE_BYTES:
                     yield piece
                     piece, size = Changes(), 0
-        for queue in self._content.kept_queues():
+        for queue in self._topology.kept_queues():
             for found in contents_of(queue):
                 piece.contents.append(found)
                 size += DEFINITION_BYTES + sum(2 * len(runs.firsts) for runs in found.levels.values())
@@ -372,15 +352,15 @@ class QueueStateWriter:
         payload = msgspec.msgpack.encode(changes)
         self.changed_bytes += len(payload)
         if self._log.appended_together() is not None:
-            self._log.append(self._stream, self._wall_clock(), [b""], [payload])
+            self._log.append(self._stream, self._clock(), [b""], [payload])
             return
         with self._log.together(len(payload) + RESERVE_BYTES, uses_spare=uses_spare):
-            self._log.append(self._stream, self._wall_clock(), [b""], [payload])
+            self._log.append(self._stream, self._clock(), [b""], [payload])
 
     def _call(self) -> None:
         if not self._awaited:
             self._awaited = True
-            self._end_of_turn(self._at_end)
+            self._turn.at_end(self._at_end)
 
     def _at_end(self) -> None:
         self._awaited = False
@@ -534,8 +514,7 @@ class QueueState:
                     self.read = True
                     self.changed_bytes += len(record.payload)
                     if changes.copy_begins:
-                        copy = _Fold()
-                        copy.first = record.seq
+                        copy = _Fold(record.seq)
                     (copy or fold).take(changes)
                     if changes.copy_ends and copy is not None:
                         fold, copy = copy, None
@@ -567,11 +546,17 @@ class QueueState:
 class _Fold:
     """State after a certain record."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """Begin with nothing.
+
+        Args:
+            first: number of the first record that is needed.
+        """
         self.exchanges: dict[str, ExchangeDefinition] = {}
         self.queues: dict[int, RememberedQueue] = {}
         self.next_number = 1
-        self.through = self.first = 0
+        self.through = 0
+        self.first = first
         self._bindings: dict[BindingDefinition, int] = {}
         """Binding -> number of the change that added it."""
         self._gone: dict[tuple[str, bool], int] = {}

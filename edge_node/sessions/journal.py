@@ -562,7 +562,7 @@ class DeliveryJournal:
     def sending(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
         """Note deliveries at QoS 1, which need not wait: after a crash they are sent again in any case."""
         self._journal.sending(client_id, deliveries)
-        self._outbox.last = self._journal.flush
+        self._outbox.add_last(self._journal.flush)
 
     def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
         """Note that deliveries are over."""

@@ -16,7 +16,6 @@ from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriptions import (
     ClientSubscription,
     DeliveryOptions,
-    SharedSubscription,
     Subscriber,
 )
 from weft.protocols.mqtt.packets import PacketIds, Will
@@ -68,9 +67,8 @@ class Session:
         """
         self.client_id = window.client_id
         self.window = window
-        self.subscriptions: dict[str, tuple[ClientSubscription, SharedSubscription | None]] = {}
-        """Filter as the client wrote it -> its subscription, and the shared subscription that it is part of."""
-        window.subscribed = self.subscriptions
+        self.subscriptions = window.subscribed
+        """As those of the window."""
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
         self.owner = owner

@@ -14,7 +14,12 @@ from weft.edge_node.sessions.records import Sent
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueAccount
 from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.subscriptions import SUBSCRIBED, DeliveryOptions, Subscriber
+from weft.edge_node.subscriptions.subscriptions import (
+    ClientSubscription,
+    DeliveryOptions,
+    SharedSubscription,
+    Subscriber,
+)
 from weft.protocols.mqtt.encoder import PUBREL
 from weft.protocols.mqtt.packets import PACKET_IDS_MAX, ProtocolViolation, ReasonCode, Version
 
@@ -485,8 +490,8 @@ class ClientWindow:
         self.client_id = client_id
         self.owner = owner
         """Owner that the window's memory is charged to; None for the node."""
-        self.subscribed: SUBSCRIBED = {}
-        """Subscriptions of the client, by filter."""
+        self.subscribed: dict[str, tuple[ClientSubscription, SharedSubscription | None]] = {}
+        """Filter as the client wrote it -> its subscription, and the shared subscription that it is part of."""
         self._fall_behind = fall_behind
         self._parts = parts
         self._account = QueueAccount(parts.budget, parts.bytes_max, owner)

@@ -32,19 +32,9 @@ class ReadTurns:
     def __init__(self, log: SegmentLog) -> None:
         """Start without readers."""
         self._log = log
-        self._rounds = Rounds(lambda: None, pause_s=0, turns_max=READERS_MAX)
+        self.rounds = Rounds(lambda: None, pause_s=0, turns_max=READERS_MAX)
         self._waiting: list[tuple[Owner | None, asyncio.Future[None]]] = []
         """Turns that begin after the next commit."""
-
-    def call(self, owner: Owner | None, work: Callable[[], None]) -> None:
-        """Call back at the owner's turn."""
-        self._rounds.wait(owner, work)
-
-    async def next(self, owner: Owner | None) -> None:
-        """Return at the owner's turn."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rounds.wait(owner, partial(_begin, turn))
-        await turn
 
     async def after_commit(self, owner: Owner | None) -> None:
         """Return at the owner's turn after a commit, perhaps of records that were appended before.
@@ -61,10 +51,10 @@ class ReadTurns:
     def _committed(self, error: BaseException | None) -> None:
         waiting, self._waiting = self._waiting, []
         for owner, turn in waiting:
-            self._rounds.wait(owner, partial(_begin, turn, error))
+            self.rounds.wait(owner, partial(_begin, turn, error))
 
 
-def _begin(turn: asyncio.Future[None], error: BaseException | None = None) -> None:
+def _begin(turn: asyncio.Future[None], error: BaseException | None) -> None:
     if turn.done():
         return  # the waiting task was cancelled
     if error is None:
@@ -183,7 +173,7 @@ class CatchUp:
         """Begin at the reader's turn."""
         if not self._waits:
             self._waits = True
-            self._turns.call(self._owner, self._go_on)
+            self._turns.rounds.wait(self._owner, self._go_on)
 
     def start(self) -> None:
         """Begin or resume reading at the reader's turn."""
@@ -270,7 +260,7 @@ class CatchUp:
         seq = positions[stream]
         if seq >= self._end(stream):
             return False
-        turn = partial(self._turns.next, self._owner)
+        turn = partial(self._turns.rounds.turn, self._owner)
         await turn()
         page = await self._read_page(stream, seq, reader.wants, turn)
         if page.lost:

@@ -237,7 +237,7 @@ def before(messages: Iterable[Message], ends: Mapping[int, int]) -> Positions:
 class Outbox:
     """Clients with a pending flush. Belongs to the event loop's thread."""
 
-    __slots__ = ("_crowd", "_waiting", "last")
+    __slots__ = ("_crowd", "_last", "_waiting")
 
     def __init__(self, crowd: Crowd) -> None:
         """Start without pending writes.
@@ -247,12 +247,15 @@ class Outbox:
         """
         self._crowd = crowd
         self._waiting: list[Callable[[], None]] = []
-        self.last: Callable[[], None] | None = None
-        """Callback once all clients are flushed."""
+        self._last: Callable[[], None] | None = None
 
     def add(self, flush: Callable[[], None]) -> None:
         """Schedule a client's ``flush``. Add it only once until then."""
         self._waiting.append(flush)
+
+    def add_last(self, callback: Callable[[], None]) -> None:
+        """Call back once, after all clients are flushed: the only one that does so."""
+        self._last = callback
 
     def flush(self) -> None:
         """Call the scheduled flushes, also those that a flush adds for other clients."""
@@ -268,6 +271,6 @@ class Outbox:
                 waiting.pop()()
         finally:
             self._crowd.is_here = False
-            if self.last is not None:
-                last, self.last = self.last, None
+            if self._last is not None:
+                last, self._last = self._last, None
                 last()

@@ -28,6 +28,22 @@ async def test_owners_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == ["m0", "|", "a", "|", "m1", "|", "m2", "|"]
 
 
+async def test_a_turn_can_be_awaited_and_given_up() -> None:
+    done: list[str] = []
+    made = Rounds(lambda: None, 0, turns_max=1)
+
+    async def work(owner: Owner, name: str) -> None:
+        await made.turn(owner)
+        done.append(name)
+
+    tasks = [asyncio.create_task(work(MALLORY, name)) for name in ("m0", "given up", "m1")]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(work(ALICE, "a")))
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert done == ["m0", "a", "m1"], "owners take turns, and one that was given up holds up nobody"
+
+
 async def test_many_items_are_done_a_slice_at_a_time() -> None:
     done: list[int] = []
     made = Rounds(lambda: None, 0)

@@ -38,6 +38,7 @@ from weft.protocols.topics import InvalidTopic, check_topic
 
 SETTINGS = HttpSettings(limits=EdgeLimits(request_bytes=64 << 10, message_bytes=64 << 10), records_max=1000)
 """Small bounds: what a request may unpack to would else be more than its bytes allow."""
+FUZZ = Owner(OwnerKind.USER, "fuzz")
 STREAM = Stream("telemetry", 1, "t/n/l/telemetry", b"stream/telemetry")
 ANSWERS = Answers(lambda: NOW)
 BROWSERS = (Browsers(BrowserSettings()), Browsers(BrowserSettings(origins=("https://a.example",), is_loopback=False)))
@@ -124,7 +125,7 @@ def _requests(data: bytes) -> None:
                     return
             assert parser.held <= SETTINGS.limits.request_bytes + 3 * PIECE_BYTES
     except Problem as problem:
-        _check_refusal(Exchange(_Line(), Request()), problem)
+        _check_refusal(Exchange(_Line(), Request(), FUZZ), problem)
     finally:
         parser.close()
     assert taken <= len(stream)
@@ -133,8 +134,7 @@ def _requests(data: bytes) -> None:
 def _handle(request: Request) -> None:
     """Do with a request what its path asks for, and what is done with any."""
     for act in (_ask_browser, _introduce, _carry_out):
-        exchange = Exchange(_Line(), request)
-        exchange.owner = Owner(OwnerKind.USER, "fuzz")
+        exchange = Exchange(_Line(), request, FUZZ)
         try:
             act(request, exchange)
         except Problem as problem:

@@ -248,7 +248,9 @@ class Channel:
             self._client.targets.forget(self._publishing)
             self._publishing.close()
         if self.transaction is not None:
-            self.transaction.end(self._consuming)
+            returned = self.transaction.rollback()
+            if self._consuming is not None:
+                self._consuming.give_back(returned)
             self.transaction = None
         if self._consuming is not None:
             self._consuming.close()
@@ -337,7 +339,7 @@ class Channel:
         self._begun().commit(lambda: self.answer(commands.Tx.CommitOk()))
 
     def _on_tx_rollback(self, _method: Method) -> None:
-        self._begun().rollback(self.consuming)
+        self.consuming.give_back(self._begun().rollback())
         self.answer(commands.Tx.RollbackOk())
 
     # --- classes exchange, queue and basic
@@ -351,7 +353,8 @@ class Channel:
         with keeping:
             answer = topology.handle(method)
         self._last_queue = topology.last_queue
-        self._shared.queues.flush()  # in front of the answer: at the end of the turn it would be in a later commit
+        # In front of the answer: at the end of the turn it would be in a later commit.
+        self._shared.queues.writer.flush()
         if not getattr(method, "nowait", False):
             answers.insert(0, write_method(answer, self.number))
         if answers:

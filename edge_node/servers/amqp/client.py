@@ -26,7 +26,7 @@ from weft.protocols.message_headers import REPLY_TO
 from weft.protocols.ranges import packed_headers
 
 if TYPE_CHECKING:
-    from weft.edge_node.servers.clients.reading import Reading
+    from weft.edge_node.servers.clients.reading import Place, Reading
     from weft.protocols.amqp.methods import Method
 
 
@@ -369,6 +369,8 @@ class AmqpClient(Protocol):
     arrival: Arrival
     inbox: AmqpInbox
     reading: Reading
+    place: Place
+    """Its place among the connections of the node."""
     peer: Peer
     """Identity and names of the client; known once connection.open was answered."""
     queue_client: QueueClient
@@ -395,8 +397,17 @@ class AmqpClient(Protocol):
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""
 
+    def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
+        """Accept methods for channels from now on."""
+
+    def refuse_silently(self, reason: str) -> None:
+        """Close a connection without an answer."""
+
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an exception."""
+
+    def end(self, reason: str) -> None:
+        """Close the transport."""
 
     def end_channel(self, number: int) -> None:
         """Forget a channel that is closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 from weft.bounds import user_or_address
 from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Ingest, Pause
@@ -26,33 +26,12 @@ from weft.storage.segment_log import LogError, LogFull
 _CLOSE, _CLOSE_OK = commands.Connection.Close.index, commands.Connection.CloseOk.index
 
 
-class ClosingConnection(Protocol):
-    """Interface of the connection for its closing."""
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether data can still be sent to the client."""
-        ...
-
-    def answer(self, method: Method, channel: int = 0) -> None:
-        """Write one method."""
-
-    def leave_channels(self) -> None:
-        """End all channels."""
-
-    def await_last_word(self) -> None:
-        """Resume reading at once, and wait some seconds for close-ok."""
-
-    def end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
-        """Close the transport."""
-
-
 class Closing:
     """Closing handshake with the other side. Once it has begun, no request of the client is accepted."""
 
     __slots__ = ("_connection", "_ingest", "is_begun")
 
-    def __init__(self, connection: ClosingConnection, ingest: Ingest) -> None:
+    def __init__(self, connection: AmqpConnection, ingest: Ingest) -> None:
         self._connection = connection
         self._ingest = ingest
         self.is_begun = False
@@ -423,7 +402,7 @@ class AmqpConnection(WritingConnection):
             self._output.uncork()
             self.end(f"it asks for {header!r}, which is not AMQP 0-9-1")
             return len(header)
-        self._handshake = Handshake(self._shared, self._door, self, self._transport)
+        self._handshake = Handshake(self._shared, self._door, self, self.live, self._transport)
         self._handshake.begin()
         return len(header)
 
@@ -499,8 +478,8 @@ class AmqpConnection(WritingConnection):
         self.leave_channels()
         if self.queue_client is not None:
             self._context.routing.remembering.discard(self.targets)
-            self._shared.queues.leave(self.targets)
-            self._shared.queues.gone(self.queue_client)
+            self._shared.queues.topology.remembering.discard(self.targets)
+            self._shared.queues.leaving.begin(self.queue_client)
         self.inbox.clear()
         self.live.end()
         if self.peer is not None:

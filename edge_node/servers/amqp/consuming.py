@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from weft.edge_node.queues.definitions import QueueError, origin_of
 from weft.edge_node.queues.queue import Consumption, Credit
@@ -28,17 +28,6 @@ _COUNT = struct.Struct(">I")
 _COUNT_MAX = (1 << 32) - 1
 
 
-class ChannelDeliveries(Protocol):
-    """Deliveries of the channel."""
-
-    def next_tag(self, delivery: Delivery | None) -> int:
-        """Return the next delivery tag; None for a delivery that needs no acknowledgement."""
-        ...
-
-    def ended(self, tag: str) -> None:
-        """Handle the end of a consumer."""
-
-
 class ChannelConsumer:
     """A consumer with its tag."""
 
@@ -47,7 +36,7 @@ class ChannelConsumer:
     def __init__(
         self,
         client: AmqpClient,
-        channel: ChannelDeliveries,
+        channel: Consuming,
         number: int,
         tag: str,
         wall_clock: Callable[[], int],
@@ -216,10 +205,10 @@ class Consuming:
             self._cancel(consumer)
         getting, self._getting = self._getting, []
         for each in getting:  # or a message would arrive on a closed channel, and wait there
-            self._shared.queues.cancel(each)
+            self._shared.queues.consumptions.cancel(each)
         unsettled, self.unsettled = self.unsettled, {}
         if unsettled:
-            self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
+            self._shared.queues.settling.settle(list(unsettled.values()), Outcome.REQUEUE)
 
     def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
         """Mark deliveries as unsettled again: their acknowledgements were rolled back."""
@@ -263,7 +252,7 @@ class Consuming:
 
     def _cancel(self, consumer: ChannelConsumer) -> None:
         if consumer.consumption is not None:
-            self._shared.queues.cancel(consumer.consumption)
+            self._shared.queues.consumptions.cancel(consumer.consumption)
 
     def _queue(self, name: str) -> str:
         """Return the node's name of a queue; an empty name means the queue that was declared last."""
@@ -293,7 +282,7 @@ class Consuming:
         consumer = ChannelConsumer(
             self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack
         )
-        consumer.consumption = self._shared.queues.consume(
+        consumer.consumption = self._shared.queues.consumptions.consume(
             self._client.queue_client, queue, consumer, credit,
             needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
         )  # fmt: skip
@@ -327,7 +316,7 @@ class Consuming:
         if len(self._getting) >= GETS_MAX:
             reason = f"{GETS_MAX} basic.get of the channel wait for their answers: send more when those are there"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
-        waiting = self._shared.queues.get(
+        waiting = self._shared.queues.consumptions.get(
             self._client.queue_client, self._queue(method.queue), partial(self._got, method),
             needs_acks=not method.no_ack,
         )  # fmt: skip
@@ -371,7 +360,7 @@ class Consuming:
         if isinstance(method, commands.Basic.Recover):
             self._client.answer(commands.Basic.RecoverOk(), self._number)
         if unsettled:
-            self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
+            self._shared.queues.settling.settle(list(unsettled.values()), Outcome.REQUEUE)
 
     def _take(self, tag: int, multiple: bool, index: int) -> dict[int, Delivery]:
         unsettled = self.unsettled
@@ -395,7 +384,7 @@ class Consuming:
         if transaction is not None:
             transaction.settle(found, outcome)
         elif found:
-            self._shared.queues.settle(list(found.values()), outcome)
+            self._shared.queues.settling.settle(list(found.values()), outcome)
 
 
 _SETTLING: Mapping[int, Callable[[Consuming, Any], tuple[dict[int, Delivery], Outcome]]] = {

@@ -9,14 +9,14 @@ import logging
 import platform
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.amqp.client import AmqpClient, Names, Peer, Shared
-from weft.edge_node.servers.clients.reading import FULL, NEVER, Place, Reading
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.clients.reading import FULL, NEVER
+from weft.edge_node.servers.listeners.settings import Door
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, HEARTBEAT_FRAME, AmqpError, ReplyCode
 from weft.protocols.amqp.methods import Method, commands, name_of, read_table
 
@@ -30,29 +30,13 @@ TERMS_S_MAX = 10.0
 """Time from connection.tune to connection.open: the listener bounds the time before it."""
 
 
-class TimedConnection(Protocol):
-    """Interface of the connection for its time-outs."""
-
-    peer: Peer
-    reading: Reading
-
-    def send(self, data: bytes) -> None:
-        """Write whole frames."""
-
-    def answer(self, method: Method, channel: int = 0) -> None:
-        """Write one method."""
-
-    def end(self, reason: str) -> None:
-        """Close the connection."""
-
-
 class Liveness:
     """Times of one connection, in seconds of the loop's clock."""
 
     __slots__ = ("_awaited", "_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat",
                  "_shared", "wheel_slot", "wrote")  # fmt: skip
 
-    def __init__(self, connection: TimedConnection, shared: Shared) -> None:
+    def __init__(self, connection: AmqpClient, shared: Shared) -> None:
         self._connection = connection
         self._shared = shared
         self.wheel_slot = -1
@@ -163,28 +147,6 @@ NAME_SHOWN_MAX = 128
 USER_CHANGED = "its user has changed; log in with the present password"
 
 
-class HandshakeConnection(Protocol):
-    """Interface of the connection for its handshake."""
-
-    arrival: Arrival
-    frame_bytes_max: int
-    live: Liveness
-    place: Place
-    reading: Reading
-
-    def answer(self, method: Method, channel: int = 0) -> None:
-        """Write one method."""
-
-    def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
-        """Accept methods for channels from now on."""
-
-    def fail(self, error: AmqpError) -> None:
-        """Close the connection with an exception."""
-
-    def refuse_silently(self, reason: str) -> None:
-        """Close a connection without an answer."""
-
-
 async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: bytes) -> None:
     """Answer connection.update-secret: the present password of the client's user is accepted, and any other is ignored.
 
@@ -223,17 +185,19 @@ class Handshake:
     """Handshake of one connection that is not open yet."""
 
     __slots__ = ("_capabilities", "_channels_max", "_client", "_door", "_frame_bytes_max", "_heartbeat_s", "_identity",
-                 "_name", "_shared", "_state", "_task", "_transport")  # fmt: skip
+                 "_live", "_name", "_shared", "_state", "_task", "_transport")  # fmt: skip
 
-    def __init__(self, shared: Shared, door: Door, client: HandshakeConnection, transport: Any) -> None:
+    def __init__(self, shared: Shared, door: Door, client: AmqpClient, live: Liveness, transport: Any) -> None:
         """Attach a handshake to its connection.
 
         Args:
+            live: times of the connection.
             transport: source of the client's certificate.
         """
         self._shared = shared
         self._door = door
         self._client = client
+        self._live = live
         self._transport = transport
         self._state = _HandshakeState.AWAITS_START_OK
         self._task: asyncio.Task[None] | None = None
@@ -347,7 +311,7 @@ class Handshake:
             self._state = _HandshakeState.AWAITS_TUNE_OK
             settings = self._shared.settings
             tune = commands.Connection.Tune(settings.channels_max, settings.frame_bytes_max, settings.heartbeat_s)
-            self._client.live.tunes()
+            self._live.tunes()
             self._client.answer(tune)
             self._client.reading.go_on()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from weft.edge_node.ingest.ingest import COST_MAX
 from weft.edge_node.ingest.record import COPY_COST, Gathering
@@ -137,12 +137,14 @@ class Publishing:
             channel = self.number.to_bytes(2, "big")
             client.targets.remember(frame, Target(self, channel, found.topic, found.headers, found.route))
             self._shared.context.routing.remembering.add(client.targets)
-            self._shared.queues.remember(client.targets)
+            self._shared.queues.topology.remembering.add(client.targets)
 
     def _send_on(self, gathered: Gathering, found: Published, content: ContentHeaders, body: bytes) -> None:
         """Add dead letters for full queues that dead-letter rejected messages."""
         headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
-        for route, topic, own in self._shared.queues.dead_letters_of(found, headers):
+        for route, topic, own in self._shared.queues.dead_letters.letters_of(
+            found.dead_letter_of, found.topic, headers
+        ):
             gathered.add(route, topic, body, self, 0, own)
 
     def _count(self, gathered: Gathering, *, is_rejected: bool) -> None:
@@ -259,22 +261,6 @@ TRANSACTION_COST_MAX = 8 * COST_MAX
 """Highest cost of one commit, in units of ``Route.cost``: a commit is one step."""
 
 
-class TransactionPublishing(Protocol):
-    """Publishes of the channel."""
-
-    def gather(
-        self, gathered: Gathering, method: commands.Basic.Publish, properties: bytes, body: bytes, frame: bytes = b""
-    ) -> None:
-        """Add a message to the gathered records."""
-
-
-class ChannelDeliveries(Protocol):
-    """Deliveries of the channel."""
-
-    def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
-        """Mark deliveries as unsettled again."""
-
-
 class Transaction:
     """Publishes and acknowledgements of a channel since tx.select, or the last commit or rollback."""
 
@@ -289,9 +275,7 @@ class Transaction:
         self._bytes = 0
         """Bytes charged for messages and acknowledgements that wait for the commit."""
 
-    def publish(
-        self, publishing: TransactionPublishing, method: commands.Basic.Publish, properties: bytes, body: bytes
-    ) -> None:
+    def publish(self, publishing: Publishing, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
         """Add a message, which takes effect with the commit.
 
         Raises:
@@ -328,8 +312,8 @@ class Transaction:
                 if gathered:
                     context.ingest.store(gathered)
                 for deliveries, outcome in settled:
-                    shared.queues.settle_together(list(deliveries.values()), outcome)
-                shared.queues.flush()
+                    shared.queues.contents.settle(list(deliveries.values()), outcome)
+                shared.queues.writer.flush()
         self._begin()
         shared.counters.amqp_transactions += 1
 
@@ -341,18 +325,14 @@ class Transaction:
 
         context.ingest.on_durable(durable)
 
-    def rollback(self, consuming: ChannelDeliveries) -> None:
-        """Forget all of it. Acknowledged deliveries become unsettled again; the client may recover them."""
+    def rollback(self) -> dict[int, Delivery]:
+        """Forget all of it. Return the acknowledged deliveries, which are unsettled again: the client may recover
+        them."""
+        returned: dict[int, Delivery] = {}
         for deliveries, _ in self._settled:
-            consuming.give_back(deliveries)
+            returned |= deliveries
         self._begin()
-
-    def end(self, consuming: ChannelDeliveries | None) -> None:
-        """Roll back: the channel is closed."""
-        if consuming is not None:
-            self.rollback(consuming)
-        else:
-            self._begin()
+        return returned
 
     def _begin(self) -> None:
         self._gathered, self._settled = Gathering(), []

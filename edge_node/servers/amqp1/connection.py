@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
@@ -33,26 +33,6 @@ logger = logging.getLogger(__name__)
 _DENIALS = {Denial.WRONG: WRONG, Denial.NOT_ALLOWED: WRONG, Denial.BUSY: LATER}
 
 
-class OpeningClient(Protocol):
-    """The connection (``Amqp1Connection``)."""
-
-    arrival: Arrival
-    place: Place
-    reading: Reading
-
-    def send(self, data: bytes) -> None:
-        """Send bytes."""
-
-    def welcome(self, identity: Identity) -> None:
-        """Pass the connection to the engine."""
-
-    def refuse(self, condition: str, description: str) -> None:
-        """Close with an error of AMQP."""
-
-    def close(self, reason: str, level: int = logging.WARNING, *, drains: bool = False) -> None:
-        """Close."""
-
-
 class Denied(Exception):
     """Refusal of a client, in the terms of SASL and AMQP."""
 
@@ -68,7 +48,7 @@ class Opening:
 
     __slots__ = ("_client", "_door", "_has_sasl", "_parts", "_task", "_transport")
 
-    def __init__(self, parts: Parts, door: Door, client: OpeningClient, transport: Any) -> None:
+    def __init__(self, parts: Parts, door: Door, client: Amqp1Connection, transport: Any) -> None:
         self._parts = parts
         self._door = door
         self._client = client

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from weft.bounds import Bound, Owner
 from weft.bounds.bound import OwnerKind
 from weft.edge_node.access.identity import ALL, Permission
-from weft.edge_node.servers.amqp1.supplies import TopicSubscription
+from weft.edge_node.servers.amqp1.supplies import OpenConnection, TopicSubscription
 from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.sessions.filters import cost
 from weft.edge_node.streams import AMQP_LINKS_STREAM, RAW_PREFIX, STATE_STREAMS, raw_stream
@@ -273,16 +273,6 @@ class _Nobody:
 
 
 NOBODY = _Nobody()
-
-
-class OpenConnection(Protocol):
-    """Interface of one connection for the node."""
-
-    def permissions_changed(self) -> None:
-        """Check again whether the client is admitted, and its rights."""
-
-    def end(self, condition: str, description: str) -> None:
-        """Close the connection with an error."""
 
 
 class Parts:

@@ -65,7 +65,7 @@ from cproton import (
 from proton import Collector, Condition, Connection, Link, ProtonException, Session, Terminus, Transport, symbol
 
 from weft.edge_node.servers.amqp1.mapping import Address, BadAddress, Refused, parse, to_message
-from weft.edge_node.servers.amqp1.supplies import Item, Outcome, Outcomes, Supply
+from weft.edge_node.servers.amqp1.supplies import Item, OpenConnection, Outcome, Outcomes, Supply
 from weft.edge_node.subscriptions.limits import QueueAccount
 from weft.protocols.amqp1 import message_parts
 from weft.protocols.errors import Corrupt
@@ -463,27 +463,6 @@ WINDOW_BYTES = 256 << 10
 """Bytes that the engine holds for one session because the client's window is closed."""
 
 
-class ReceivingClient(Protocol):
-    """The connection (``Amqp1Connection``)."""
-
-    @property
-    def takes_more(self) -> bool:
-        """Return whether its socket has room."""
-        ...
-
-    def flush(self) -> None:
-        """Send the engine's output."""
-
-    def flush_in_turn(self) -> None:
-        """Send the engine's output at the client's turn."""
-
-    def owes(self, link: OutgoingLink) -> None:
-        """Call the link's ``left`` once the engine has made frames."""
-
-    def room_in_turn(self) -> None:
-        """Let links resume at the client's turn."""
-
-
 class OutgoingLink:
     """A link on which a client receives."""
 
@@ -491,7 +470,7 @@ class OutgoingLink:
                  "_tag", "_unsettled", "_wall_clock", "is_open", "supply", "unsent")  # fmt: skip
 
     def __init__(
-        self, client: ReceivingClient, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
+        self, client: OpenConnection, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
     ) -> None:
         """Wait for ``begin``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
@@ -24,8 +24,7 @@ from weft.edge_node.servers.amqp1.mapping import (
     parse,
     to_headers,
 )
-from weft.edge_node.servers.amqp1.supplies import check_queue, route_to_queue
-from weft.edge_node.servers.clients.reading import Reading
+from weft.edge_node.servers.amqp1.supplies import OpenConnection, check_queue, route_to_queue
 from weft.protocols.amqp1 import Message, decode_message
 from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.errors import Corrupt
@@ -39,24 +38,6 @@ CREDIT = 256
 """Messages that a client may send ahead of their settlement on one link."""
 STREAMS_MAX = 16
 """Streams whose routes one connection remembers; clients of the anonymous terminus may name any."""
-
-
-class SendingClient(Protocol):
-    """The connection (``Amqp1Connection``)."""
-
-    reading: Reading
-
-    def flush(self) -> None:
-        """Send the engine's output."""
-
-    def flush_in_turn(self) -> None:
-        """Send the engine's output at the client's turn."""
-
-    def room_in_turn(self) -> None:
-        """Let links resume at the client's turn."""
-
-    def owes(self, link: Any) -> None:
-        """Call the link's ``left`` once the engine has made frames."""
 
 
 class UnsettledDelivery(NamedTuple):
@@ -118,7 +99,7 @@ class Sending:
     )  # fmt: skip
 
     def __init__(
-        self, parts: Parts, client: SendingClient, identity: Identity, held: Amqp1Inbox, queue_client: QueueClient
+        self, parts: Parts, client: OpenConnection, identity: Identity, held: Amqp1Inbox, queue_client: QueueClient
     ) -> None:
         self.parts = parts
         self.client = client

@@ -9,7 +9,7 @@ import enum
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from weft.bounds import Owner
 from weft.config.units import parse_duration_ns
@@ -19,11 +19,14 @@ from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import engine
 from weft.edge_node.servers.amqp1 import engine as endpoints
 from weft.edge_node.servers.amqp1.context import LINKS_MAX, OWED_MAX, SESSION_LINKS, VERSION, KeptLink, LinkName, Parts
-from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine, OutgoingLink, ReceivingClient
-from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending, SendingClient
+from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine, OutgoingLink
+from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending
 from weft.edge_node.servers.amqp1.mapping import Address, AddressKind, Amqp1Inbox, Refused, parse
 from weft.edge_node.servers.amqp1.supplies import (
+    Beginning,
+    OpenConnection,
     QueueSupply,
+    StreamReading,
     StreamSupply,
     TopicSubscription,
     first_since,
@@ -54,7 +57,7 @@ class Receiving:
 
     __slots__ = ("_client", "_identity", "_owner", "_parts", "container", "queue_client")
 
-    def __init__(self, parts: Parts, client: ReceivingClient, identity: Identity, owner: Owner) -> None:
+    def __init__(self, parts: Parts, client: OpenConnection, identity: Identity, owner: Owner) -> None:
         self._parts = parts
         self._client = client
         self._identity = identity
@@ -151,40 +154,41 @@ class Receiving:
             raise Refused("amqp:invalid-field", str(error)) from None
         readers = parts.context.delivery.readers
         who = f"AMQP 1.0 client {self.container[:80]!r}"
-        supply = StreamSupply(
-            found, address.name, stream, self._identity, self._owner, parts.log, readers, parts.pages, who
-        )
-        found.supply = supply
-        known = kept.known if kept is not None else None
-        if known is not None and address.name in known.positions:
-            supply.position = known.positions[address.name]
-            supply.owed = list(known.owed.get(address.name, ()))
-            if kept is not None and kept.name in parts.kept.crashed:
-                supply.doubtful = parts.kept.ends.get(stream, 0)
+        reading = StreamReading(parts.log, readers, parts.pages, self._identity, self._owner, who)
+        beginning = self._beginning(address.name, stream, start, kept)
+        if kept is None:
+            found.supply = StreamSupply(found, reading, address.name, stream, beginning)
         else:
-            self._begin_at(supply, stream, start)
-        if kept is not None:
+            found.supply = supply = StreamSupply(
+                found, reading, address.name, stream, beginning, partial(parts.kept.changed, kept.name),
+                partial(self._stopped, kept),
+            )  # fmt: skip
 
             def update(state: KeptLink) -> None:
                 state.positions = {address.name: supply.position}
                 state.owed = {address.name: supply.not_settled()[:OWED_MAX]}
 
             self._keep(kept, text, update, found)
-            supply.on_done = partial(parts.kept.changed, kept.name)
-            supply.on_stop = partial(self._stopped, kept)
         return used
 
-    def _begin_at(self, supply: StreamSupply, stream: int, start: Start) -> None:
-        log = self._parts.log
-        supply.position = log.next_seq(stream)
+    def _beginning(self, name: str, stream: int, start: Start, kept: LinkToKeep | None) -> Beginning:
+        """Return where a link goes on, or begins."""
+        log, links = self._parts.log, self._parts.kept
+        if kept is not None and kept.known is not None and name in kept.known.positions:
+            doubtful = links.ends.get(stream, 0) if kept.name in links.crashed else 0
+            return Beginning(
+                kept.known.positions[name], owed=kept.known.owed.get(name, ()), doubtful=doubtful
+            )  # fmt: skip
+        end = log.next_seq(stream)
         if start.place is From.FIRST:
-            supply.position = next((first for first, _ in log.ranges(stream)), supply.position)
-        elif start.place is From.LAST:
-            supply.position = max(supply.position - 1, 0)
-        elif start.place is From.OFFSET:
-            supply.position = min(start.value, supply.position)
-        elif start.place is From.TIME:
-            supply.find = partial(first_since, log, stream, start.value)
+            return Beginning(next((first for first, _ in log.ranges(stream)), end))
+        if start.place is From.LAST:
+            return Beginning(max(end - 1, 0))
+        if start.place is From.OFFSET:
+            return Beginning(min(start.value, end))
+        if start.place is From.TIME:
+            return Beginning(end, partial(first_since, log, stream, start.value))
+        return Beginning(end)
 
     # --- topics
 
@@ -361,25 +365,10 @@ detaches it."""
 logger = logging.getLogger(__name__)
 
 
-class LinkConnection(SendingClient, Protocol):
-    """The connection (``Amqp1Connection``)."""
-
-    @property
-    def takes_more(self) -> bool:
-        """Return whether its socket has room."""
-        ...
-
-    def look_at_times(self) -> None:
-        """Compute the next deadline."""
-
-    def end(self, condition: str, description: str) -> None:
-        """Close the connection with an error."""
-
-
 class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: Parts, connection: LinkConnection, identity: Identity, held: Amqp1Inbox) -> None:
+    def __init__(self, parts: Parts, connection: OpenConnection, identity: Identity, held: Amqp1Inbox) -> None:
         """Begin for an admitted client. Call ``begin`` afterwards."""
         self._parts = parts
         self._connection = connection
@@ -425,7 +414,7 @@ class Links:
             self._open.clear()
         self._sending.end()
         if self._parts.queues is not None:
-            self._parts.queues.gone(self._receiving.queue_client)
+            self._parts.queues.leaving.begin(self._receiving.queue_client)
 
     # --- events
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
@@ -18,6 +18,7 @@ from weft.edge_node.queues.queue import Consumption, Credit, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.queues.ready import Delivery
 from weft.edge_node.servers.amqp1.mapping import Refused
+from weft.edge_node.servers.clients.reading import Reading
 from weft.edge_node.sessions.log_readers import LogReaders
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueAccount
@@ -75,6 +76,39 @@ class Item(NamedTuple):
     def size(self) -> int:
         """Return the bytes charged until the message is settled."""
         return len(self.message.payload) + self.message.header_bytes + MESSAGE_OVERHEAD_BYTES
+
+
+class OpenConnection(Protocol):
+    """A client's connection (``Amqp1Connection``), for its links and the node. It stands here, below both, since the
+    connection imports its links."""
+
+    reading: Reading
+
+    @property
+    def takes_more(self) -> bool:
+        """Return whether its socket has room."""
+        ...
+
+    def flush(self) -> None:
+        """Send the engine's output."""
+
+    def flush_in_turn(self) -> None:
+        """Send the engine's output at the client's turn."""
+
+    def room_in_turn(self) -> None:
+        """Let links resume at the client's turn."""
+
+    def owes(self, link: Any) -> None:
+        """Call the link's ``left`` once the engine has made frames."""
+
+    def look_at_times(self) -> None:
+        """Compute the next deadline."""
+
+    def permissions_changed(self) -> None:
+        """Check again whether the client is admitted, and its rights."""
+
+    def end(self, condition: str, description: str) -> None:
+        """Close the connection with an error."""
 
 
 class Supply(Protocol):
@@ -187,7 +221,7 @@ class QueueSupply:
         Raises:
             QueueError: there is no such queue, the client may not read it, or another consumer has it exclusively.
         """
-        self._consumption = self._queues.consume(
+        self._consumption = self._queues.consumptions.consume(
             self._client, self._name, self, [self._credit], needs_acks=not self._is_settled
         )
 
@@ -209,18 +243,22 @@ class QueueSupply:
     def again(self, item: Item) -> None:
         """Put a message back into the queue."""
         failed = item.attempts > item.delivery.attempts
-        self._queues.settle([item.delivery], _Settled.REQUEUE if failed else _Settled.RELEASE)
+        self._queues.settling.settle([item.delivery], _Settled.REQUEUE if failed else _Settled.RELEASE)
 
     def done(self, item: Item, outcome: Outcome) -> None:
         """Remove a message from the queue; a rejected one is dead-lettered."""
-        self._queues.settle([item.delivery], _Settled.ACCEPT if outcome.name == "accepted" else _Settled.REJECT)
+        self._queues.settling.settle(
+            [item.delivery], _Settled.ACCEPT if outcome.name == "accepted" else _Settled.REJECT
+        )
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
         """Leave the queue, and put unsettled messages back: after a broken connection each counts as a failure."""
         consumption, self._consumption = self._consumption, None
         if consumption is not None:
-            self._queues.cancel(consumption)
-        self._queues.settle([item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE)
+            self._queues.consumptions.cancel(consumption)
+        self._queues.settling.settle(
+            [item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE
+        )
 
     def may_go_on(self) -> bool:
         """Return True: the queue checks each message, and reports when the client may no longer read it."""
@@ -239,7 +277,7 @@ class QueueSupply:
             if not self._link.send(item):
                 refused.append(delivery)
         if refused and not self._is_settled:  # later: the queue must not be called within this method
-            self._call_soon(lambda: self._queues.settle(refused, _Settled.REJECT))
+            self._call_soon(lambda: self._queues.settling.settle(refused, _Settled.REJECT))
         if self.is_idle:
             self._link.idle()
         self._link.flush()
@@ -310,53 +348,73 @@ RETRY_S = 1.0
 log = logging.getLogger(__name__)
 
 
+class StreamReading(NamedTuple):
+    """Access of one client to the log."""
+
+    log: SegmentLog
+    readers: LogReaders
+    pages: PageReader
+    identity: Identity
+    owner: Owner
+    """Owner in whose turns the log is read."""
+    client: str
+    """The client's name, for log lines."""
+
+
+class Beginning(NamedTuple):
+    """Point from which a stream is sent."""
+
+    position: int
+    """First unsent seq."""
+    find: Callable[[], int] | None = None
+    """Function that finds the position, in a thread, before the first message is sent."""
+    owed: Sequence[int] = ()
+    """Numbers of earlier messages that are sent first: a former connection did not settle them."""
+    doubtful: int = 0
+    """Number below which messages may have been sent before a crash: they are marked as redelivered."""
+
+
 class StreamSupply:
     """The ``Supply`` of a stream's link. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
         link: Outlet,
+        reading: StreamReading,
         name: str,
         stream: int,
-        identity: Identity,
-        owner: Owner,
-        segment_log: SegmentLog,
-        readers: LogReaders,
-        pages: PageReader,
-        client: str,
+        beginning: Beginning,
+        on_done: Callable[[], None] = lambda: None,
+        on_stop: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Wait for ``start``.
 
         Args:
             name: the clients' name of the stream.
             stream: its number in the log.
-            owner: owner in whose turns it is read.
-            client: for log lines.
+            on_done: called each time that messages were settled.
+            on_stop: called at the end, with whether the client will not resume the link.
         """
+        readers = reading.readers
         self._link = link
         self._name = name
         self._stream = stream
-        self._identity = identity
-        self._log = segment_log
-        self._read_page, self._fetch, self._turn = readers.read_page, readers.fetch, readers.turn_of(owner)
-        self._pages = pages
-        self._client = client
+        self._identity = reading.identity
+        self._log = reading.log
+        self._read_page, self._fetch, self._turn = readers.read_page, readers.fetch, readers.turn_of(reading.owner)
+        self._pages = reading.pages
+        self._client = reading.client
         self._again: deque[Item] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._told_of_loss = False
-        self.position = 0
+        self.position = beginning.position
         """First unsent seq."""
-        self.owed: list[int] = []
-        """Numbers of earlier messages that are sent first: a former connection did not settle them."""
-        self.doubtful = 0
-        """Number below which messages may have been sent before a crash: they are marked as redelivered."""
-        self.find: Callable[[], int] | None = None
-        """Function that finds the position, in a thread, before the first message is sent."""
-        self.on_done: Callable[[], None] = lambda: None
-        """Called each time that messages were settled."""
-        self.on_stop: Callable[[bool], None] = lambda _: None
-        """Called at the end."""
+        self._owed = list(beginning.owed)
+        self._doubtful = beginning.doubtful
+        self._find = beginning.find
+        self._on_done = on_done
+        self._on_stop = on_stop
         self.is_idle = False
 
     # --- Supply
@@ -376,15 +434,15 @@ class StreamSupply:
 
     def done(self, item: Item, outcome: Outcome) -> None:  # noqa: ARG002 - a stream keeps no dead letters
         """Note that a message was settled."""
-        self.on_done()
+        self._on_done()
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
         """Stop sending."""
         if self._task is not None:
             self._task.cancel()
-        self.owed = sorted({*self.owed, *(item.message.seq for item in (*unsettled, *self._again))})
+        self._owed = sorted({*self._owed, *(item.message.seq for item in (*unsettled, *self._again))})
         self._again.clear()
-        self.on_stop(for_good)
+        self._on_stop(for_good)
 
     def may_go_on(self) -> bool:
         """Return True: each topic is checked when it is read."""
@@ -392,16 +450,16 @@ class StreamSupply:
 
     def not_settled(self) -> list[int]:
         """Return the numbers of messages before the position that the client has not settled."""
-        return sorted({*self.owed, *(item.message.seq for item in (*self._link.unsettled, *self._again))})
+        return sorted({*self._owed, *(item.message.seq for item in (*self._link.unsettled, *self._again))})
 
     # --- reading
 
     async def _run(self) -> None:
         while True:
             try:
-                if self.find is not None:
-                    self.position = await asyncio.to_thread(self.find)
-                    self.find = None
+                if self._find is not None:
+                    self.position = await asyncio.to_thread(self._find)
+                    self._find = None
                 await self._send_owed()
                 while True:
                     await self._pass()
@@ -410,12 +468,12 @@ class StreamSupply:
                 await asyncio.sleep(RETRY_S)
 
     async def _send_owed(self) -> None:
-        while self.owed:
-            seqs = self.owed[:FETCHED_MAX]
+        while self._owed:
+            seqs = self._owed[:FETCHED_MAX]
             found = await self._fetch(self._stream, seqs)
             for seq in seqs:
                 await self._room()
-                self.owed.remove(seq)
+                self._owed.remove(seq)
                 record = found.get(seq)
                 if record is not None and self._may_read(record.topic):
                     self._send(self._item(record, attempts=1))
@@ -435,7 +493,7 @@ class StreamSupply:
         for record in page.records:
             await self._room()
             self.position = record.seq + 1
-            self._send(self._item(record, attempts=int(record.seq < self.doubtful)))
+            self._send(self._item(record, attempts=int(record.seq < self._doubtful)))
         self.position = max(self.position, page.next_seq)
         self._flush()
 
@@ -466,7 +524,7 @@ class StreamSupply:
 
     def _send(self, item: Item) -> None:
         if not self._link.send(item):
-            self.on_done()
+            self._on_done()
 
     def _flush(self) -> None:
         self._link.flush()

@@ -384,8 +384,7 @@ class HttpConnection(WritingConnection):
         self.reading.go_on_in_turn(Pause.ASKING)
 
     def _begin(self, request: Request) -> None:
-        exchange = Exchange(self, request)
-        exchange.owner = self._held.owner
+        exchange = Exchange(self, request, self._held.owner)
         self._pending.append(exchange)
         self._service.counters.http_requests += 1
         try:
@@ -410,7 +409,7 @@ class HttpConnection(WritingConnection):
         exchange.fail(Problem(500, "the node made a mistake; its log says more"))
 
     def _refuse(self, request: Request, problem: Problem) -> None:
-        exchange = Exchange(self, request)
+        exchange = Exchange(self, request, self._held.owner)
         request.keeps_alive = False
         self._pending.append(exchange)
         exchange.fail(problem)

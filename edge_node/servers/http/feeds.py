@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -375,7 +374,7 @@ class StreamFeed(Feed):
         for data in page.batches:
             left = iter(records(data))
             while await self._slice(left):
-                await self._turn()
+                await self._rounds.turn(self.owner)
 
     async def _slice(self, left: Iterable[Record]) -> bool:
         """Send some records; return whether there may be more."""
@@ -393,12 +392,6 @@ class StreamFeed(Feed):
             self._write(found)
         return count == SLICE
 
-    async def _turn(self) -> None:
-        """Wait until others have had their turn."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rounds.wait(self.owner, partial(_settle, done))
-        await done
-
     def _wants(self, record: Record, now: int) -> bool:
         key = record.key
         wanted = self._wanted.get(key)
@@ -410,11 +403,6 @@ class StreamFeed(Feed):
         if not wanted or not record.headers:
             return wanted
         return not any(name == EXPIRES and type(value) is int and value <= now for name, value in record.headers)
-
-
-def _settle(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
 
 
 # Live messages of the topics that match a filter, kept or not. Messages that a client is too slow for are dropped,

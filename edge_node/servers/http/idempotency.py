@@ -3,8 +3,7 @@ twice.
 
 Each key is a record of the stream ``weft-http``. It is appended in one commit with the records of its request, and a
 crash leaves all of them or none: after a crash at any instant the key is known if and only if the records are in the
-log. A request that is stored in several commits has a record in each, with the progress so far. Keys are remembered for
-a time, up to a number in all and for each owner; the oldest go first.
+log. Keys are remembered for a time, up to a number in all and for each owner; the oldest go first.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ from weft.storage.segment_log import SegmentLog
 KEY_CHARACTERS_MAX = 255
 READ_BYTES = 1 << 20
 VERSION = FORMATS["http"]
-PIECES_VERSION = 2
-"""Version of the records of a request that is stored in several commits: an earlier release would treat each as the
-whole, and this version makes it refuse to start."""
 DIGEST_BYTES = 16
-RUNS_MAX = 8
-"""Maximum number of runs of numbers remembered for a request. One that is stored in many commits may have more, with
-others' records between them."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +48,7 @@ class RememberedAnswer(NamedTuple):
     seqs: tuple[tuple[int, int], ...]
     """(first seq, count)."""
     messages: int
-    """Number of messages stored so far."""
-    rest_at: int = 0
-    """Number of the request's first message that is not stored yet; 0 for none."""
-
-    def plus(self, seqs: Iterable[tuple[int, int]], messages: int, rest_at: int) -> RememberedAnswer:
-        """Return this answer extended by another commit of the request."""
-        found = joined([*self.seqs, *seqs])
-        if self.messages:
-            del found[RUNS_MAX:]
-        return self._replace(seqs=tuple(found), messages=self.messages + messages, rest_at=rest_at)
+    """Number of messages stored."""
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -76,7 +60,6 @@ class _Entry(msgspec.Struct, array_like=True):
     stream: int
     seqs: list[tuple[int, int]]
     count: int
-    rest_at: int = 0
 
 
 class _Beginning(msgspec.Struct, array_like=True):
@@ -123,25 +106,21 @@ class IdempotencyKeys:
         self._load()
 
     def find(self, owner: Owner, key: str) -> RememberedAnswer | None:
-        """Return the answer of a key, complete or so far; None for a new key."""
+        """Return the answer of a key; None for a new key."""
         self._expire()
         own = self._of_owner.get(str(owner))
         found = None if own is None else own.get(_digest(owner, key))
         return None if found is None else found[1]
 
-    def note(self, owner: Owner, key: str, remembered: RememberedAnswer, *, in_pieces: bool = False) -> None:
+    def note(self, owner: Owner, key: str, remembered: RememberedAnswer) -> None:
         """Remember a key, in the log as well. Call it in ``together``, with its records.
-
-        Args:
-            in_pieces: this is one of several commits.
 
         Raises:
             LogFull, LogFailed: the key is not remembered.
         """
         digest, now = _digest(owner, key), self._wall_clock()
         entry = _Entry(
-            PIECES_VERSION if in_pieces else VERSION, digest, remembered.fingerprint, remembered.stream,
-            list(remembered.seqs), remembered.messages, remembered.rest_at,
+            VERSION, digest, remembered.fingerprint, remembered.stream, list(remembered.seqs), remembered.messages
         )  # fmt: skip
         self._log.append(self._stream, now, [str(owner).encode()], [self._encode(entry)])
         self._keep(str(owner), digest, now, remembered)
@@ -159,15 +138,12 @@ class IdempotencyKeys:
                     if entry is None:
                         continue
                     seqs = tuple((first, count) for first, count in entry.seqs)
-                    remembered = RememberedAnswer(entry.fingerprint, entry.stream, seqs, entry.count, entry.rest_at)
+                    remembered = RememberedAnswer(entry.fingerprint, entry.stream, seqs, entry.count)
                     self._keep(record.key.decode(), entry.digest, record.time, remembered)
 
     def _keep(self, owner: str, digest: bytes, time: int, remembered: RememberedAnswer) -> None:
         own = self._of_owner.setdefault(owner, OrderedDict())
         if digest in own:
-            began, known = own[digest]
-            if known.rest_at:
-                own[digest] = (began, remembered)
             return
         while own and self._shares.is_own_share_full(owner):
             self._drop(next(iter(own)))
@@ -213,7 +189,7 @@ def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> _Entry | None:
     try:
-        if msgspec.msgpack.decode(payload, type=_Beginning).version > PIECES_VERSION:
+        if msgspec.msgpack.decode(payload, type=_Beginning).version > VERSION:
             # Forgetting its keys would store repeated requests twice.
             raise UnsupportedVersion("a later release has written idempotency keys of this node: install that again")
         return decoder.decode(payload)

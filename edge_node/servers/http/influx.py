@@ -266,7 +266,7 @@ class Influx:
             if count >= self._settings.records_max:
                 raise Problem(413, f"more than {self._settings.records_max} points; send fewer at a time")
             try:
-                record = _record(parse_line(line), bucket, unit)._replace(number=count + 1)
+                record = _record(parse_line(line), bucket, unit)
                 record = self._storing.checked(exchange, None, record)
                 records.append(record.packed())
                 bytes_left -= check_cost(len(line), record.misfits) if is_checked else 0

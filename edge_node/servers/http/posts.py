@@ -271,7 +271,7 @@ class Posts:
         self._counters.http_messages += len(payloads)
         is_long = len(payloads) > SLICE
         if self._storing.has_checks:
-            make = partial(self._checked, exchange, target, once, make)
+            make = partial(self._checked, exchange, target, make)
             is_long |= sum(map(len, payloads)) > CHECKED_SLICE_BYTES or len(payloads) > CHECKED_SLICE_MESSAGES
         if is_long:
             return self._in_steps(exchange, target, payloads, make, once, answer)
@@ -306,10 +306,8 @@ class Posts:
         self._storing.misfits.look(streams, record.payload)
         return record
 
-    def _checked(
-        self, exchange: Exchange, target: PostTarget | None, once: Once | None, make: Make, payload: bytes
-    ) -> NewRecord:
-        return self._storing.checked(exchange, target, make(payload), once)
+    def _checked(self, exchange: Exchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
+        return self._storing.checked(exchange, target, make(payload))
 
     def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make, bool]:
         """Return the payloads of a request, their converter to records, and whether all are known to be JSON."""

@@ -615,13 +615,14 @@ class Exchange:
     __slots__ = ("_line", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready", "request",
                  "routes", "status", "stored", "whole")  # fmt: skip
 
-    def __init__(self, line: Line, request: Request) -> None:
+    def __init__(self, line: Line, request: Request, owner: Owner) -> None:
         self._line = line
         self.request = request
+        self.owner = owner
+        """Owner in whose turns it is served."""
         self.publisher: str | None = None
         self.identity: Identity | None = None
         """Identity of the client; None for requests that need none."""
-        self.owner: Owner
         self.routes: RouteCache
         self.is_influx = False
         """True if errors have the form of InfluxDB's."""

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.bounds import Owner
 from weft.edge_node.ingest.ingest import COST_MAX, Ingest
 from weft.edge_node.ingest.record import COPY_COST, Gathering, Misfits, Records, Route
 from weft.edge_node.ingest.routing import refusal
 from weft.edge_node.servers.http.bodies import NO_JSON
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Once, RememberedAnswer, joined
-from weft.edge_node.servers.http.request import Exchange, Problem, problem_of, quoted, try_later
+from weft.edge_node.servers.http.request import Exchange, Problem, problem_of, quoted
 from weft.edge_node.servers.http.settings import HttpCounters
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
 from weft.protocols.ranges import PackedHeaders, packed_headers
@@ -39,8 +38,6 @@ class NewRecord(NamedTuple):
     key: bytes
     payload: bytes
     headers: HeaderPairs = ()
-    number: int = 0
-    """Position in the request, from 1 on, where earlier messages may have been left out; 0 where none can be."""
     misfits: Misfits | None = None
     """Findings of the checks of its route; None where there are none, or they were not asked."""
 
@@ -221,8 +218,9 @@ NOTE_BYTES = 4096
 PIECE_COST_MAX = COST_MAX // 4
 """Deliveries of a piece: in the first, all subscribers that do not acknowledge may fall behind, at 30 to 40 µs each."""
 ONCE_COST_MAX = 4 * COST_MAX
-"""Highest cost of a request with an idempotency key in one step, in units of ``Route.cost``: its messages are stored in
-one commit, unlike those of a request without a key. Beyond it, the key records how many are stored."""
+"""Highest cost of a request of several messages with an idempotency key, in units of ``Route.cost``: they are stored
+and delivered in one step, unlike those of a request without a key. A message alone has no bound: it cannot be sent in
+parts."""
 
 
 class PostTarget(NamedTuple):
@@ -257,8 +255,6 @@ class Storing:
         self.misfits = misfits
         self._off_pattern = 0
         """Messages of a request that a stream accepts although it does not match their topics."""
-        self._under_way: set[tuple[Owner, str]] = set()
-        """Idempotency keys of requests that are being stored in pieces."""
         self._log = log
         self._wall_clock = wall_clock
 
@@ -304,9 +300,7 @@ class Storing:
         """Return whether the payloads of some stream are checked."""
         return self.ingest.routing.has_checks
 
-    def checked(
-        self, exchange: Exchange, target: PostTarget | None, record: NewRecord, once: Once | None = None
-    ) -> NewRecord:
+    def checked(self, exchange: Exchange, target: PostTarget | None, record: NewRecord) -> NewRecord:
         """Return a record with what the checks of its payload have found.
 
         Raises:
@@ -317,12 +311,7 @@ class Storing:
             return record
         misfits = route.checks.look(record.payload)
         if misfits and (why := refusal(route, misfits)):
-            begun = None if once is None else self.keys.find(exchange.owner, once.key)
-            if begun is not None and begun.rest_at:  # the schema has changed since
-                stored = f"of the request, {begun.messages} messages are stored since it was sent before"
-            else:
-                stored = "nothing of the request is stored"
-            raise Problem(400, f"a payload is refused, and {stored}: {why}")
+            raise Problem(400, f"a payload is refused, and nothing of the request is stored: {why}")
         return record._replace(misfits=misfits)
 
     # --- storing
@@ -336,9 +325,7 @@ class Storing:
         known = self.keys.find(exchange.owner, once.key)
         if known is not None and known.fingerprint != once.fingerprint:
             raise Problem(422, "this Idempotency-Key came with another request before; use a new one for new data")
-        if (exchange.owner, once.key) in self._under_way:
-            raise try_later(409, "a request with this Idempotency-Key is being stored; send it again later")
-        if known is None or known.rest_at:
+        if known is None:
             return False
         exchange.stored = partial(self._repeat, exchange, known, answer)
         self.ingest.on_durable(partial(_when_durable, exchange))  # it may not be durable yet
@@ -356,32 +343,31 @@ class Storing:
         deliveries.
 
         Args:
-            once: idempotency key: a request that was stored before gets its first answer.
+            once: idempotency key. All records are stored in one commit with it, and a request that was stored before
+                gets its first answer.
 
         Raises:
-            Problem: none of them was stored.
+            Problem: none of them was stored; 413 if there are several, with a key, and too many deliveries.
         """
         if not records:
             answer(exchange, [], 0)
             return None
-        begun = None
-        if once is not None:
-            if self.repeats(exchange, once, answer):
-                return None
-            begun = self.keys.find(exchange.owner, once.key)
-        if once is not None and begun is not None:
-            return self._store_once_in_pieces(exchange, target, records, once, answer)
+        if once is not None and self.repeats(exchange, once, answer):
+            return None
         routed = self._routed(exchange, target, records)
         cost = sum(map(cost_of, records, routed))
-        if once is None:
-            if cost > COST_MAX:
-                return self._store_in_pieces(exchange, target, records, answer)
-            self._store_in_turn(exchange, target, records, routed, answer)
-        elif cost > ONCE_COST_MAX:
-            return self._store_once_in_pieces(exchange, target, records, once, answer)
+        if once is not None:
+            if cost > ONCE_COST_MAX and len(records) > 1:
+                raise Problem(
+                    413, f"with an Idempotency-Key, all messages are stored in one commit, of at most {ONCE_COST_MAX} "
+                    f"deliveries to subscribers and queues. These have about {cost}: nothing was stored, send less at "
+                    "once",
+                )  # fmt: skip
+            self._store_once(exchange, records, routed, _stream_of(target, routed), once, answer)
+        elif cost > COST_MAX:
+            return self._store_in_pieces(exchange, target, records, answer)
         else:
-            remembered = RememberedAnswer(once.fingerprint, _stream_of(target, routed), (), 0)
-            self._commit(exchange, records, routed, once, remembered, answer)
+            self._store_in_turn(exchange, target, records, routed, answer)
         return None
 
     def _store_in_turn(
@@ -427,27 +413,16 @@ class Storing:
         turn.answer(exchange, b"")
         turn.more_acks += len(records) - 1
 
-    def _commit(  # noqa: PLR0917
+    def _store_once(  # noqa: PLR0917
         self,
         exchange: Exchange,
         records: Sequence[NewRecord],
         routed: list[Route],
+        stream: int,
         once: Once,
-        before: RememberedAnswer,
         answer: Answer,
-        rest_at: int = 0,
-        *,
-        in_pieces: bool = False,
-    ) -> RememberedAnswer:
-        """Store some or all records of a request in one commit with its key, and answer if they are the last.
-
-        Args:
-            before: answer for the records stored already.
-            rest_at: ``Remembered.rest_at`` afterwards.
-
-        Returns:
-            The answer for the records stored so far.
-        """
+    ) -> None:
+        """Store all records of a request in one commit with its key: a crash leaves all of it or nothing."""
         turn = self.ingest.turn
         turn.store()  # earlier records have lower numbers
         gathered = Gathering()
@@ -455,47 +430,14 @@ class Storing:
         try:
             with self._log.together(_room(records)):
                 self.ingest.store(gathered)
-                stored = before.plus(pieces.seqs(before.stream), len(records), rest_at)
-                self.keys.note(exchange.owner, once.key, stored, in_pieces=in_pieces)
+                stored = RememberedAnswer(once.fingerprint, stream, tuple(pieces.seqs(stream)), len(records))
+                self.keys.note(exchange.owner, once.key, stored)
         except LogError as error:
             raise problem_of(error) from None
-        if not rest_at:
-            gathered.answer(exchange, b"")
-            gathered.more_acks += stored.messages - 1
-            exchange.stored = partial(answer, exchange, list(stored.seqs), stored.messages)
-            self.ingest.on_durable(partial(turn.durable, gathered))
-        return stored
-
-    def _store_once_in_pieces(
-        self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord], once: Once, answer: Answer
-    ) -> Iterator[None]:
-        """Store a request with very many deliveries. Its key records the progress, so that the repeated request resumes
-        there after a crash or a refusal."""
-        this = (exchange.owner, once.key)
-        if self.repeats(exchange, once, answer):  # the request was stored, or began to be, after this one's check
-            return
-        stored = self.keys.find(*this)
-        # By their numbers: a changed configuration may have changed the set of stored messages.
-        rest_at = 0 if stored is None else stored.rest_at
-        left = [
-            each
-            for each in ((record.number or at, record) for at, record in enumerate(records, 1))
-            if each[0] >= rest_at
-        ]
-        self._under_way.add(this)
-        try:
-            while True:
-                routed = self._routed_piece(exchange, target, (record for _, record in left))
-                taken, left = left[: len(routed)], left[len(routed) :]
-                piece = [record for _, record in taken]
-                before = stored or RememberedAnswer(once.fingerprint, _stream_of(target, routed), (), 0)
-                rest_at = taken[-1][0] + 1 if left else 0
-                stored = self._commit(exchange, piece, routed, once, before, answer, rest_at, in_pieces=True)
-                if not left:
-                    return
-                yield
-        finally:
-            self._under_way.discard(this)
+        gathered.answer(exchange, b"")
+        gathered.more_acks += len(records) - 1
+        exchange.stored = partial(answer, exchange, list(stored.seqs), stored.messages)
+        self.ingest.on_durable(partial(turn.durable, gathered))
 
     def _routed(self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord]) -> list[Route]:
         self._off_pattern = 0

@@ -54,10 +54,10 @@ class Worker:
         queues = self.node.queues
         assert queues is not None
         if self.slow and delivery.seq % 5 == 0 and not delivery.redelivered:
-            queues.settle([delivery], Outcome.REQUEUE)
+            queues.settling.settle([delivery], Outcome.REQUEUE)
         elif not self.slow or delivery.seq % 3 == 0 or len(self.kept) >= PREFETCH // 2:
             say("acknowledged", name)
-            queues.settle([delivery], Outcome.ACCEPT)
+            queues.settling.settle([delivery], Outcome.ACCEPT)
             # What became of it is written at the end of this turn.
             self.node.turn.at_end(partial(self.node.turn.at_end, lambda: self.node.log.on_durable(partial(done, name))))
         else:
@@ -79,7 +79,7 @@ async def run(file: str, life: int, drain: bool) -> None:
     assert queues is not None
     queues.declarations.declare_queue(client, QUEUE, durable=True)
     queues.declarations.bind(client, QUEUE, "amq.topic", "jobs.#")
-    queues.consume(client, QUEUE, Worker(node, slow=not drain), [Credit(PREFETCH, comes_back=True)])
+    queues.consumptions.consume(client, QUEUE, Worker(node, slow=not drain), [Credit(PREFETCH, comes_back=True)])
     await node.log.durable()
     say("started")
     if drain:
@@ -95,7 +95,7 @@ async def run(file: str, life: int, drain: bool) -> None:
             assert found.route is not None
             route, headers = found.route, found.headers
         else:  # as MQTT does it
-            known = queues._ingest.routing.everybody.route(b"jobs/new")
+            known = queues.publishing._routing.everybody.route(b"jobs/new")
             assert known is not None
             route, headers = known, ()
         node.turn.add(route, b"jobs/new", payload, publisher, 0, headers)

@@ -82,7 +82,7 @@ class Taker:
     def settle(self, outcome: Outcome = Outcome.ACCEPT, count: int | None = None) -> None:
         count = len(self.unsettled) if count is None else count
         taken, self.unsettled = self.unsettled[:count], self.unsettled[count:]
-        self.room.queues.settle(taken, outcome)
+        self.room.queues.settling.settle(taken, outcome)
 
 
 @dataclass
@@ -148,8 +148,8 @@ class Room:
             self.turn.store()
             await asyncio.sleep(0)
             self.commit()
-            while self.queues._deliveries._loading:
-                await asyncio.wait(self.queues._deliveries._loading)
+            while self.queues.deliveries._loading:
+                await asyncio.wait(self.queues.deliveries._loading)
         await asyncio.sleep(0)
 
     def power_cut(self, seed: int = 0) -> None:
@@ -180,7 +180,9 @@ class Room:
         rejected = []
         for payload in payloads:
             found = self.queues.publishing.route(client or self.client, exchange, key, headers, len(payload))
-            for route, topic, own in self.queues.dead_letters_of(found, (*headers, *found.headers)):
+            for route, topic, own in self.queues.dead_letters.letters_of(
+                found.dead_letter_of, found.topic, (*headers, *found.headers)
+            ):
                 self.turn.add(route, topic, payload, self.publisher, 0, own)
             if found.route is not None:
                 self.turn.add(found.route, found.topic, payload, self.publisher, 0, (*headers, *found.headers))
@@ -209,12 +211,12 @@ class Room:
     ) -> Taker:
         taker = Taker(self, prefetch)
         credits_ = [taker.credit] if credit is None else [taker.credit, credit]
-        taker.consumption = self.queues.consume(client or self.client, queue, taker, credits_, **options)
+        taker.consumption = self.queues.consumptions.consume(client or self.client, queue, taker, credits_, **options)
         return taker
 
     async def get(self, queue: str = "q", **options: Any) -> tuple[Delivery, LogRecord, int] | None:
         found: list[tuple[Delivery, LogRecord, int] | None] = []
-        self.queues.get(self.client, queue, found.append, **options)
+        self.queues.consumptions.get(self.client, queue, found.append, **options)
         await self.settle_down()
         assert len(found) == 1, found
         return found[0]
@@ -225,11 +227,11 @@ class Room:
         await self.settle_down()
         while self.queues.declarations.find_queue(self.client, queue).messages:
             await self.settle_down()
-        self.queues.cancel(taker.consumption)
+        self.queues.consumptions.cancel(taker.consumption)
         return taker.payloads
 
     def queue(self, name: str = "q") -> Queue:
-        return self.queues._registry.queues[name]
+        return self.queues.registry.queues[name]
 
     def stored(self, stream: str = "weft-queues") -> list[bytes]:
         """Payloads that a stream of the log still has."""

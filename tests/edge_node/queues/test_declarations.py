@@ -10,7 +10,7 @@ import pytest
 from tests.edge_node.queues.room import Room
 from weft.edge_node.access.identity import Permission
 from weft.edge_node.queues.definitions import QueueError, Reason
-from weft.edge_node.queues.exchange import NOW_UNITS
+from weft.edge_node.queues.registry import NOW_UNITS
 
 
 class Restricted:
@@ -148,7 +148,7 @@ async def test_exclusive_queues_belong_to_their_connection_and_end_with_it() -> 
     assert refusal(room.queues.declarations.declare_queue, other, name, exclusive=True) is Reason.RESOURCE_LOCKED
     assert refusal(room.queues.declarations.delete_queue, other, name) is Reason.RESOURCE_LOCKED
     room.publish(b"1", key=name)
-    room.queues.gone(room.client)
+    room.queues.leaving.begin(room.client)
     assert refusal(room.queues.declarations.find_queue, other, name) is Reason.NOT_FOUND
     await room.settle_down()
     assert room.queues.bounds.waiting.used == 0
@@ -161,9 +161,9 @@ async def test_what_deletes_itself_does_so_when_it_is_not_used_any_more() -> Non
     queues.declarations.declare_queue(client, "q", auto_delete=True)
     queues.declarations.bind(client, "q", "e")
     first, second = room.consume(), room.consume()
-    queues.cancel(first.consumption)
+    queues.consumptions.cancel(first.consumption)
     queues.declarations.find_queue(client, "q")
-    queues.cancel(second.consumption)
+    queues.consumptions.cancel(second.consumption)
     assert refusal(queues.declarations.find_queue, client, "q") is Reason.NOT_FOUND
     assert refusal(queues.declarations.find_exchange, "e") is Reason.NOT_FOUND
 
@@ -194,7 +194,7 @@ async def test_only_one_may_have_a_queue_to_itself() -> None:
     room.queues.declarations.declare_queue(room.client, "q")
     taker = room.consume(exclusive=True)
     assert refusal(room.consume) is Reason.ACCESS_REFUSED
-    room.queues.cancel(taker.consumption)
+    room.queues.consumptions.cancel(taker.consumption)
     room.consume()
     assert refusal(room.consume, exclusive=True) is Reason.ACCESS_REFUSED
 
@@ -244,7 +244,7 @@ async def test_a_queue_with_many_bindings_goes_whole_or_not_at_all(written: bool
     if written:
         room.commit()
     room.power_cut()
-    left = {binding.key for binding in room.queues._registry.topology.bindings()}
+    left = {binding.key for binding in room.queues.registry.topology.bindings()}
     if written:
         assert left == {"a.2"}
         assert refusal(room.queues.declarations.find_exchange, "unused") is Reason.NOT_FOUND
@@ -255,7 +255,7 @@ async def test_a_queue_with_many_bindings_goes_whole_or_not_at_all(written: bool
     room.queues.declarations.delete_queue(room.client, "q")
     while room.queues.bounds.bindings.used:
         await room.settle_down()
-    assert not room.queues._registry.topology._destinations
+    assert not room.queues.registry.topology._destinations
 
 
 async def test_an_exchange_with_many_bindings_goes_at_once() -> None:
@@ -280,7 +280,7 @@ async def test_an_exchange_with_many_bindings_goes_at_once() -> None:
     while queues.bounds.bindings.used > 1:
         await room.settle_down()
     await room.restart()
-    assert [each.key for each in room.queues._registry.topology.bindings()] == ["1"]
+    assert [each.key for each in room.queues.registry.topology.bindings()] == ["1"]
 
 
 async def test_exchanges_that_are_not_used_any_more_go_in_any_number() -> None:

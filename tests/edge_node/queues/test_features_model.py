@@ -142,7 +142,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     async def quiet(self) -> None:
         for _ in range(500):
             await self.room.settle_down()
-            if self.room.queues._dead_letters._task is None and not self.room.queues._settling._waiting:
+            if self.room.queues.dead_letters._task is None and not self.room.queues.settling._waiting:
                 break
             await asyncio.sleep(0)
         await self.room.settle_down()
@@ -233,7 +233,7 @@ class FeaturesMachine(RuleBasedStateMachine):
                 seq = record.seq + 1
                 assert list(numbers_in(record.headers))
                 found[record.seq] = self.key(record.payload, record.headers)
-        queues = self.room.queues._registry.queues
+        queues = self.room.queues.registry.queues
         return {
             name: (queue.number, sorted(found[each] for each in queue.ready), len(queue.unsettled))
             for name, queue in queues.items()
@@ -386,14 +386,14 @@ class FeaturesMachine(RuleBasedStateMachine):
 
             def cancel() -> None:
                 taker = self.takers[name].pop()
-                self.room.queues.cancel(taker.consumption)
+                self.room.queues.consumptions.cancel(taker.consumption)
                 model = self.models[name]
                 model.used_s = self.now_s
                 if name == "auto" and not self.takers[name]:
                     self.gone(name)
                     return
                 self.give_back(name, taker.unsettled, failed=True)
-                self.room.queues.settle(taker.unsettled, Outcome.REQUEUE)
+                self.room.queues.settling.settle(taker.unsettled, Outcome.REQUEUE)
 
             self.act(cancel)
 
@@ -431,7 +431,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
             def settle() -> None:
                 self.settled(name, found, outcome)
-                self.room.queues.settle(found, outcome)
+                self.room.queues.settling.settle(found, outcome)
 
             self.act(settle)
 
@@ -444,7 +444,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
         async def get() -> None:
             self.rank += 1
-            self.room.queues.get(self.room.client, name, found.append, needs_acks=needs_acks)
+            self.room.queues.consumptions.get(self.room.client, name, found.append, needs_acks=needs_acks)
             await self.quiet()
 
         self.run(get())
@@ -489,7 +489,7 @@ class FeaturesMachine(RuleBasedStateMachine):
             published = room.queues.publishing.route(room.client, "", each, headers, len(payload))
             assert published.route is not None
 
-            work.publish(Gatherer(room, payload, published, headers), method, b"", payload)
+            work.publish(cast(Any, Gatherer(room, payload, published, headers)), method, b"", payload)
         work.commit(lambda: None)
         assert not client.inbox.content_bytes
 
@@ -546,7 +546,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     def disconnect(self) -> None:
         def disconnect() -> None:
             self.ended(failed=True)
-            self.room.queues.gone(self.room.client)
+            self.room.queues.leaving.begin(self.room.client)
             self.room.client = self.room.new_client()
 
         self.act(disconnect)
@@ -664,7 +664,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
         async def cut() -> None:
             if how == "settle":
-                self.room.queues.settle(self.some(name, count, False), Outcome.REJECT)
+                self.room.queues.settling.settle(self.some(name, count, False), Outcome.REJECT)
             else:
                 self.now_s += 4 * STEP_S
                 self.room.clock.ahead += 4 * STEP_S * 1_000_000_000
@@ -705,7 +705,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         known = {name: {entry.key: entry for entry in model.entries()} for name, model in self.models.items()}
         bound = {name: model.bound for name, model in self.models.items()}
         self.models, self.takers = {}, {name: [] for name in found}
-        topology = self.room.queues._registry.topology
+        topology = self.room.queues.registry.topology
         for name, keys in found.items():
             queue = self.room.queue(name)
             model = self.models[name] = Model(queue.number, bound=bound.get(name, False), used_s=self.now_s)
@@ -725,11 +725,11 @@ class FeaturesMachine(RuleBasedStateMachine):
             return
 
         async def drain() -> None:
-            self.room.queues.gone(self.room.client)
-            for name in list(self.room.queues._registry.queues):
+            self.room.queues.leaving.begin(self.room.client)
+            for name in list(self.room.queues.registry.queues):
                 self.room.queues.declarations.delete_queue(self.room.client, name)
             await self.quiet()
-            assert not self.room.queues._holders._blocks, "the log may have the room of all messages"
+            assert not self.room.queues.contents.holders._blocks, "the log may have the room of all messages"
             assert not self.room.queues.bounds.waiting.used
             self.room.wheel.close()
 

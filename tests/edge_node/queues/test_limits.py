@@ -92,7 +92,7 @@ async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
     assert headers["x-first-death-queue"] == "q"
     assert json.loads(str(headers["amqp.types"])) == {"x-death": [{"count": "l"}]}
     assert await room.drain() == [b"2"]
-    assert room.queues._contents.expired == 0, "there was no room, and time for all"
+    assert room.queues.contents.expired == 0, "there was no room, and time for all"
 
 
 async def test_a_dead_letter_keeps_the_topic_that_it_came_by() -> None:
@@ -121,7 +121,7 @@ async def test_a_rejected_message_is_a_dead_letter_in_the_same_commit() -> None:
     await room.settle_down()
     taker.settle(Outcome.REJECT, count=1)
     await room.settle_down()
-    room.queues.cancel(taker.consumption)
+    room.queues.consumptions.cancel(taker.consumption)
     room.power_cut()
     assert await room.drain("dead") == [b"1"]
     assert await room.drain("q") == [b"2"]
@@ -139,7 +139,7 @@ async def test_messages_expire_by_the_queue_and_by_themselves() -> None:
     found = await room.get("dead")
     assert found is not None
     assert found[1].payload == b"short"
-    assert room.queues._contents.expired == 1
+    assert room.queues.contents.expired == 1
     entry = json.loads(str(dict(found[1].headers)["x-death"]))[0]
     assert (entry["reason"], entry["original-expiration"]) == ("expired", "10")
     assert EXPIRES not in dict(found[1].headers)
@@ -217,7 +217,7 @@ async def test_a_queue_that_nobody_uses_is_deleted() -> None:
     declare(room, x_expires=30)
     taker = room.consume()
     await asyncio.sleep(0.06)
-    room.queues.cancel(taker.consumption)
+    room.queues.consumptions.cancel(taker.consumption)
     room.queues.declarations.find_queue(room.client, "q")
     await asyncio.sleep(0.06)
     with pytest.raises(QueueError) as missing:
@@ -243,7 +243,7 @@ async def test_an_owner_whose_queues_are_full_is_rejected_and_others_are_not() -
     assert await room.drain() == [b"0", b"1", b"2"]
     assert room.publish(b"5") == [False]
     await room.settle_down()
-    assert room.queues.facts()["bytes"] == 2 * entry
+    assert room.queues.figures.facts()["bytes"] == 2 * entry
 
 
 async def test_numbers_of_things_have_shares() -> None:
@@ -300,7 +300,7 @@ async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> Non
     await room.settle_down()
     room.limits = QueueLimits(queues=QueueBounds(bindings=1024), user_share=0.0625)
     await room.restart()
-    assert len(list(room.queues._registry.topology.bindings())) == count
+    assert len(list(room.queues.registry.topology.bindings())) == count
     with pytest.raises(QueueError):
         room.queues.declarations.bind(room.client, "q", "amq.direct")
     room.queues.declarations.delete_queue(room.client, "q")
@@ -356,10 +356,10 @@ async def test_get_asks_for_the_share_of_unacknowledged_deliveries() -> None:
             await room.get(needs_acks=needs_acks)
         assert refused.value.reason is Reason.TOO_MANY
     assert [each.bound for each in room.refusals] == ["limits.user_share of queues.unacknowledged"]
-    room.queues.settle([first[0]], Outcome.ACCEPT)
+    room.queues.settling.settle([first[0]], Outcome.ACCEPT)
     assert await room.get(needs_acks=False) is not None
     assert await room.get() is None
-    room.queues.settle([second[0]], Outcome.ACCEPT)
+    room.queues.settling.settle([second[0]], Outcome.ACCEPT)
     assert room.queues.bounds.unacknowledged.used == 0
 
 
@@ -369,11 +369,11 @@ async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it
     room.publish(*(b"%d" % number for number in range(10)))
     await room.settle_down()
     found: list[Any] = []
-    waiting = [room.queues.get(room.client, "q", found.append, needs_acks=False) for _ in range(3)]
+    waiting = [room.queues.consumptions.get(room.client, "q", found.append, needs_acks=False) for _ in range(3)]
     assert all(each.active for each in waiting), "the log does not say yet that they may have been delivered"
     with pytest.raises(QueueError):
-        room.queues.get(room.client, "q", found.append, needs_acks=False)
-    room.queues.cancel(waiting.pop())
+        room.queues.consumptions.get(room.client, "q", found.append, needs_acks=False)
+    room.queues.consumptions.cancel(waiting.pop())
     assert room.queues.bounds.unacknowledged.used == 2
     await room.settle_down()
     assert len(found) == 2
@@ -381,7 +381,7 @@ async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it
     room.queues.declarations.purge(room.client, "q")
     room.publish(b"more")
     await room.settle_down()
-    room.queues.get(room.client, "q", found.append)
+    room.queues.consumptions.get(room.client, "q", found.append)
     room.queues.declarations.delete_queue(room.client, "q")
     assert found[-1] is None
     assert room.queues.bounds.unacknowledged.used == 0
@@ -398,7 +398,7 @@ async def test_dead_letters_do_not_go_beyond_the_share_of_those_who_get_them() -
         assert room.publish(b"%d" % number) == [False]
         await room.settle_down()
     assert room.queue("bobs").count == 3
-    assert room.queue("bobs").dropped == room.queues.facts()["not_taken"] == 2
+    assert room.queue("bobs").dropped == room.queues.figures.facts()["not_taken"] == 2
     assert [each.bound for each in room.refusals] == ["limits.user_share of queues.size"]
     assert room.queues.bounds.waiting.used == 3 * entry
     assert await room.drain("bobs") == [b"0", b"1", b"2"]

@@ -60,7 +60,7 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     third = node(tmp_path)
     await third.start()
     assert third.queues is not None, "what was bound goes on taking messages"
-    route = third.queues.of_topic(b"plant/a")
+    route = third.queues.arrivals.of_topic(b"plant/a")
     assert route is not None
     facts = third.status.facts()["queues"]
     assert facts["longest"][0]["queue"] == "jobs"
@@ -77,7 +77,7 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
 
 async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     room = Room()
-    show_queues(room.queues.facts())
+    show_queues(room.queues.figures.facts())
     assert capsys.readouterr().out == "", "a node without queues says nothing of them"
     room.queues.declarations.declare_queue(room.client, "dead", durable=True)
     gone = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -90,7 +90,7 @@ async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.Captur
     taker.settle(Outcome.REQUEUE, count=1)
     taker.settle(Outcome.REJECT, count=1)
     await room.settle_down()
-    facts = room.queues.facts()
+    facts = room.queues.figures.facts()
     assert (facts["acknowledged"], facts["dropped"], facts["dead_lettered"]) == (1, 1, 2)
     assert facts["published"] == 8, "six, and two dead letters"
     assert facts["redelivered"] == 1

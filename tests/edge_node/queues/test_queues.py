@@ -9,7 +9,7 @@ import pytest
 
 from tests.edge_node.queues.room import Room
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.queues import leaving, state
+from weft.edge_node.queues import consuming, state
 from weft.edge_node.queues.definitions import QueueError, Reason
 from weft.edge_node.queues.ready import Outcome
 
@@ -59,7 +59,7 @@ async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
     await room.settle_down()
     taker.settle(count=2)
     await room.settle_down()
-    room.queues.gone(room.client)
+    room.queues.leaving.begin(room.client)
     await room.restart()
     taker = room.consume()
     await room.settle_down()
@@ -95,11 +95,11 @@ async def test_only_durable_exchanges_outlive_a_restart() -> None:
     declare = room.queues.declarations.declare_exchange
     declare(room.client, "lasting", durable=True)
     declare(room.client, "passing")
-    before = len(list(room.queues._registry.topology.exchanges))
+    before = len(list(room.queues.registry.topology.exchanges))
     await room.restart()
-    assert "lasting" in room.queues._registry.topology.exchanges
-    assert "passing" not in room.queues._registry.topology.exchanges
-    assert len(room.queues._registry.topology.exchanges) == before - 1
+    assert "lasting" in room.queues.registry.topology.exchanges
+    assert "passing" not in room.queues.registry.topology.exchanges
+    assert len(room.queues.registry.topology.exchanges) == before - 1
     room.queues.declarations.declare_exchange(room.client, "passing", "fanout")
 
 
@@ -109,15 +109,15 @@ async def test_a_node_that_stops_lets_go_of_all_that_its_clients_have() -> None:
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1", b"2")
     client = room.new_client()
-    for number in range(3 * leaving.CONSUMERS_AT_ONCE):
+    for number in range(3 * consuming.CONSUMERS_AT_ONCE):
         room.queues.declarations.declare_queue(client, f"own-{number}", exclusive=True)
     taker = room.consume(client=client)
     await room.settle_down()
     assert taker.payloads == [b"1", b"2"]
-    room.queues.gone(client)
-    assert len(room.queues._registry.queues) > leaving.CONSUMERS_AT_ONCE, "it takes turns"
+    room.queues.leaving.begin(client)
+    assert len(room.queues.registry.queues) > consuming.CONSUMERS_AT_ONCE, "it takes turns"
     room.queues.close()
-    assert list(room.queues._registry.queues) == ["q"]
+    assert list(room.queues.registry.queues) == ["q"]
     assert room.queue().count == 2
     room.commit()
     room.log.close()
@@ -132,11 +132,11 @@ async def test_many_messages_are_a_reason_for_a_copy_of_the_state(monkeypatch: p
     room = Room()
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     await room.settle_down()
-    assert room.queues._writer.copied_bytes == 0
+    assert room.queues.writer.copied_bytes == 0
     room.publish(*([b"1"] * 30))
     await room.settle_down()
-    room.queues._writer.copy_if_due()
-    assert room.queues._writer.copied_bytes > 0
+    room.queues.writer.copy_if_due()
+    assert room.queues.writer.copied_bytes > 0
 
 
 async def test_messages_come_in_order_from_memory_and_from_the_log() -> None:
@@ -160,7 +160,7 @@ async def test_what_goes_back_comes_again_at_its_place_and_flagged() -> None:
     taker = room.consume(prefetch=3)
     await room.settle_down()
     assert taker.payloads == [b"1", b"2", b"3"]
-    room.queues.settle([taker.unsettled.pop(1)], Outcome.REQUEUE)
+    room.queues.settling.settle([taker.unsettled.pop(1)], Outcome.REQUEUE)
     await room.settle_down()
     assert taker.payloads == [b"1", b"2", b"3", b"2"]
     assert taker.flagged == [b"2"]
@@ -220,7 +220,7 @@ async def test_a_page_that_cannot_be_read_is_read_again(error: Exception, monkey
     room.publish(b"1", b"2")
     await room.settle_down()
     room.power_cut()
-    messages, failures = room.queues._deliveries._messages, [error, error]
+    messages, failures = room.queues.deliveries._messages, [error, error]
     fetch = messages.fetch
 
     async def fail_first(*asked: Any) -> Any:

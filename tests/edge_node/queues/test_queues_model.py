@@ -132,8 +132,8 @@ class QueuesMachine(RuleBasedStateMachine):
                 self.look()  # as above
                 taker = self.takers[name].pop()
                 self.models[name].returned |= {int(taker.seen[each.seq]) for each in taker.unsettled}
-                self.room.queues.cancel(taker.consumption)
-                self.room.queues.settle(taker.unsettled, Outcome.REQUEUE)
+                self.room.queues.consumptions.cancel(taker.consumption)
+                self.room.queues.settling.settle(taker.unsettled, Outcome.REQUEUE)
 
             self.run(cancel())
 
@@ -158,7 +158,7 @@ class QueuesMachine(RuleBasedStateMachine):
     def copy(self) -> None:
         async def copy() -> None:
             self.room.turn.store()
-            self.room.queues._writer.copy()
+            self.room.queues.writer.copy()
 
         self.run(copy())
 
@@ -211,7 +211,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         async def restart() -> None:
-            self.room.queues.gone(self.room.client)
+            self.room.queues.leaving.begin(self.room.client)
             await self.room.restart()
 
         async def gone() -> None:
@@ -229,7 +229,7 @@ class QueuesMachine(RuleBasedStateMachine):
 
         async def gone() -> None:
             await self.room.settle_down()
-            self.room.queues.gone(self.room.client)
+            self.room.queues.leaving.begin(self.room.client)
 
         async def drain() -> None:
             for name, model in self.models.items():

@@ -33,7 +33,7 @@ class Users:
     def __init__(self, rules: str = RULES) -> None:
         self.room = Room()
         self.accounts = Accounts(acl=parse(rules, "acl"))
-        self.accounts.watch(self.room.queues.permissions_changed)
+        self.accounts.watch(self.room.queues.expelling.begin)
         self.alice, self.mallory = self.client("alice"), self.client("mallory")
 
     def client(self, user: str) -> QueueClient:
@@ -78,7 +78,7 @@ async def test_a_queue_of_another_user_is_not_for_one_without_a_right() -> None:
     calls: list[tuple[str, Callable[[str], object]]] = [
         ("read", lambda name: room.consume(name, client=mallory)),
         ("read", lambda name: room.consume(name, client=mallory, exclusive=True)),
-        ("read", lambda name: queues.get(mallory, name, lambda _: None)),
+        ("read", lambda name: queues.consumptions.get(mallory, name, lambda _: None)),
         ("read", lambda name: queues.declarations.find_queue(mallory, name)),
         ("declare", lambda name: queues.declarations.declare_queue(mallory, name, durable=True)),
         ("declare", lambda name: queues.declarations.declare_queue(mallory, name)),
@@ -134,8 +134,8 @@ async def test_what_each_rule_permits(rules: str, permitted: set[str]) -> None:
     queues.declarations.bind(users.alice, "secret.jobs", "amq.topic", "secret.a")
     queues.declarations.declare_queue(bob, "bobs.q")
     calls: dict[str, Callable[[], object]] = {
-        "consume": lambda: queues.cancel(users.room.consume("secret.jobs", client=bob).consumption),
-        "get": partial(queues.get, bob, "secret.jobs", lambda _: None),
+        "consume": lambda: queues.consumptions.cancel(users.room.consume("secret.jobs", client=bob).consumption),
+        "get": partial(queues.consumptions.get, bob, "secret.jobs", lambda _: None),
         "look": partial(queues.declarations.find_queue, bob, "secret.jobs"),
         "declare again": partial(queues.declarations.declare_queue, bob, "secret.jobs", durable=True),
         "declare": partial(queues.declarations.declare_queue, bob, "secret.new"),
@@ -174,7 +174,7 @@ async def test_without_rules_everybody_may_do_all() -> None:
     other = room.new_client("mallory")
     room.queues.declarations.declare_queue(room.client, "q", auto_delete=True)
     room.queues.declarations.declare_queue(other, "q", auto_delete=True)
-    room.queues.cancel(room.consume(client=other).consumption)
+    room.queues.consumptions.cancel(room.consume(client=other).consumption)
     assert refusal(room.queues.declarations.find_queue, room.client, "q") is Reason.NOT_FOUND
 
 
@@ -279,9 +279,9 @@ async def test_who_waits_for_one_message_and_loses_the_right_gets_none() -> None
     users.declare()
     users.publish(b"1")
     await users.room.restart()
-    users.accounts.watch(users.room.queues.permissions_changed)
+    users.accounts.watch(users.room.queues.expelling.begin)
     found: list[object] = []
-    users.room.queues.get(users.client("mallory"), "secret.jobs", found.append)
+    users.room.queues.consumptions.get(users.client("mallory"), "secret.jobs", found.append)
     assert found == [], "the message is read from the log"
     users.rules(RULES)
     assert found == [None]
@@ -299,13 +299,13 @@ async def test_a_consumer_without_the_right_does_not_end_the_queue(leaves: bool)
     taker = users.room.consume("secret.jobs", client=users.mallory)
     if leaves:  # before the node has come to it
         users.accounts.acl = parse(RULES, "acl")
-        users.room.queues.gone(users.mallory)
+        users.room.queues.leaving.begin(users.mallory)
     else:
         users.rules(RULES)
     assert not taker.consumption.active
     await users.room.settle_down()
     assert users.look().messages == 1
-    users.room.queues.cancel(users.room.consume("secret.jobs", client=users.alice).consumption)
+    users.room.queues.consumptions.cancel(users.room.consume("secret.jobs", client=users.alice).consumption)
     assert refusal(users.look) is Reason.NOT_FOUND
 
 
@@ -328,14 +328,14 @@ async def steps_of_a_change(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         users.declare(f"secret.{number}")
     takers = [users.room.consume(f"secret.{at % 200}", client=users.mallory) for at in range(3_000)]
     steps: list[float] = []
-    step = users.room.queues._expelling._step
+    step = users.room.queues.expelling._step
 
     def timed() -> None:
         began = time.thread_time()
         step()
         steps.append(time.thread_time() - began)
 
-    monkeypatch.setattr(users.room.queues._expelling, "_step", timed)
+    monkeypatch.setattr(users.room.queues.expelling, "_step", timed)
     with uncollected():
         users.rules(rules.replace("secret.", "public."))
         while any(taker.consumption.active for taker in takers):

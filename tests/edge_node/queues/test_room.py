@@ -42,15 +42,15 @@ async def test_a_long_queue_is_in_the_log_and_not_in_memory(monkeypatch: pytest.
         for payload in payloads[at : at + 500]:
             room.publish(payload, key="ab"[payload[5] % 2])
         await room.settle_down()
-        assert room.queues._contents.loaded_bytes <= 10_000 + 506
-    room.queues._writer.copy()
+        assert room.queues.contents.loaded_bytes <= 10_000 + 506
+    room.queues.writer.copy()
     await room.settle_down()
     room.power_cut()
-    assert room.queues._contents.loaded_bytes == 0
-    assert room.queues.facts()["messages"] == 3_000
+    assert room.queues.contents.loaded_bytes == 0
+    assert room.queues.figures.facts()["messages"] == 3_000
     assert await room.drain("a") == payloads[::2]
     assert await room.drain("b") == payloads[1::2]
-    assert room.queues.facts()["bytes"] == 0
+    assert room.queues.figures.facts()["bytes"] == 0
 
 
 async def test_a_full_log_gets_empty_by_acknowledgements() -> None:

@@ -17,7 +17,7 @@ from tests.edge_node.queues.room import OWNER, Room
 from tests.support.speed import slowness, uncollected
 from weft.bounds import Refusals
 from weft.config.listeners import QueueBounds
-from weft.edge_node.queues.dead_letters import STEP_RECORDS
+from weft.edge_node.queues.contents import STEP_RECORDS
 from weft.edge_node.queues.definitions import (
     BindingDefinition,
     ExchangeDefinition,
@@ -130,7 +130,7 @@ def fill(room: Room, bindings: Iterator[BindingDefinition]) -> int:
         if units > SHARE:
             break
         taken.append(each)
-    registry = room.queues._registry
+    registry = room.queues.registry
     exchanges = [
         ExchangeDefinition(name, ExchangeKind.DIRECT, False, True, False, None, *OWNER)
         for name in dict.fromkeys(each.source for each in taken if each.source.startswith("e"))
@@ -170,7 +170,7 @@ async def test_a_queue_is_deleted_in_short_steps(shape: Callable[[], Iterator[Bi
         room.queues.declarations.bind(room.client, "q", "amq.fanout")
         assert room.publish(b"x", exchange="amq.fanout") == [False]
         await steps.until(lambda: room.queues.bounds.bindings.used == 1)
-        topology = room.queues._registry.topology
+        topology = room.queues.registry.topology
         assert list(topology.bindings()) == [binding("amq.fanout")]
         assert len(topology.exchanges) == 6
         for exchange in topology.exchanges.values():
@@ -186,8 +186,8 @@ async def test_the_queues_of_a_connection_go_in_short_steps() -> None:
         for queue in range(1000):
             room.queues.declarations.declare_queue(client, f"q{queue}", exclusive=True)
         bindings = [binding("amq.direct", f"{number}", to=f"q{number % 1000}") for number in range(SHARE)]
-        room.queues._registry.restore([], [], bindings)
-        steps.timed("gone", lambda: room.queues.gone(client))
+        room.queues.registry.restore([], [], bindings)
+        steps.timed("gone", lambda: room.queues.leaving.begin(client))
         await steps.until(lambda: not room.queues.bounds.bindings.used)
         assert not room.queues.bounds.queues.used
 
@@ -200,7 +200,7 @@ async def test_exchanges_that_are_all_bound_to_one_another_cost_short_steps() ->
         exchanges = [ExchangeDefinition(name, ExchangeKind.FANOUT, False, False, False, None, *OWNER) for name in names]
         bindings = [BindingDefinition(one, other, True, "", b"") for one, other in itertools.permutations(names, 2)]
         queue = QueueDefinition(1, "q", False, False, False, QueueArguments(), *OWNER, since=0)
-        room.queues._registry.restore(exchanges, [queue], bindings)
+        room.queues.registry.restore(exchanges, [queue], bindings)
         steps.timed("bind", lambda: room.queues.declarations.bind(room.client, "q", "e1"))
         assert steps.timed("route", lambda: room.queues.publishing.route(room.client, "e0", "a")).is_routed
         steps.timed("unbind", lambda: room.queues.declarations.unbind(room.client, "q", "e1"))
@@ -213,7 +213,7 @@ async def test_exchanges_that_are_all_bound_to_one_another_cost_short_steps() ->
 
 async def test_many_keys_are_forgotten_in_short_steps() -> None:
     async def story(room: Room, steps: Steps) -> None:
-        topology = room.queues._registry.topology
+        topology = room.queues.registry.topology
         room.queues.declarations.declare_queue(room.client, "q")
         exchange = topology.exchange("amq.direct")
         for number in range(KNOWN_MAX):
@@ -229,8 +229,8 @@ async def test_many_keys_are_forgotten_in_short_steps() -> None:
 async def test_a_copy_of_all_bindings_is_one_short_step() -> None:
     async def story(room: Room, steps: Steps) -> None:
         queue = QueueDefinition(1, "q", True, False, False, QueueArguments(), *OWNER, since=0)
-        room.queues._registry.restore([], [queue], itertools.islice(by_key(), SHARE))
-        pieces = steps.timed("copy", lambda: [msgspec.msgpack.encode(each) for each in room.queues._writer._pieces()])
+        room.queues.registry.restore([], [queue], itertools.islice(by_key(), SHARE))
+        pieces = steps.timed("copy", lambda: [msgspec.msgpack.encode(each) for each in room.queues.writer._pieces()])
         assert sum(len(read_changes(piece).bindings) for piece in pieces) == SHARE
 
     await quick(story)
@@ -292,7 +292,7 @@ def bind_all(room: Room, bindings: Iterator[BindingDefinition], steps: Steps) ->
     found: list[BindingDefinition] = []
     for each in bindings:
         try:
-            steps.timed("bind", partial(room.queues._registry.bind, room.client, each))
+            steps.timed("bind", partial(room.queues.registry.bind, room.client, each))
         except QueueError as error:
             if error.reason is not Reason.TOO_MANY:
                 raise
@@ -313,7 +313,7 @@ async def test_a_look_up_is_short(case: str) -> None:
         bound = bind_all(room, shape(room), steps)
         assert len(bound) > 100
         for number in range(3):
-            room.queues._registry.topology.forget()
+            room.queues.registry.topology.forget()
             steps.timed("route", partial(room.queues.publishing.route, room.client, exchange, key, headers))
             further = tuple(f"{key}.{number}.{at}" for at in range(255))
             with suppress(QueueError):
@@ -322,8 +322,8 @@ async def test_a_look_up_is_short(case: str) -> None:
                     partial(room.queues.publishing.route, room.client, exchange, key, headers, 0, further),
                 )
         last = bound[-1]
-        steps.timed("unbind", partial(room.queues._registry.unbind, room.client, last))
-        steps.timed("bind again", partial(room.queues._registry.bind, room.client, last))
+        steps.timed("unbind", partial(room.queues.registry.unbind, room.client, last))
+        steps.timed("bind again", partial(room.queues.registry.bind, room.client, last))
 
     await quick(story)
 
@@ -409,7 +409,7 @@ async def test_dead_letters_of_others_wait_for_one_step_and_not_for_all() -> Non
     await room.settle_down()
     for taker in takers:
         taker.settle(Outcome.REJECT)
-    while room.queues._dead_letters._task is not None:
+    while room.queues.dead_letters._task is not None:
         await room.settle_down()
     found = await room.drain()
     assert len(found) == 8 * STEP_RECORDS + 1

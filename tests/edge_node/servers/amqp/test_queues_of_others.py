@@ -29,7 +29,7 @@ NOTIFIED = {"consumer_cancel_notify": True}
 async def node(tmp_path: Path) -> AsyncIterator[AmqpNode]:
     async with serving(tmp_path) as serves:
         serves.door.accounts = Accounts(acl=parse(RULES, "acl"))
-        serves.door.accounts.watch(serves.queues.permissions_changed)
+        serves.door.accounts.watch(serves.queues.expelling.begin)
         yield serves
 
 

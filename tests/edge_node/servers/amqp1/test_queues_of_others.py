@@ -30,7 +30,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Amqp]:
     async with amqp(tmp_path) as serves:
         assert serves.parts.queues is not None
         serves.node.door.accounts = Accounts(acl=parse(RULES, "acl"))
-        serves.node.door.accounts.watch(serves.parts.queues.permissions_changed)
+        serves.node.door.accounts.watch(serves.parts.queues.expelling.begin)
         serves.node.door.accounts.watch(serves.parts.permissions_changed)
         yield serves
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from pathlib import Path
+from shutil import copytree, ignore_patterns, rmtree
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
+from tests.storage.segment_log.helpers import open_log
 from weft.bounds import LOCAL, Owner, OwnerKind
 from weft.config.limits import EdgeLimits
 from weft.config.streams import State
@@ -17,9 +22,12 @@ from weft.edge_node.servers.http.idempotency import IdempotencyKeys, RememberedA
 from weft.edge_node.servers.http.part import Http
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.protocols.errors import UnsupportedVersion
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings
 
 __all__ = ["guarded"]
 PATH = "/v1/streams/telemetry/plant/a"
+SETTINGS = LogSettings(segment_bytes=4 << 20, budget_bytes=64 << 20, tail_bytes=0)
 OWNER = Owner(OwnerKind.ADDRESS, LOCAL)
 
 
@@ -81,6 +89,46 @@ async def test_keys_are_remembered_over_a_restart(tmp_path: Path) -> None:
         assert http.node.part(Http).counters.http_keys == 1
 
 
+async def test_whatever_a_crash_leaves_of_a_commit_the_same_request_is_stored_once(tmp_path: Path) -> None:
+    """Each beginning of what one commit wrote: it has all records and their key, or neither."""
+    messages = [f"{number:05d}" for number in range(200)]
+    request: dict[str, Any] = {
+        "body": json.dumps(messages).encode(), "Idempotency_Key": "k", "Content_Type": "application/json"
+    }  # fmt: skip
+    async with running(tmp_path / "first") as http:
+        await http.post(PATH, b'"before"')
+        copytree(tmp_path / "first", tmp_path / "crashed", ignore=ignore_patterns("*.sock", "lock"))
+        (segment,) = (tmp_path / "first").rglob("*.seg")
+        before = segment.read_bytes()
+        assert (await http.post(PATH, **request))[0] == 200
+        after = segment.read_bytes()
+    first = next(at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
+    end = next(at for at in range(len(after), 0, -1) if after[at - 1] != before[at - 1])
+    assert end - first > 1_000
+    (crashed,) = (tmp_path / "crashed").rglob("*.seg")
+    counts = set[int]()
+    for cut in (first, first + 1, *range(first + 20, end, (end - first) // 20), end - 1, end):
+        crashed.write_bytes(after[:cut] + before[cut:])
+        log = open_log(OSFileSystem(), SETTINGS, directory=str(crashed.parent))
+        keys = IdempotencyKeys(log, log.stream("weft-http"), HttpSettings(), HttpCounters(), time.time_ns)
+        count = log.durable_end(log.stream("telemetry")) - 1
+        assert count in ((0,) if keys.find(OWNER, "k") is None else (len(messages),)), f"cut at {cut - first}"
+        counts.add(count)
+        log.close()
+    assert counts == {0, len(messages)}
+    for cut in ((first + end) // 2, end):
+        rmtree(tmp_path / "again", ignore_errors=True)
+        copytree(tmp_path / "crashed", tmp_path / "again")
+        (again,) = (tmp_path / "again").rglob("*.seg")
+        again.write_bytes(after[:cut] + before[cut:])
+        async with running(tmp_path / "again") as http:
+            status, answer, fields = await http.post(PATH, **request)
+            assert (status, answer["first_seq"], answer["count"]) == (200, 1, len(messages))
+            assert ("Idempotency-Replayed" in fields) is (cut == end)
+            await http.node.log.durable()
+            assert [json.loads(record.payload) for record in http.stored()] == ["before", *messages]
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1_000_000_000_000_000_000
@@ -133,7 +181,7 @@ async def test_keys_of_a_later_release_are_not_forgotten_and_what_is_damaged_is(
     log.append(stream, clock.now, [b"user bob"], [b"\x93\x01"])
     await log.durable()
     assert keys_of(http, clock, HttpSettings()).find(OWNER, "k") is not None
-    log.append(stream, clock.now, [b"user bob"], [msgspec.msgpack.encode([3, {"digest": 1}])])
+    log.append(stream, clock.now, [b"user bob"], [msgspec.msgpack.encode([2, {"digest": 1}])])
     await log.durable()
     with pytest.raises(UnsupportedVersion, match="later release"):
         keys_of(http, clock, HttpSettings())

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.edge_node.servers.http.harness import CONFIG, HttpNode, running
+from tests.edge_node.servers.http.harness import HttpNode
 from tests.edge_node.servers.mqtt.harness import RawClient
-from tests.support import live_node
 from tests.support.waiting import until
 from weft.bounds.rounds import TurnBudget
 from weft.config.units import Address
 from weft.edge_node.ingest import ingest
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.servers.http import idempotency, storing
-from weft.edge_node.servers.http.connection import HttpConnection, Steps
-from weft.edge_node.servers.http.idempotency import IdempotencyKeys
-from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
-from weft.protocols.errors import UnsupportedVersion
+from weft.edge_node.servers.http import storing
+from weft.edge_node.servers.http.connection import HttpConnection
 from weft.protocols.mqtt.packets import PubAck, Publish
 from weft.storage.segment_log import LogFull
 
@@ -99,12 +92,11 @@ def count_stores(monkeypatch: pytest.MonkeyPatch, refuse: Callable[[int], bool] 
     return counts
 
 
-@pytest.mark.parametrize("fields", [{}, {"Idempotency_Key": "k"}])
 async def test_all_of_it_is_stored_and_delivered_once_and_in_order(
-    http: HttpNode, readers: list[RawClient], fields: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    http: HttpNode, readers: list[RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = count_stores(monkeypatch)
-    status, answer, _ = await http.post(PATH, BODY, **JSON, **fields)
+    status, answer, _ = await http.post(PATH, BODY, **JSON)
     assert (status, answer["first_seq"], answer["count"]) == (200, 0, len(MESSAGES))
     assert await stored(http) == MESSAGES
     assert [await received(reader, len(MESSAGES)) for reader in readers] == [MESSAGES] * len(readers)
@@ -162,43 +154,52 @@ async def test_one_who_subscribes_between_the_pieces_misses_nothing_after_it(
     assert (await asked)[0] == 200
 
 
-async def test_a_request_that_was_refused_midway_goes_on_when_it_is_sent_again(
+async def test_with_a_key_what_is_too_much_for_one_commit_is_refused(http: HttpNode, readers: list[RawClient]) -> None:
+    """Its halves are stored, each whole, and the key of what was refused is free."""
+    status, answer, _ = await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
+    assert status == 413
+    assert "send less at once" in answer["detail"]
+    assert f"at most {storing.ONCE_COST_MAX} deliveries" in answer["detail"]
+    assert not http.stored()
+    for key, part in (("k", MESSAGES[:9]), ("k-2", MESSAGES[9:18])):
+        for is_again in (False, True):
+            status, answer, fields = await http.post(PATH, json.dumps(part).encode(), **JSON, Idempotency_Key=key)
+            assert (status, answer["first_seq"], answer["count"]) == (200, part[0], len(part))
+            assert ("Idempotency-Replayed" in fields) is is_again
+    assert await stored(http) == MESSAGES[:18]
+    assert [await received(reader, 18) for reader in readers] == [MESSAGES[:18]] * len(readers)
+
+
+async def test_with_a_key_too_many_points_are_refused_too(http: HttpNode, readers: list[RawClient]) -> None:
+    lines = "".join(f"plant,line=a value={number} {number}\n" for number in MESSAGES)
+    path = "/api/v2/write?bucket=plant/a&precision=s"
+    status, answer, _ = await http.post(path, lines.encode(), Idempotency_Key="k")
+    assert (status, "send less at once" in json.dumps(answer)) == (413, True)
+    assert not http.stored()
+    assert len(readers) == 4
+
+
+async def test_with_a_key_one_message_is_stored_for_any_number_of_subscribers(
     http: HttpNode, readers: list[RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        count_stores(patch, refuse=lambda number: number == 3)
-        status, answer, _ = await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
-    assert status == 503, answer
-    assert await stored(http) == MESSAGES[: 3 * 5]
-    status, answer, fields = await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
-    assert (status, answer["first_seq"], answer["count"]) == (200, 0, len(MESSAGES))
-    assert "Idempotency-Replayed" not in fields
-    again = await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
-    assert again[1] == answer
-    assert again[2]["Idempotency-Replayed"] == "true"
-    assert await stored(http) == MESSAGES
-    assert [await received(reader, len(MESSAGES)) for reader in readers] == [MESSAGES] * len(readers)
+    monkeypatch.setattr(storing, "ONCE_COST_MAX", 1)
+    assert (await http.post(PATH, b"7", Idempotency_Key="k"))[0] == 200, "it cannot be sent in parts"
+    assert [await received(reader, 1) for reader in readers] == [[7]] * len(readers)
 
 
-async def test_it_goes_on_after_a_restart_without_its_subscribers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_with_a_key_what_the_log_refuses_is_stored_when_it_is_sent_again(
+    http: HttpNode, readers: list[RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as http:
-        readers = [await subscriber(http, f"reader-{number}") for number in range(4)]
-        with monkeypatch.context() as patch:
-            count_stores(patch, refuse=lambda number: number == 2)
-            assert (await http.post(PATH, BODY, **JSON, Idempotency_Key="k"))[0] == 503
-        await http.post(PATH, b"-1")
-        assert [await received(reader, 11) for reader in readers] == [[*MESSAGES[:10], -1]] * len(readers)
-    async with running(tmp_path) as http:
-        assert (await http.post(PATH, b"[1]", **JSON, Idempotency_Key="k"))[0] == 422
-        _, answer, _ = await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
-        assert await stored(http) == [*MESSAGES[:10], -1, *MESSAGES[10:]]
-        assert answer["count"] == len(MESSAGES)
-        assert answer["runs"] == [{"first_seq": 0, "count": 10}, {"first_seq": 11, "count": 30}]
-    async with running(tmp_path) as http:
-        assert (await http.post(PATH, BODY, **JSON, Idempotency_Key="k"))[1] == answer
-        assert len(http.stored()) == len(MESSAGES) + 1
+    body = json.dumps(MESSAGES[:8]).encode()
+    with monkeypatch.context() as patch:
+        counts = count_stores(patch, refuse=lambda _: True)
+        assert (await http.post(PATH, body, **JSON, Idempotency_Key="k"))[0] == 503
+    assert counts == [8], "all of it at once"
+    assert not http.stored()
+    _, answer, fields = await http.post(PATH, body, **JSON, Idempotency_Key="k")
+    assert (answer["first_seq"], answer["count"], "Idempotency-Replayed" in fields) == (0, 8, False)
+    assert await stored(http) == MESSAGES[:8]
+    assert len(readers) == 4
 
 
 async def test_a_piece_that_is_refused_is_the_last_one(
@@ -211,107 +212,6 @@ async def test_a_piece_that_is_refused_is_the_last_one(
     assert await stored(http) == MESSAGES[: 2 * 5]
     assert sum(counts) == 3 * 5
     assert await received(readers[0], 10) == MESSAGES[:10]
-
-
-async def test_the_same_request_beside_itself_is_stored_once(http: HttpNode, readers: list[RawClient]) -> None:
-    body = json.dumps(MANY).encode()
-    answers = await asyncio.gather(*(http.post(PATH, body, **JSON, Idempotency_Key="k") for _ in range(5)))
-    assert sorted(status for status, _, _ in answers) == [200, 409, 409, 409, 409]
-    for status, answer, fields in answers:
-        if status == 409:
-            assert "send it again later" in answer["detail"]
-            assert int(fields["Retry-After"]) > 0
-    assert (await http.post(PATH, BODY, **JSON, Idempotency_Key="k"))[0] == 422
-    assert (await http.post(PATH, body, **JSON, Idempotency_Key="k"))[2]["Idempotency-Replayed"] == "true"
-    assert await stored(http) == MANY
-    assert len(readers) == 4
-
-
-@pytest.mark.parametrize("grows", [True, False])
-async def test_points_go_on_behind_the_line_that_was_stored_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
-) -> None:
-    """Lines that no stream takes are left out. Which they are has changed since some points were stored."""
-    few = CONFIG.replace("{more}", "unrouted: refuse")
-    both = few.replace("streams:\n", "streams:\n  other: {{from: 'other/#'}}\n")
-    first, second = ((few, both) if grows else (both, few)) if both != few else ("", "")
-    lines = "".join(f"{'other' if each % 2 else 'plant,line=a'} value={each} {each}\n" for each in MESSAGES)
-    path = "/api/v2/write?bucket={measurement}/a&precision=s"
-
-    async def post(http: HttpNode) -> tuple[int, str]:
-        async with http.session.post(http.url + path, data=lines, headers={"Idempotency-Key": "k"}) as answer:
-            return answer.status, json.loads(await answer.text())["error"]
-
-    def values(http: HttpNode, stream: str) -> list[int]:
-        if stream not in http.node.log.streams():
-            return []
-        return [json.loads(record.payload)["value"] for record in http.stored(stream)]
-
-    for text in (first, second):
-        async with (
-            live_node.running(tmp_path, text.format(folder=tmp_path, listener="")) as node,
-            aiohttp.ClientSession() as session,
-        ):
-            http = HttpNode(node, session)
-            readers = [await subscriber(http, f"reader-{number}") for number in range(4)]
-            for reader in readers:
-                await reader.subscribe(("other/#", 0))
-            if text is first:
-                with monkeypatch.context() as patch:
-                    count_stores(patch, refuse=lambda number: number == 2)
-                    assert (await post(http))[0] == 503
-                await node.log.durable()
-                before = values(http, "telemetry"), values(http, "other")
-                continue
-            status, answer = await post(http)
-            assert status == 400
-            await node.log.durable()
-            last = max(before[0] + before[1])
-            assert values(http, "telemetry") == [
-                *before[0],
-                *(each for each in MESSAGES if each > last and not each % 2),
-            ]
-            others = (each for each in MESSAGES if each > last and each % 2 and grows)
-            assert values(http, "other") == [*before[1], *others]
-            count = len(values(http, "telemetry")) + len(values(http, "other"))
-            assert answer.endswith(f"dropped={len(MESSAGES) - count}")
-            assert await post(http) == (status, answer)
-
-
-async def test_a_key_that_is_forgotten_meanwhile_costs_no_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A user's oldest keys are forgotten first, also that of a request under way."""
-    async with running(tmp_path, more="state: {idempotency_keys: 8}") as http:
-        readers = [await subscriber(http, f"reader-{number}") for number in range(4)]
-        held: list[Steps] = []
-        go_on = Steps._in_turn
-        with monkeypatch.context() as patch:
-            stores = count_stores(patch)
-            patch.setattr(TurnBudget, "spend", lambda self, cost=1: False)
-            patch.setattr(Steps, "_in_turn", lambda self: held.append(self) if any(stores) else go_on(self))
-            asked = asyncio.create_task(http.post(PATH, json.dumps(MANY).encode(), **JSON, Idempotency_Key="k"))
-            await readers[0].receive()
-            for number in range(4):
-                await http.post("/v1/topics/nowhere", b"1", Idempotency_Key=f"other-{number}")
-        (steps,) = held
-        steps._in_turn()
-        _, answer, _ = await asked
-        assert (answer["first_seq"], answer["count"]) == (0, len(MANY))
-
-
-async def test_an_earlier_release_does_not_take_a_piece_for_the_whole(
-    http: HttpNode, readers: list[RawClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = http.node.log
-    with monkeypatch.context() as patch:
-        count_stores(patch, refuse=lambda number: number == 1)
-        await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
-    await keys.durable()
-    monkeypatch.setattr(idempotency, "PIECES_VERSION", idempotency.VERSION)
-    with pytest.raises(UnsupportedVersion, match="later release"):
-        IdempotencyKeys(keys, keys.stream("weft-http"), HttpSettings(), HttpCounters(), time.time_ns)
-    assert len(readers) == 4
 
 
 async def test_a_request_whose_client_is_gone_is_left(
@@ -356,23 +256,3 @@ async def test_requests_of_one_read_have_turns_also_before_what_cannot_be_read(
     answers = await http.raw(one * 5 + b"no request\r\n\r\n")
     assert [answers.count(b"HTTP/1.1 200"), answers.count(b"HTTP/1.1 400")] == [5, 1]
     assert [count for count in stores if count] == [1] * 5
-
-
-async def test_rows_of_numbers_have_a_bound(
-    http: HttpNode, readers: list[RawClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idempotency, "RUNS_MAX", 3)
-    store = Ingest.store
-
-    def and_another(self: Ingest, gathered: Any, **options: Any) -> Any:
-        done = store(self, gathered, **options)
-        http.node.log.append(http.node.log.stream("telemetry"), 1, [b"plant/a"], [b"-1"])
-        return done
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ingest, "store", and_another)
-        _, answer, _ = await http.post(PATH, BODY, **JSON, Idempotency_Key="k")
-    assert [row["count"] for row in answer["runs"]] == [5, 5, 5]
-    assert answer["count"] == len(MESSAGES)
-    assert (await http.post(PATH, BODY, **JSON, Idempotency_Key="k"))[1] == answer
-    assert len(readers) == 4
