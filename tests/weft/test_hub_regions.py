@@ -68,7 +68,7 @@ def test_the_status_says_how_long_the_log_yet_waits_and_which_streams_are_behind
     table = weft("hub", "region", "status", tmp_path / "hub.yaml").output
     assert "no longer" in table
     assert "the budget" in table
-    assert "east, shard 0: default/telemetry is behind by 7 records, about 4 KiB, 1 hour" in table
+    assert "east, shard 0: default/telemetry is behind by 7 records, about 4KiB, 60.0 minutes" in table
     assert "east, shard 0: and 17 further streams" in table
 
 
