@@ -654,7 +654,7 @@ class Hub:
         TokenRequests(store, changes).add_to(application)
         RegionRequests(
             store, lambda: self.cluster, changes, regions=self._settings.regions, declared=self._declared.regions,
-            monotonic=time.monotonic,
+            retain_log_s=self._settings.retain_log_s, monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
         assert self._membership is not None, "it is made before"
         NodeRequests(

@@ -21,7 +21,7 @@ from weft.storage.cluster_log import INTERVAL_S
 from weft.storage.table_writer.settings import TableSettings
 
 if TYPE_CHECKING:
-    from weft.replication.policy import StreamWindows
+    from weft.replication.policy import BudgetRule, StreamWindows
     from weft.replication.runner.settings import LinkSettings
 
 
@@ -135,6 +135,8 @@ class RegionSettings:
     """Minimum time from one transfer of data to the next."""
     schedule: tuple[StreamWindows, ...] = ()
     """Times at which records are sent; empty: always."""
+    budget: BudgetRule | None = None
+    """Bytes of a month of all links to the region, those of all processes; None: no limit."""
     pin_s: float = 7 * 86_400.0
     """Time for which the log keeps chunks that the region lacks, beyond what it keeps anyway."""
     write_s: float = 10.0

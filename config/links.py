@@ -381,6 +381,14 @@ class Region(Section, frozen=True, kw_only=True):
             "log. Unset: always.",
         ),
     ] = None
+    budget: Annotated[
+        Budget | None,
+        Meta(
+            description="Bytes that the links of all shards and hosts to the region may use in a month together: a "
+            "size, or a section. Unset: no limit.",
+            extra_json_schema={"x-short": "size"},
+        ),
+    ] = None
     mark_interval_s: Annotated[
         Duration,
         Meta(ge=1, description="How often idle streams tell the region that nothing is missing."),

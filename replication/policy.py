@@ -55,7 +55,10 @@ def period_of(rule: BudgetRule, wall: int) -> Period:
 
 
 class BudgetCount:
-    """The bytes of a link by month. They are kept over restarts by its owner: ``counts``."""
+    """The bytes of a link by month. They are kept over restarts by its owner: ``counts``.
+
+    A subclass may share a budget with others (``cloud_hub.regions.budget``).
+    """
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         self.counts = dict(counts or {})
@@ -78,7 +81,19 @@ class BudgetCount:
 
     def add(self, size: int) -> None:
         """Count bytes of this month."""
-        self.counts[self.period.name] = self.used + size
+        self.counts[self.period.name] = self.counts.get(self.period.name, 0) + size
+
+    def is_spent(self, rule: BudgetRule, wall: int, rate: float) -> bool:
+        """Return whether data has to wait at ``wall``.
+
+        Args:
+            rate: bytes a second that keeping the link alive costs: they are kept back until the month's end.
+        """
+        return self.used >= rule.size - reserve(rule, self.period.end, wall, rate)
+
+    def why_spent(self, rule: BudgetRule) -> str:
+        """Return a sentence for people about data that waits, and until when."""
+        return f"the month's budget of data is used up; data waits until {local_time(self.period.end, rule.zone)}"
 
 
 def reserve(rule: BudgetRule, end: int, wall: int, rate: float) -> int:
@@ -388,10 +403,7 @@ class SendPolicy:
         self._spent = False
         if budget is not None:
             self.count.look(budget, wall)
-            self._spent = self.count.used >= self._data_bytes(budget)
-
-    def _data_bytes(self, budget: BudgetRule) -> int:
-        return budget.size - reserve(budget, self.count.period.end, self._wall, self.alive_rate)
+            self._spent = self.count.is_spent(budget, wall, self.alive_rate)
 
     def sent(self, size: int) -> None:
         """Note that a message of ``size`` bytes was handed to the socket."""
@@ -475,19 +487,19 @@ class SendPolicy:
             return "paused by an operator; `weft link resume` lets it go on"
         budget = self.rules.budget
         if self._spent and budget is not None:
-            until = _local(self.count.period.end, budget.zone)
-            return f"the month's budget of data is used up; data waits until {until}"
+            return self.count.why_spent(budget)
         if self._transfers is not None and self._transfers.opens_at > self._now:
             return f"the next transfer begins in {(self._transfers.opens_at - self._now) / SECOND:.0f} s (`every`)"
         shut = [entry for entry, is_open in self._open.items() if not is_open]
         if shut:
             streams = ", ".join(pattern for entry in shut for pattern in entry.streams)
             first = min(shut, key=lambda entry: entry.opens_at(self._wall))
-            until = _local(first.opens_at(self._wall), first.zone)
+            until = local_time(first.opens_at(self._wall), first.zone)
             return f"the schedule shuts {streams}; a window opens at {until}"
         return self.throttle.why(self._now) if self.throttle is not None else ""
 
 
-def _local(wall: int, zone: object) -> str:
+def local_time(wall: int, zone: object) -> str:
+    """Return the moment ``wall`` (ns since 1970) for people, with the name of its zone."""
     assert zone is not None
     return f"{datetime.fromtimestamp(wall // SECOND, zone):%Y-%m-%d %H:%M %Z}"  # type: ignore[arg-type]

@@ -876,6 +876,19 @@ LOST_MAX = 64
 _Count = Annotated[int, Meta(ge=0)]
 
 
+class StreamLag(msgspec.Struct, frozen=True, kw_only=True):
+    """What a region lacks of one stream of a shard."""
+
+    tenant: str
+    stream: str
+    records: _Count
+    """From the first one on that the region is not known to have."""
+    bytes: int | None = None
+    """Approximate bytes of these records as they are stored; None while unknown."""
+    seconds: float = 0.0
+    """Age of the oldest chunk with such records, at most."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a link as its process last wrote it, for people."""
 
@@ -893,6 +906,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the oldest chunk with such records."""
     host: str = ""
     """Name of the process."""
+    hold: str = ""
+    """Why no data is sent, and until when; empty while it is, or an error stands there."""
+    streams: tuple[StreamLag, ...] = ()
+    """Those that are behind, the longest first; the first ones if there are many."""
+    streams_behind: _Count = 0
+    """Number of all that are behind."""
 
 
 class RegionPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -926,13 +945,13 @@ class RegionPositions:
     """The positions in one store. Every method may raise ``StoreError``."""
 
     def __init__(self, store: ObjectStore, cluster: Cluster) -> None:
-        self._store, self._restored = store, cluster.restored
+        self.store, self._restored = store, cluster.restored
 
     async def read(self, name: str, shard: int) -> tuple[RegionPosition | None, str | None]:
         """Return a region's position with the object's etag. No position if there is none, or it is of a history that
         the store was restored from: the region then has what it says it holds."""
         try:
-            found = await self._store.get(hub_keys.region_key(name, shard))
+            found = await self.store.get(hub_keys.region_key(name, shard))
         except NotFound:
             return None, None
         try:
@@ -948,7 +967,7 @@ class RegionPositions:
         data = msgspec.json.encode(msgspec.structs.replace(position, restored=self._restored))
         try:
             if etag is None:
-                return await self._store.create(key, data)
-            return await self._store.swap(key, data, etag)
+                return await self.store.create(key, data)
+            return await self.store.swap(key, data, etag)
         except (AlreadyExists, PreconditionFailed, NotFound):
             return None

@@ -71,6 +71,11 @@ def region_key(name: str, shard: int) -> str:
     return f"{REGIONS}/{name}/{shard}"
 
 
+def region_budget_key(name: str) -> str:
+    """Return the key of the count of a region's budget, changed by compare-and-swap."""
+    return f"{REGIONS}/{name}/budget"
+
+
 PIPELINES = "pipelines"
 
 

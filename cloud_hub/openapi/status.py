@@ -438,6 +438,15 @@ class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
     """Approximate bytes of these records, as they are stored."""
     lag_seconds: float | None
     """Age of the oldest chunk with such records."""
+    left_seconds: float | None
+    """Time for which the log yet keeps the oldest chunk that the region lacks; 0 if it may be gone, null if the region
+    lacks nothing or the hub has no `retain_log`."""
+    streams: list[StreamOfRegionLink]
+    """Streams that are behind, the longest first, 16 at most."""
+    streams_behind: Count
+    """Number of all streams that are known to be behind."""
+    hold: str
+    """Why records wait by a setting of the link, and until when; empty while they do not."""
     next: Count | None
     """First chunk that the region is not known to have."""
     lost_chunks: list[RunOfChunks]
@@ -447,6 +456,19 @@ class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None
     """Name of the process that runs the link."""
     seen_seconds_ago: float | None
+
+
+class StreamOfRegionLink(msgspec.Struct, frozen=True, kw_only=True):
+    """What a region lacks of a stream in one shard."""
+
+    tenant: str
+    stream: str
+    lag_records: Count
+    """Records from the first one on that the region is not known to have."""
+    lag_bytes: Count | None
+    """Approximate bytes of these records, as they are stored; null while unknown."""
+    lag_seconds: float
+    """Age of the oldest chunk with such records, or somewhat more."""
 
 
 class RunOfChunks(msgspec.Struct, frozen=True, kw_only=True):
@@ -472,6 +494,22 @@ class RegionOfHub(msgspec.Struct, frozen=True, kw_only=True):
     """True while an operator lets the records for it wait."""
     pin_seconds: float
     """Longest time for which the log keeps what the region lacks, beyond what it keeps anyway."""
+    budget: BudgetOfRegion | None
+    """The month's bytes; null without the setting."""
+
+
+class BudgetOfRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes that the links of all shards and hosts to a region may use in a month together."""
+
+    bytes: Count
+    used_bytes: Count
+    """Those that processes have taken for their links: a thousandth of the budget each may not be used yet."""
+    kept_bytes: Count
+    """Part of the budget that keeps the links alive until the month's end."""
+    used_up: bool
+    """True while records wait for the next month."""
+    ends: Moment
+    """End of the month."""
 
 
 class RegionOrderAnswer(msgspec.Struct, frozen=True, kw_only=True):

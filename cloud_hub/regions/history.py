@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zstandard
 
+from weft.cloud_hub.regions.budget import RegionBudget
 from weft.cloud_hub.regions.source import Selection
 from weft.cloud_hub.settings import RegionSettings
 from weft.protocols.batch import (
@@ -345,6 +346,10 @@ class HistoryTransfer:
         self._wall_clock, self._monotonic, self._marks_s = wall_clock, monotonic, marks_s
         self._done = History()
         self._peer = settings.link.sender.cluster_id
+        self._budget: RegionBudget | None = None
+        """Counts what is sent. An operator has asked for it, so it does not wait."""
+        if settings.budget is not None:
+            self._budget = RegionBudget(store, name, settings, links=lambda: 1, wall_clock=wall_clock, holds=False)
 
     async def run(self) -> History:
         """Bring everything. What the region has already is compared, and not sent.
@@ -464,7 +469,10 @@ class HistoryTransfer:
         status = LinkStatus(f"{self._name}/history")
         link = self._settings.link
         link = replace(link, sender=replace(link.sender, cluster_id=self._peer, mark_interval=SECOND))
-        control = LinkControl(PolicyRules(rate=self._settings.rate), wall_clock=self._wall_clock, counts_bytes=False)
+        control = LinkControl(
+            PolicyRules(rate=self._settings.rate, budget=self._settings.budget), wall_clock=self._wall_clock,
+            counts=self._budget, counts_bytes=self._budget is not None,
+        )  # fmt: skip
         epochs = Epochs("memory", lambda: b"0", lambda _: None)  # a relay claims none
         running = asyncio.create_task(
             run_link(source, identity, link, epochs, status, wall_clock=self._wall_clock, control=control)
@@ -477,6 +485,8 @@ class HistoryTransfer:
         finally:
             running.cancel()
             await asyncio.wait([running])
+            if self._budget is not None:
+                await self._budget.settle()
 
     async def _until_done(self, source: HistorySource, status: LinkStatus, running: asyncio.Task[None]) -> None:
         seen, since = -1, self._monotonic()

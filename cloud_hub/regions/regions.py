@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -22,6 +21,7 @@ from weft.cloud_hub.api.tokens import Right
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import software
+from weft.cloud_hub.regions.budget import RegionBudget, budget_views
 from weft.cloud_hub.regions.source import RegionSource, Selection
 from weft.cloud_hub.settings import RegionSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -38,7 +38,7 @@ from weft.replication.runner import LinkIdentity, run_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.source import Epochs
 from weft.storage import hub_keys
-from weft.storage.chunk_log import RegionPosition, RegionPositions, Report, with_lost
+from weft.storage.chunk_log import RegionPosition, RegionPositions, Report, StreamLag, with_lost
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
 
@@ -54,6 +54,8 @@ PAUSED = "paused"
 """State of a link in reports while an operator lets its records wait."""
 REPORT_S = 300.0
 """Time after which the report is written without any news."""
+STREAMS_MAX = 16
+"""Maximum number of streams that a report names."""
 
 
 class RegionLink:
@@ -63,6 +65,7 @@ class RegionLink:
         name: name of the region.
         host: name of this process.
         declared: an operator's orders to the links of all regions.
+        budget: what the links of the region share; None without one.
     """
 
     def __init__(
@@ -75,15 +78,22 @@ class RegionLink:
         clock: HubClock,
         host: str,
         declared: DeclaredRegions,
-        monotonic: Callable[[], float] = time.monotonic,
+        budget: RegionBudget | None = None,
     ) -> None:
         self.name, self.shard, self.sequencer = name, sequencer.log.shard, sequencer
         self._settings, self._positions, self._clock = settings, positions, clock
-        self._host, self._monotonic, self._declared = host, monotonic, declared
+        self._host, self._declared = host, declared
         self.comparison = declared.of(name).comparison
         """Number of the comparison with the region to which the link's position belongs."""
-        rules = PolicyRules(rate=settings.rate, every=int(settings.every_s * SECOND), schedule=settings.schedule)
-        self._control = LinkControl(rules, wall_clock=clock.now, is_paused=declared.of(name).paused, counts_bytes=False)
+        rules = PolicyRules(
+            rate=settings.rate, every=int(settings.every_s * SECOND), schedule=settings.schedule,
+            budget=settings.budget if budget is not None else None,
+        )  # fmt: skip
+        self._control = LinkControl(
+            rules, wall_clock=clock.now, is_paused=declared.of(name).paused, counts=budget,
+            counts_bytes=budget is not None,
+        )  # fmt: skip
+        self._budget, self._budget_version = budget, 0
         self._takes = Selection(settings.tenant, settings.streams, settings.forwards)
         self.status = LinkStatus(f"{name}/{self.shard}")
         self._trouble, self._trouble_at = "", 0
@@ -101,6 +111,9 @@ class RegionLink:
         self._total: int | None = None
         """Records before the position at which the link began here; None while unknown."""
         self._repeats = Repeats()
+
+    def _monotonic(self) -> float:
+        return self._clock.boot() / SECOND
 
     async def run(self) -> None:
         """Follow the log and send, until cancelled."""
@@ -183,6 +196,9 @@ class RegionLink:
                 paused = self._declared.of(self.name).paused
                 if paused != self._control.policy.is_paused:
                     await self._control.pause(paused)
+                if self._budget is not None and self._budget.version != self._budget_version:
+                    self._budget_version = self._budget.version
+                    self._control.adopt(self._control.policy.rules)  # data that waited goes on
                 is_behind = await source.fill()
                 await self._write(source)
                 self._note("")
@@ -236,12 +252,14 @@ class RegionLink:
         before = self._stored.report
         news = (
             self._settled[0] > self._stored.next or source.peer != self._stored.peer or self.lost != self._stored.lost
-            or before is None or (before.state, before.error) != (report.state, report.error)
+            or before is None
+            or (before.state, before.error, before.hold) != (report.state, report.error, report.hold)
         )  # fmt: skip
         source.lost.clear()
         if now - self._written_at < (self._settings.write_s if news else REPORT_S):
             return
         self._written_at = now
+        report = self._with_streams(report, source)
         records = None if self._total is None else self._total + self._settled[1]
         wanted = RegionPosition(
             next=max(self._settled[0], self._stored.next), peer=source.peer, records=records, lost=self.lost,
@@ -272,6 +290,17 @@ class RegionLink:
     def _records(self, state: ShardState) -> int:
         return sum(offset for key, offset in state.next_offset.items() if self._takes.has_stream(key))
 
+    def _with_streams(self, report: Report, source: RegionSource) -> Report:
+        behind = source.behind()
+        streams = tuple(
+            StreamLag(
+                tenant=each.key[0], stream=each.key[1], records=each.records, bytes=each.bytes,
+                seconds=max(0.0, (report.at - each.oldest) / SECOND),
+            )
+            for each in behind[:STREAMS_MAX]
+        )  # fmt: skip
+        return msgspec.structs.replace(report, streams=streams, streams_behind=len(behind))
+
     def report(self, source: RegionSource | None = None) -> Report:
         """Return the link's state now."""
         source = source or self._source
@@ -298,8 +327,15 @@ class RegionLink:
         is_paused = self._control.policy.is_paused
         return Report(
             at=self._clock.now(), state=PAUSED if is_paused else str(status.state), error=error, error_at=at,
-            lag_records=records, lag_bytes=size, lag_seconds=lag, host=self._host,
+            lag_records=records, lag_bytes=size, lag_seconds=lag, host=self._host, hold=self._hold(records),
         )  # fmt: skip
+
+    def _hold(self, lag_records: int | None) -> str:
+        """Return why records wait by a policy, and until when; an order to pause says so by the state."""
+        policy = self._control.policy
+        if policy.is_paused or lag_records == 0 or self.status.state is not LinkState.CONNECTED:
+            return ""
+        return policy.why_held()
 
     def _is_troubled(self) -> bool:
         """Return whether the last error still counts: nothing was acknowledged since."""
@@ -328,6 +364,11 @@ class Regions:
         self._clock, self._host, self._declared = clock, host, declared
         self._links: dict[tuple[str, int], tuple[RegionLink, asyncio.Task[None]]] = {}
         self._task = BackgroundTask()
+        self._budgets = {
+            name: RegionBudget(positions.store, name, each, links=lambda: shards.count, wall_clock=clock.now)
+            for name, each in settings.items()
+            if each.budget is not None
+        }
 
     def __iter__(self) -> Iterator[RegionLink]:
         """Iterate over the links of this process."""
@@ -335,6 +376,8 @@ class Regions:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the figures of the links for Prometheus."""
+        for budget in self._budgets.values():
+            yield from budget.samples()
         for link in self:
             labels = link.name, str(link.shard)
             report = link.report()
@@ -349,11 +392,15 @@ class Regions:
         """Begin, if there are regions."""
         if self._settings:
             self._task.start(self._run(), name="regions")
+        for budget in self._budgets.values():
+            budget.start()
 
     async def close(self) -> None:
         """End all links. What was sent is still acknowledged by the region, and compared by the next link."""
         await self._task.close()
         await self._end(list(self._links))
+        for budget in self._budgets.values():
+            await budget.close()
 
     async def _run(self) -> None:
         while True:
@@ -379,7 +426,7 @@ class Regions:
                     continue
                 link = RegionLink(
                     name, settings, sequencer, self._positions, clock=self._clock, host=self._host,
-                    declared=self._declared,
+                    declared=self._declared, budget=self._budgets.get(name),
                 )  # fmt: skip
                 self._links[name, shard] = link, asyncio.create_task(link.run(), name=f"region-{name}-{shard}")
 
@@ -403,10 +450,13 @@ OLD_S = 900.0
 NOT_BEGUN, NO_NEWS = "not begun", "no news"
 
 
-async def region_views(store: ObjectStore, cluster: Cluster, regions: Iterable[str], now: int) -> list[View]:
+async def region_views(
+    store: ObjectStore, cluster: Cluster, regions: Mapping[str, RegionSettings], retain_log_s: float | None, now: int
+) -> list[View]:
     """Return the state of the link of each shard to each region, as of the last report in the store.
 
     Args:
+        retain_log_s: seconds for which the log keeps all chunks; None if it deletes none.
         now: nanoseconds since 1970.
 
     Raises:
@@ -418,11 +468,13 @@ async def region_views(store: ObjectStore, cluster: Cluster, regions: Iterable[s
     for at in range(0, len(wanted), READS_AT_ONCE):
         some = wanted[at : at + READS_AT_ONCE]
         found = await asyncio.gather(*(positions.read(name, shard) for name, shard in some))
-        views += [_view(name, shard, position, now) for (name, shard), (position, _) in zip(some, found, strict=True)]
+        for (name, shard), (position, _) in zip(some, found, strict=True):
+            kept_s = None if retain_log_s is None else max(regions[name].pin_s, retain_log_s)
+            views.append(_view(name, shard, position, kept_s, now))
     return views
 
 
-def _view(name: str, shard: int, position: RegionPosition | None, now: int) -> View:
+def _view(name: str, shard: int, position: RegionPosition | None, kept_s: float | None, now: int) -> View:
     report = None if position is None else position.report
     age = None if report is None else max(0, now - report.at) / 1e9
     state = NOT_BEGUN if report is None or age is None else NO_NEWS if age > OLD_S else report.state
@@ -434,12 +486,31 @@ def _view(name: str, shard: int, position: RegionPosition | None, now: int) -> V
         "lag_records": None if report is None else report.lag_records,
         "lag_bytes": None if report is None else report.lag_bytes,
         "lag_seconds": None if report is None else report.lag_seconds,
+        "left_seconds": _left_s(report, kept_s, now),
+        "streams": [] if report is None else [_stream(each) for each in report.streams],
+        "streams_behind": 0 if report is None else report.streams_behind,
+        "hold": "" if report is None else report.hold,
         "next": None if position is None else position.next,
         "lost_chunks": [] if position is None else [{"first": first, "end": end} for first, end in position.lost],
         "peer": None if position is None else position.peer or None,
         "process": None if report is None else report.host,
         "seen_seconds_ago": age,
     }
+
+
+def _left_s(report: Report | None, kept_s: float | None, now: int) -> float | None:
+    """Return the seconds for which the log yet keeps the oldest chunk that the region lacks; 0 once it may be gone,
+    None if it lacks nothing, nothing is known, or the log deletes nothing."""
+    if report is None or kept_s is None or not report.lag_seconds:
+        return None
+    return max(0.0, kept_s - report.lag_seconds - max(0, now - report.at) / SECOND)
+
+
+def _stream(lag: StreamLag) -> View:
+    return {
+        "tenant": lag.tenant, "stream": lag.stream, "lag_records": lag.records, "lag_bytes": lag.bytes,
+        "lag_seconds": lag.seconds,
+    }  # fmt: skip
 
 
 class RegionOrder(msgspec.Struct, forbid_unknown_fields=True):
@@ -456,16 +527,20 @@ class RegionRequests:
     Args:
         regions: those of this process's configuration, by name.
         declared: an operator's orders, as this process knows them.
+        retain_log_s: seconds for which the log keeps all chunks; None if it deletes none.
         monotonic: seconds.
     """
 
     def __init__(
         self, store: ObjectStore, cluster: Callable[[], Cluster], changes: RequestedChanges, *,
-        regions: Mapping[str, RegionSettings], declared: DeclaredRegions, monotonic: Callable[[], float],
+        regions: Mapping[str, RegionSettings], declared: DeclaredRegions, retain_log_s: float | None,
+        monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
+        self._retain_log_s = retain_log_s
         self._store, self._cluster, self._changes = store, cluster, changes
         self._regions, self._declared, self._monotonic = regions, declared, monotonic
         self._views: list[View] = []
+        self._budgets: dict[str, View | None] = {}
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
 
@@ -479,11 +554,17 @@ class RegionRequests:
         async with self._reading:
             now = self._monotonic()
             if self._read_at is None or now - self._read_at >= READ_AGE_S:
-                clock = self._changes.clock.now()
-                self._views = await region_views(self._store, self._cluster(), self._regions, clock)
+                cluster, clock = self._cluster(), self._changes.clock.now()
+                self._views = await region_views(self._store, cluster, self._regions, self._retain_log_s, clock)
+                self._budgets = await budget_views(self._store, self._regions, cluster.tree.count, clock)
                 self._read_at = now
         configured = [
-            {"region": name, "paused": self._declared.of(name).paused, "pin_seconds": settings.pin_s}
+            {
+                "region": name,
+                "paused": self._declared.of(name).paused,
+                "pin_seconds": settings.pin_s,
+                "budget": self._budgets.get(name),
+            }
             for name, settings in sorted(self._regions.items())
         ]
         return json_answer({"regions": self._views, "configured": configured})

@@ -195,6 +195,17 @@ class WindowChunk:
             self.awaited.popleft()
         return True
 
+    def lacking(self, looks: int) -> Iterable[StreamKey]:
+        """Return the streams of which the region lacks something; all that the chunk has if that needs more than
+        ``looks`` looks at ranges."""
+        if len(self.awaited) > looks:
+            return self.sections
+        return {
+            (lane.lane.tenant, lane.lane.stream)
+            for lane, first, end in self.awaited
+            if not lane.is_refused and not lane.safe.covers(first, end)
+        }
+
     def lanes(self) -> Iterator[Lane]:
         """Iterate over the lanes that the chunk adds to."""
         for update in self.chunk.footer.lanes:
@@ -271,6 +282,12 @@ class RefusedLanes:
     def are_taken(self) -> bool:
         """Return whether the region takes one of the lanes by now."""
         return any(each.is_taken for each in self._lanes.values())
+
+    def behind(self) -> Iterator[tuple[StreamKey, int, int]]:
+        """Iterate over what the window has left behind: stream, records, and time of the first chunk."""
+        for name, each in self._lanes.items():
+            if each.first is not None:
+                yield (name.tenant, name.stream), each.records, each.created
 
     def sentence(self) -> str:
         """Return the lanes and the region's reasons for people; empty without any."""
@@ -370,6 +387,22 @@ AHEAD_MAX = 4
 """Maximum number of chunk indexes that are requested at once."""
 
 
+LOOKS_MAX = 8192
+"""Maximum number of ranges at which a look for streams that are behind looks one by one."""
+
+
+class StreamBehind(NamedTuple):
+    """A stream of which the region lacks records."""
+
+    key: StreamKey
+    records: int
+    """Records of the log from the first one on that the region is not known to have."""
+    oldest: int
+    """Time of their first chunk, or of an earlier one, nanoseconds since 1970."""
+    bytes: int | None
+    """Approximate bytes of the records; None while unknown."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The part of a log that goes to another region."""
@@ -451,6 +484,8 @@ class RegionSource:
         """Set when the position has moved: there is room for more."""
         self._passed = 0
         """Records in chunks that the window has passed since the start."""
+        self._ends: dict[StreamKey, int] = {}
+        """Offset after the last record of a stream in the window and before it, if there was one since the start."""
         self._refused = RefusedLanes()
         self._reads_again = False
         """True from a way back until the window has reached the end of the log."""
@@ -498,6 +533,39 @@ class RegionSource:
         """Return the stored bytes of a record of the window on average; None without records."""
         records = sum(each.records for each in self._chunks)
         return sum(each.bytes for each in self._chunks) / records if records else None
+
+    def behind(self) -> list[StreamBehind]:
+        """Return the streams of which the region lacks records, the longest lag first.
+
+        One that had nothing since the link began, and has something only behind the window, is not known yet.
+        """
+        looks, firsts = LOOKS_MAX, dict[StreamKey, tuple[int, int]]()
+        sizes: dict[StreamKey, tuple[int, int]] = {}
+        for chunk in self._chunks:
+            for key in chunk.lacking(looks):
+                if key in chunk.sections:  # not a gap alone
+                    firsts.setdefault(key, (chunk.sections[key].base_offset, chunk.chunk.header.created))
+            looks = max(0, looks - len(chunk.awaited))
+            for key, section in chunk.sections.items():
+                size, count = sizes.get(key, (0, 0))
+                sizes[key] = size + section.length, count + section.count
+        offsets, mean = self._state().next_offset, self.mean_bytes
+        if self._chunks and self._next <= self._state().n:
+            last = self._chunks[-1].chunk.header.created
+            for key, end in self._ends.items():
+                if offsets.get(key, 0) > end:
+                    firsts.setdefault(key, (end, last))
+        found = {key: (max(0, offsets.get(key, 0) - first), created) for key, (first, created) in firsts.items()}
+        for key, records, created in self._refused.behind():
+            before, oldest = found.get(key, (0, created))
+            found[key] = before + records, min(oldest, created)
+
+        def of(key: StreamKey, records: int, oldest: int) -> StreamBehind:
+            size, count = sizes.get(key, (0, 0))
+            each = size / count if count else mean
+            return StreamBehind(key, records, oldest, None if each is None else int(records * each))
+
+        return sorted((of(key, *each) for key, each in found.items()), key=lambda each: (each.oldest, each.key))
 
     @property
     def is_full(self) -> bool:
@@ -575,6 +643,7 @@ class RegionSource:
             self._offer(lane, left[lane.lane], update)
             touched.add(lane.number)
         self._chunks.append(taken)
+        self._ends.update((key, section.base_offset + section.count) for key, section in sections.items())
         self._bytes, self._weight, self._next = self._bytes + taken.bytes, self._weight + taken.weight, n + 1
         self._tell(touched)
 

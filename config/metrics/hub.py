@@ -200,6 +200,24 @@ HUB_METRICS = (
         ("region", "shard"),
     ),
     Metric(
+        "weft_hub_region_budget_bytes",
+        "gauge",
+        "Bytes that the links of all shards and processes to the region may use in a month, with `budget`.",
+        ("region",),
+    ),
+    Metric(
+        "weft_hub_region_budget_used_bytes",
+        "gauge",
+        "Bytes of the month that they have used, as this process knows.",
+        ("region",),
+    ),
+    Metric(
+        "weft_hub_region_budget_used_up",
+        "gauge",
+        "1 while records for the region wait for the next month, since the budget is used up.",
+        ("region",),
+    ),
+    Metric(
         "weft_hub_region_lost_chunks",
         "gauge",
         "Runs of chunks that were deleted before the region had their records.",

@@ -229,7 +229,7 @@ class LinkControl:
 
     Args:
         is_paused: as the last process left it.
-        counts: bytes by month, likewise.
+        counts: bytes by month, likewise; or a count of a budget that other links use, too, which its owner stores.
         save: stores both durably. Blocks; raises ``OSError``.
         wall_clock: ns since 1970, as right as the node knows: schedules and months are by it.
         counts_bytes: False for a link that never gets a budget, which saves a handle of each socket.
@@ -241,11 +241,13 @@ class LinkControl:
         *,
         wall_clock: Callable[[], int],
         is_paused: bool = False,
-        counts: Mapping[str, int] | None = None,
+        counts: Mapping[str, int] | BudgetCount | None = None,
         save: Callable[[bool, Mapping[str, int]], None] = nothing_saved,
         counts_bytes: bool = True,
     ) -> None:
-        self.policy = SendPolicy(rules, is_paused=is_paused, count=BudgetCount(counts))
+        self._is_shared = isinstance(counts, BudgetCount)
+        count = counts if isinstance(counts, BudgetCount) else BudgetCount(counts)
+        self.policy = SendPolicy(rules, is_paused=is_paused, count=count)
         self.meter = WireMeter(is_on=counts_bytes)
         self._wall_clock = wall_clock
         self._save = save
@@ -299,7 +301,7 @@ class LinkControl:
     async def _keep(self, step: int) -> None:
         """Save the count if ``step`` bytes were used since the last time."""
         count = self.policy.count
-        if count.used - self._saved.get(count.period.name, 0) >= max(1, step):
+        if not self._is_shared and count.used - self._saved.get(count.period.name, 0) >= max(1, step):
             try:
                 await self.save()
             except OSError as error:

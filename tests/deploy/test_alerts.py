@@ -67,6 +67,8 @@ def slow(series: str, name: str, bound: str) -> Case:
 REGION = 'region="east", shard="1"'
 LINK, STREAM = 'link="cloud"', 'stream="telemetry"'
 REGION_LAG, REGION_KEPT = hub("weft_hub_region_lag_seconds", REGION), hub("weft_hub_region_kept_seconds", REGION)
+REGION_USED = hub("weft_hub_region_budget_used_bytes", 'region="east"')
+REGION_BUDGET = hub("weft_hub_region_budget_bytes", 'region="east"')
 TABLE = f'tenant="default", {STREAM}'
 PIPELINE = 'tenant="default", pipeline="machine-hours"'
 RULE = f'{TABLE}, rule="oil"'
@@ -193,6 +195,10 @@ CASES = {
     "WeftHubRegionBehind": Case(
         {REGION_LAG: still(60), REGION_KEPT: still(100)}, {REGION_LAG: still(40), REGION_KEPT: still(100)}
     ),
+    "WeftHubRegionBudget": Case(
+        {REGION_USED: still(95), REGION_BUDGET: still(100)}, {REGION_USED: still(85), REGION_BUDGET: still(100)}
+    ),
+    "WeftHubRegionBudgetUsedUp": flag(hub("weft_hub_region_budget_used_up", 'region="east"')),
     "WeftHubRegionLost": flag(hub("weft_hub_region_lost_chunks", REGION)),
     "WeftHubDiskFillsUp": Case({FREE: f"{160 * GI}-{GI / 60}x{MINUTES}"}, {FREE: still(100 * GI)}),
     "WeftHubDiskNearlyFull": flag(FREE, GI / 2, 100 * GI),

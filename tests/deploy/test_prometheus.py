@@ -35,7 +35,7 @@ processes: 1
 tables: {{interval: 1s}}
 mark_interval: 1s
 regions:
-  east: {{to: "http://127.0.0.1:{broker}"}}
+  east: {{to: "http://127.0.0.1:{broker}", budget: 10GB}}
 """
 EDGE = """\
 node: press-7

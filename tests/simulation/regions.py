@@ -18,7 +18,7 @@ from unittest import mock
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import check_log, read_chunks, records_of
 from tests.cloud_hub.faulty_store import STORM
-from tests.cloud_hub.virtual_time import NS, now_ns
+from tests.cloud_hub.virtual_time import now_ns
 from tests.edge_node.derived.node import Inline
 from tests.simulation.edge import DERIVED, DROPPED, KEPT, VirtualEdge
 from tests.simulation.fabric import DRAIN_S, Fabric, check_marks, gaps_of, virtual
@@ -126,7 +126,7 @@ class RegionNode(VirtualNode):
         assert self.sequencer is not None
         link = RegionLink(
             name, self.to[name], self.sequencer, RegionPositions(self.store, self.cluster), clock=self.clock,
-            host="hub", declared=self.declared, monotonic=lambda: now_ns() / NS,
+            host="hub", declared=self.declared,
         )  # fmt: skip
         await link.run()
 

@@ -14,11 +14,11 @@ from tests.cloud_hub.regions.test_two_regions import OTHER
 from tests.cloud_hub.tables.logs import TOPICS, LogWriter, Run
 from tests.support.processes import weft
 from weft.protocols.shard.placement import shard_of
-from weft.storage.chunk_log import RegionPosition, RegionPositions, Report
+from weft.storage.chunk_log import RegionPosition, RegionPositions, Report, StreamLag
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 
-HUB = "listen: 127.0.0.1:8090\nstore: store\nregions: {east: {to: [https://east.example.com]}}\n"
+HUB = "listen: 127.0.0.1:8090\nstore: store\nretain_log: 1h\nregions: {east: {to: [https://east.example.com]}}\n"
 
 
 def test_the_status_says_for_each_shard_how_far_behind_a_region_is_and_why(tmp_path: Path) -> None:
@@ -45,6 +45,31 @@ def test_a_report_that_is_old_says_nothing_of_the_present(tmp_path: Path) -> Non
     asyncio.run(positions.write("east", 0, RegionPosition(next=1, report=report), None))
     [found] = json.loads(weft("hub", "region", "status", tmp_path / "hub.yaml", "--json").output)["regions"]
     assert (found["state"], found["lag_seconds"]) == ("no news", 0.0)
+
+
+def test_the_status_says_how_long_the_log_yet_waits_and_which_streams_are_behind(tmp_path: Path) -> None:
+    (tmp_path / "hub.yaml").write_text(HUB.replace("}}", ", pin: 2h}}"))
+    store = open_store(str(tmp_path / "store"))
+    positions = RegionPositions(store, asyncio.run(open_cluster(store, 4)))
+    streams = (StreamLag(tenant="default", stream="telemetry", records=7, bytes=4096, seconds=3600.0),)
+    for shard, seconds in enumerate((3600.0, 3 * 3600.0, 0.0)):
+        behind = streams if seconds else ()
+        report = Report(
+            at=time.time_ns(), state="connected", lag_seconds=seconds, hold="the budget", streams=behind,
+            streams_behind=18 * len(behind),
+        )  # fmt: skip
+        asyncio.run(positions.write("east", shard, RegionPosition(next=1, report=report), None))
+    found = json.loads(weft("hub", "region", "status", tmp_path / "hub.yaml", "--json").output)["regions"]
+    assert 3500 < found[0]["left_seconds"] <= 3600, "`pin` is longer than `retain_log`"
+    assert [each["left_seconds"] for each in found[1:]] == [0, None, None]
+    assert found[0]["streams"] == [
+        {"tenant": "default", "stream": "telemetry", "lag_records": 7, "lag_bytes": 4096, "lag_seconds": 3600.0}
+    ]
+    table = weft("hub", "region", "status", tmp_path / "hub.yaml").output
+    assert "no longer" in table
+    assert "the budget" in table
+    assert "east, shard 0: default/telemetry is behind by 7 records, about 4KiB, 60.0 minutes" in table
+    assert "east, shard 0: and 17 further streams" in table
 
 
 def test_orders_to_a_region_are_declared_and_an_unknown_one_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -34,35 +35,53 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """Show the link of each shard of HUB to each region, as its process last wrote it to the store.
 
     `next` is the first chunk of the shard that the region is not known to have. The log keeps chunks from there on,
-    for as long as `pin` allows. The figures are up to five minutes old, and `seen` says how old. A region that has
-    everything has a lag of nothing. A lag of records is unknown until the link has caught up once.
+    for as long as `pin` allows, and `log waits` says for how long yet. The figures are up to five minutes old, and
+    `seen` says how old. A region that has everything has a lag of nothing. A lag of records is unknown until the link
+    has caught up once. Below the table stand the streams that are behind, those that are longest so first, and the
+    month's budget of each region that has one.
     """
-    found = _of_store(hub) if names_a_config(hub) else running_hub(hub, token_file).get("/v1/regions")["regions"]
+    if names_a_config(hub):
+        found, budgets = _of_store(hub)
+    else:
+        answer = running_hub(hub, token_file).get("/v1/regions")
+        found = answer["regions"]
+        budgets = {each["region"]: each.get("budget") for each in answer["configured"]}
     if as_json:
-        print_json({"regions": found})
+        print_json({"regions": found, "budgets": budgets})
         return
     if not found:
         click.echo("no regions: `regions` of the configuration names hubs that get what this one's log receives")
         return
     print_table(
         (
-            "region", "shard", "state", "records behind", "bytes behind", "behind by", "next", "seen", "lost chunks",
-            "error",
+            "region", "shard", "state", "records behind", "bytes behind", "behind by", "log waits", "next", "seen",
+            "lost chunks", "error",
         ),
         [[harmless(cell) if isinstance(cell, str) else cell for cell in _row(each)] for each in found],
     )  # fmt: skip
+    for link in found:
+        for line in _behind(link):
+            click.echo(harmless(line))
+    for name, budget in budgets.items():
+        if budget is not None:
+            click.echo(harmless(_of_budget(name, budget)))
 
 
-def _of_store(config_file: str | None) -> list[dict[str, Any]]:
+def _of_store(config_file: str | None) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
+    from weft.cloud_hub.regions.budget import budget_views
     from weft.cloud_hub.regions.regions import region_views
+    from weft.commands.hub_settings import settings_of
     from weft.storage.cluster import read_cluster
 
     name = named(config_file)
-    regions = load_hub(name).regions
+    settings = settings_of(load_hub(name))
 
-    async def work(store: ObjectStore) -> list[dict[str, Any]]:
-        cluster = await read_cluster(store)
-        return [] if cluster is None else await region_views(store, cluster, regions, time.time_ns())
+    async def work(store: ObjectStore) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
+        cluster, now = await read_cluster(store), time.time_ns()
+        if cluster is None:
+            return [], {}
+        links = await region_views(store, cluster, settings.regions, settings.retain_log_s, now)
+        return links, await budget_views(store, settings.regions, cluster.tree.count, now)
 
     return on_store(name, work)
 
@@ -180,12 +199,40 @@ def _known(config_file: str, region: str) -> None:
 
 def _row(link: dict[str, Any]) -> tuple[object, ...]:
     if link["seen_seconds_ago"] is None:
-        return link["region"], link["shard"], link["state"], "", "", "", "", "", "", ""
+        return link["region"], link["shard"], link["state"], "", "", "", "", "", "", "", ""
     return (
         link["region"], link["shard"], link["state"],
         "unknown" if link["lag_records"] is None else link["lag_records"],
         "unknown" if link["lag_bytes"] is None else f"about {format_size(link['lag_bytes'])}",
         approximate_duration(link["lag_seconds"]) if link["lag_seconds"] else "",
-        link["next"], f"{approximate_duration(link['seen_seconds_ago'])} ago",
-        ", ".join(f"{each['first']} to {each['end'] - 1}" for each in link["lost_chunks"]), link["error"],
+        _left(link["left_seconds"]), link["next"], f"{approximate_duration(link['seen_seconds_ago'])} ago",
+        ", ".join(f"{each['first']} to {each['end'] - 1}" for each in link["lost_chunks"]),
+        link["error"] or link["hold"],
     )  # fmt: skip
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return approximate_duration(seconds) if seconds else "no longer"
+
+
+def _behind(link: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each stream that is behind, and one for the rest of them."""
+    place = f"{link['region']}, shard {link['shard']}"
+    for each in link["streams"]:
+        size = "" if each["lag_bytes"] is None else f", about {format_size(each['lag_bytes'])}"
+        yield (
+            f"{place}: {each['tenant']}/{each['stream']} is behind by {counted(each['lag_records'], 'record')}{size}, "
+            f"{approximate_duration(each['lag_seconds'])}"
+        )
+    if more := link["streams_behind"] - len(link["streams"]):
+        yield f"{place}: and {counted(more, 'further stream')}"
+
+
+def _of_budget(region: str, budget: dict[str, Any]) -> str:
+    told = (
+        f"{region}: {format_size(budget['used_bytes'])} of the month's {format_size(budget['bytes'])} are used, and "
+        f"{format_size(budget['kept_bytes'])} are kept back for links without data; the month ends at {budget['ends']}"
+    )
+    return f"{told}. USED UP: records wait until then" if budget["used_up"] else told

@@ -104,16 +104,17 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
 
 def _region(region: Region) -> RegionSettings:
     from functools import partial
+    from zoneinfo import ZoneInfo
 
     from weft.cloud_hub.settings import RegionSettings
     from weft.network.reload import read_token
     from weft.network.tls import ClientTlsFiles
     from weft.replication.flow_control import SenderSettings
     from weft.replication.liveness import SECOND
-    from weft.replication.policy import StreamWindows
+    from weft.replication.policy import BudgetRule, StreamWindows
     from weft.replication.runner.settings import LinkSettings, no_token
 
-    times = region.schedule
+    times, budget = region.schedule, region.budget
     return RegionSettings(
         LinkSettings(
             urls=region.to,
@@ -127,6 +128,7 @@ def _region(region: Region) -> RegionSettings:
         tenant=region.tenant, streams=region.streams, forwards=region.forward_relayed, rate=region.rate or 0,
         every_s=region.every_s,
         schedule=() if times is None else (StreamWindows.of(("*",), times.between, times.days, times.zone),),
+        budget=None if budget is None else BudgetRule(budget.size_bytes, budget.day, ZoneInfo(budget.zone)),
         pin_s=region.pin_s,
     )  # fmt: skip
 

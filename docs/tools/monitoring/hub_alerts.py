@@ -91,6 +91,19 @@ COMMITTING = (
         "two-regions.md", ("region", "shard"),
     ),
     Alert(
+        "WeftHubRegionBudget",
+        "max by (job, region) (weft_hub_region_budget_used_bytes / (weft_hub_region_budget_bytes > 0)) > 0.9", "15m",
+        WARNING, "{{ $value | humanizePercentage }} of the month's budget of the links to a region is used",
+        "At its end records wait for the next month, and the log keeps them for `pin` at most. Raise the budget, or "
+        "relay fewer streams.", "two-regions.md", ("region",), by_instance=False,
+    ),
+    Alert(
+        "WeftHubRegionBudgetUsedUp", "max by (job, region) (weft_hub_region_budget_used_up) > 0", "5m", CRITICAL,
+        "records for a region wait for the next month: the budget is used up",
+        "`weft hub region status` says until when, and for how long the log keeps them. Raise the budget.",
+        "two-regions.md", ("region",), by_instance=False,
+    ),
+    Alert(
         "WeftHubRegionLost", "weft_hub_region_lost_chunks > 0", "1m", CRITICAL,
         "the log deleted chunks before the region had their records",
         "`weft hub region status` names them, and `weft hub region history` brings their records from the tables.",

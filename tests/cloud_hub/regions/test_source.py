@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from tests.cloud_hub.tables.logs import LANE, START, LogWriter, Run
 from weft.cloud_hub.regions import source as sources
 from weft.cloud_hub.regions.source import AGAIN_MAX_S, RegionSource, Selection
 from weft.protocols.batch import decode_header
@@ -294,3 +294,37 @@ async def test_other_lanes_come_although_the_region_closes_one_again_and_again_a
     assert region.records[other] == RangeSet([(0, 10 * WINDOW)])
     assert source.position == 0
     assert not region.records[closed]
+
+
+async def test_streams_that_are_behind_are_named_with_what_the_region_lacks_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "CHUNKS_MAX", 2)
+    writer = await LogWriter.open(MemoryStore(), 1)
+    telemetry, events = LANES[:2]
+    source = RegionSource(
+        ShardLog(writer.store, writer.cluster, 0), lambda: writer.states[0], Selection(), 0,
+        hub=lambda: PEER, peer=PEER, now=lambda: 0.0,
+    )  # fmt: skip
+    await writer.append(0, Run(telemetry, 0, 5), Run(events, 0, 2))
+    await writer.append(0, Run(telemetry, 5, 5))
+    writer.created += 1
+    await writer.append(0, Run(telemetry, 10, 5), Run(events, 2, 7))
+    await source.fill()
+
+    def behind() -> dict[str, int]:
+        return {each.key[1]: each.records for each in source.behind()}
+
+    assert behind() == {"telemetry": 15, "events": 9}
+    assert all(each.oldest == START and each.bytes for each in source.behind())
+    numbers = {each.lane: each.stream for each in source.lanes()}
+    of = {stream: number for number, stream in numbers.items()}
+    source.released(of["telemetry"], RangeSet([(0, 10)]))
+    assert behind() == {"events": 9, "telemetry": 5}, "the last chunk stands behind the window"
+    source.released(of["events"], RangeSet([(0, 2)]))
+    await source.fill()
+    assert behind() == {"events": 7, "telemetry": 5}
+    assert all(each.oldest == START + 1 for each in source.behind())
+    source.released(of["telemetry"], RangeSet([(0, 15)]))
+    source.released(of["events"], RangeSet([(0, 9)]))
+    assert behind() == {}
