@@ -466,7 +466,7 @@ class Contents:
             raise QueueError(
                 Reason.TOO_MANY,
                 f"{owner} has used up its share of deliveries that are not acknowledged: acknowledge some, or raise "
-                f"{self.unacknowledged.quota.raised(is_share=True)}",
+                f"{self._unacknowledged.quota.raised(is_share=True)}",
             )
 
     def free_share(self, owner: Owner) -> None:
