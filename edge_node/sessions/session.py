@@ -68,7 +68,7 @@ class Session:
         self.client_id = window.client_id
         self.window = window
         self.subscriptions = window.subscribed
-        """As those of the window."""
+        """Subscriptions of the window: filter as the client wrote it -> its subscription, and the shared one of it."""
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
         self.owner = owner
