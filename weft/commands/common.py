@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from weft.commands import command_at
 from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
 from weft.config.machine import Verdict, is_well, why_denied, why_unreadable
@@ -44,51 +43,6 @@ ANOTHER_PROGRAM = "another program answers there. Check the address in the confi
 _BUCKET_ADVICE = "Check the store's address, its endpoint and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
-
-
-class LaterGroup(click.Group):
-    """A group that imports the modules of some commands only when they are called: a node runs without them."""
-
-    later: Mapping[str, str] = {}
-    """Name of each such command -> its place, ``module:name``."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return sorted({*super().list_commands(ctx), *self.later})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; import its module on the first call."""
-        if cmd_name not in self.later:
-            return super().get_command(ctx, cmd_name)
-        return command_at(self.later[cmd_name])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the called command. For an unknown name, click suggests similar names of all commands."""
-        if args[0] not in self.list_commands(ctx):
-            for name, place in self.later.items():
-                self.add_command(command_at(place), name)
-        return super().resolve_command(ctx, args)
-
-
-class TokenGroup(click.Group):
-    """A group of commands about tokens, those of a store or those of a file: they have the same names. Another usual
-    name gives a sentence with the right one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the called command."""
-        if (name := _TOKEN_COMMANDS.get(args[0])) is not None:
-            raise Refused(f"`{ctx.command_path} {args[0]}` is called `{ctx.command_path} {name}`")
-        return super().resolve_command(ctx, args)
-
-
-_TOKEN_COMMANDS = {
-    "create": "add", "new": "add", "issue": "add", "revoke": "remove", "delete": "remove", "withdraw": "remove",
-}  # fmt: skip
-"""Other name -> name."""
 
 
 class ExistingPath(click.Path):

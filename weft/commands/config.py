@@ -253,16 +253,7 @@ def _facts(file: str, signed: SignedText) -> dict[str, object]:
     }
 
 
-@click.group("config")
-def config_group() -> None:
-    """Describe the configuration files, and sign settings and functions of edges."""
-
-
-for _command in (keygen, sign_settings, sign_code, verify):
-    config_group.add_command(_command)
-
-
-@config_group.command()
+@click.command()
 @click.argument("kind", type=click.Choice(["edge", "hub", "pipeline"]))
 def schema(kind: str) -> None:
     """Print the JSON Schema of an edge's or a hub's configuration or of a pipeline, for editors."""

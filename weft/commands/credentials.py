@@ -12,7 +12,6 @@ import click
 from weft.commands.acts import Decided, acting_on_file, by_option, reason_option
 from weft.commands.common import (
     ExistingPath,
-    TokenGroup,
     json_option,
     using,
 )
@@ -82,16 +81,7 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
     return Scope.GRANTED if scope is None else Scope(scope)
 
 
-@click.group("token", cls=TokenGroup)
-def token_group() -> None:
-    """Manage the tokens file of a hub.
-
-    The file holds only hashes. A running hub picks up changes by itself. `weft hub token` manages tokens in the store
-    instead, for the hubs of all hosts, with an end and a second secret for their rotation.
-    """
-
-
-@token_group.command("add")
+@click.command("add")
 @click.argument("name")
 @tokens_file_option
 @scope_options
@@ -128,7 +118,7 @@ def add_token(
         click.echo(token)
 
 
-@token_group.command("remove")
+@click.command("remove")
 @click.argument("name")
 @tokens_file_option
 @reason_option
@@ -149,7 +139,7 @@ def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: 
         click.echo(f"removed {name}")
 
 
-@token_group.command("list")
+@click.command("list")
 @tokens_file_option
 @json_option
 def list_tokens(path: str, as_json: bool) -> None:
@@ -225,16 +215,7 @@ password_option = click.option(
 )
 
 
-@click.group("user")
-def user_group() -> None:
-    """Manage the user names and passwords of MQTT clients.
-
-    The users file holds only argon2id hashes. A running node picks up changes by itself. The commands ask for passwords
-    or read them from a file: other users of the machine could see a command line.
-    """
-
-
-@user_group.command("add")
+@click.command("add")
 @click.argument("name")
 @users_file_option
 @password_option
@@ -254,7 +235,7 @@ def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: st
     click.echo(f"added {name}" if is_new else f"{name} has a new password")
 
 
-@user_group.command("remove")
+@click.command("remove")
 @click.argument("name")
 @users_file_option
 @reason_option
@@ -271,7 +252,7 @@ def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     click.echo(f"removed {name}")
 
 
-@user_group.command("list")
+@click.command("list")
 @users_file_option
 @json_option
 def list_users(path: str, as_json: bool) -> None:
@@ -284,7 +265,7 @@ def list_users(path: str, as_json: bool) -> None:
         click.echo(name)
 
 
-@user_group.command()
+@click.command()
 @click.argument("name")
 @users_file_option
 @password_option

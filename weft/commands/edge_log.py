@@ -50,12 +50,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 
-@click.group("log")
-def log_group() -> None:
-    """Inspect an edge node's log, or drop a backlog from it."""
-
-
-@log_group.command()
+@click.command()
 @click.argument("path", metavar="CONFIG|DIR|FILE", type=ExistingPath())
 @click.option("--records", is_flag=True, help="Show every record, not only the batches.")
 @json_option
@@ -88,7 +83,7 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     return 0 if is_good else FAILURE_EXIT_CODE
 
 
-@log_group.command()
+@click.command()
 @target_argument
 @click.argument("stream")
 @click.option(

@@ -27,22 +27,12 @@ whose_argument = click.argument("whose", metavar="[TENANT/]NAME")
 group_option = click.option("--group", "is_group", is_flag=True, help="NAME is a group of edges, not an edge.")
 
 
-@click.group("config")
-def hub_config_group() -> None:
-    """Manage the configurations of edges from a hub's store, whether nodes run or not.
-
-    Settings of an edge, or of a group, are laid over those of the edge's own file. An edge takes them if a link of its
-    file says `config_from_hub`. It checks them, tries them, and takes them back by itself unless the link is up on them
-    for a minute. Files, credentials, listeners, accounts and `data_dir` always belong to the edge.
-    """
-
-
 def _key(whose: str, *, is_group: bool) -> ConfigKey:
     tenant, name = key_of(whose)
     return tenant, "group" if is_group else "edge", name
 
 
-@hub_config_group.command("set")
+@click.command("set")
 @config_argument
 @whose_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -111,7 +101,7 @@ def _check_whose(text: str, key: ConfigKey) -> None:
         )
 
 
-@hub_config_group.command("remove")
+@click.command("remove")
 @config_argument
 @whose_argument
 @group_option
@@ -126,7 +116,7 @@ def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, 
     click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
 
 
-@hub_config_group.command()
+@click.command()
 @config_argument
 @whose_argument
 @group_option
@@ -151,7 +141,7 @@ def get(config_file: str, whose: str, *, is_group: bool) -> None:
         click.echo(f"# {layer.name}, version {layer.version}\n{layer.text}")
 
 
-@hub_config_group.command()
+@click.command()
 @config_argument
 @click.option("--tenant", help="Only edges of this tenant.")
 @click.option("--failed", is_flag=True, help="Only edges that refused their settings or took them back.")
@@ -194,12 +184,7 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
         click.echo(f"and {len(rows) - SHOWN_MAX} more; --json shows all")
 
 
-@hub_config_group.group()
-def rollout() -> None:
-    """Look at rollouts, take them further, or end them."""
-
-
-@rollout.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_rollouts(config_file: str, *, as_json: bool) -> None:
@@ -229,7 +214,7 @@ def list_rollouts(config_file: str, *, as_json: bool) -> None:
     print_table(titles, [tuple(f"{row[t]:.0%}" if t == "share" else row[t] for t in titles) for row in rows])
 
 
-@rollout.command("next")
+@click.command("next")
 @config_argument
 @whose_argument
 @click.option("--share", metavar="PERCENT", default="100%", show_default=True, help="Share of the edges from now on.")
@@ -249,7 +234,7 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
     click.echo(f"the rollout of group {key[2]} goes on with {wanted:.0%} of its edges")
 
 
-@rollout.command("abort")
+@click.command("abort")
 @config_argument
 @whose_argument
 @reason_option
@@ -332,16 +317,7 @@ def _progress(state: ClusterState, states: States, key: ConfigKey, document: Con
 EDGES_SHOWN_MAX = 8
 
 
-@click.group("group")
-def hub_group_group() -> None:
-    """Manage groups of edges in a hub's store, whether nodes run or not.
-
-    A group is a list of names and patterns, also of edges that have not linked yet. Running hubs know a change two
-    seconds later.
-    """
-
-
-@hub_group_group.command("set")
+@click.command("set")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
 @click.argument("edges", nargs=-1, required=True)
@@ -374,7 +350,7 @@ def set_group(
     click.echo(f"declared group {'/'.join(key)}: {counted(len(set(edges)), 'name')}")
 
 
-@hub_group_group.command("remove")
+@click.command("remove")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
 @reason_option
@@ -388,7 +364,7 @@ def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -
     click.echo(f"withdrew group {'/'.join(key)}")
 
 
-@hub_group_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_groups(config_file: str, *, as_json: bool) -> None:

@@ -21,12 +21,7 @@ _token_file_option = click.option(
 )  # fmt: skip
 
 
-@click.group("region")
-def hub_region_group() -> None:
-    """See and steer the links to other regions: hubs of other clusters that get what this one's log receives."""
-
-
-@hub_region_group.command()
+@click.command()
 @any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
 @json_option
@@ -67,7 +62,7 @@ def _of_store(config_file: str | None) -> list[dict[str, Any]]:
     return on_store(name, work)
 
 
-@hub_region_group.command()
+@click.command()
 @hub_argument
 @click.argument("region")
 @_token_file_option
@@ -83,7 +78,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
     click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {hub} {region}")
 
 
-@hub_region_group.command()
+@click.command()
 @hub_argument
 @click.argument("region")
 @_token_file_option
@@ -98,7 +93,7 @@ def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: st
     click.echo(f"the links to {region} go on within some seconds")
 
 
-@hub_region_group.command()
+@click.command()
 @config_argument
 @click.argument("region")
 @reason_option
@@ -116,7 +111,7 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
 
 
-@hub_region_group.command()
+@click.command()
 @config_argument
 @click.argument("region")
 @reason_option

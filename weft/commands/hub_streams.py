@@ -41,12 +41,7 @@ def key_of(stream: str) -> tuple[str, str]:
     return (tenant if slash else "default", name)
 
 
-@click.group("stream")
-def hub_stream_group() -> None:
-    """Work on the streams of a hub's store, whether nodes run or not. `weft streams` lists them."""
-
-
-@hub_stream_group.command()
+@click.command()
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option("--reason", required=True, help="Why, in a few words; recorded with the stream.")
@@ -114,7 +109,7 @@ async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
     return bool(await store.list(table_key(*key), limit=1))
 
 
-@hub_stream_group.command("expect")
+@click.command("expect")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.argument("edges", nargs=-1)

@@ -28,15 +28,7 @@ if TYPE_CHECKING:
 RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
 
 
-@click.group("table")
-def hub_table_group() -> None:
-    """Declare tables of streams at a hub's store, whether nodes run or not.
-
-    Running hubs know a change two seconds later.
-    """
-
-
-@hub_table_group.command("set")
+@click.command("set")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option(
@@ -131,7 +123,7 @@ def set_table(
     click.echo(f"declared tables of {'/'.join(key)}")
 
 
-@hub_table_group.command("remove")
+@click.command("remove")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @reason_option
@@ -157,7 +149,7 @@ def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) 
     click.echo(f"withdrew the tables of {'/'.join(key)}")
 
 
-@hub_table_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_tables(config_file: str, *, as_json: bool) -> None:
@@ -271,20 +263,7 @@ TEXT_BYTES_MAX = 1 << 20
 stream_argument = click.argument("stream", metavar="[TENANT/]STREAM")
 
 
-@click.group("quality")
-def hub_quality_group() -> None:
-    """Manage the quality rules of streams in a hub's store, whether nodes run or not.
-
-    A rule is one check. Numbers are within a range, a field has values, payloads fit the schema, values do not repeat,
-    or the table is fresh. The hub counts the rows that fail, and raises an alarm when they are more than the rule
-    tolerates. Nothing is dropped or held back: a row that fails is in the table as before.
-
-    Running hubs know a change two seconds later. Edges that a stream needs are another matter: `weft hub stream
-    expect`.
-    """
-
-
-@hub_quality_group.command("set")
+@click.command("set")
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -315,7 +294,7 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
 
 
-@hub_quality_group.command("remove")
+@click.command("remove")
 @config_argument
 @stream_argument
 @reason_option
@@ -329,7 +308,7 @@ def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
 
 
-@hub_quality_group.command("get")
+@click.command("get")
 @config_argument
 @stream_argument
 @json_option
@@ -353,7 +332,7 @@ def get_quality(config_file: str, stream: str, *, as_json: bool) -> None:
     click.echo(f"# stream {name}, version {found.version}\n{rules_text(found.rules)}", nl=False)
 
 
-@hub_quality_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_quality(config_file: str, *, as_json: bool) -> None:
@@ -444,17 +423,7 @@ records_option = click.option(
 version_option = click.option("--version", type=click.IntRange(min=1), help="Version; the newest by default.")
 
 
-@click.group("schema")
-def hub_schema_group() -> None:
-    """Manage the schemas of streams in a hub's store, whether nodes run or not.
-
-    A schema names fields of a stream's payloads. The stream's table gets a typed column for each, beside the payload
-    itself; what does not fit stands in the column `_misfit` with the reason. Running hubs know a change two seconds
-    later. Columns are only added: a field of another type or unit gets another column, and old rows stay as they are.
-    """
-
-
-@hub_schema_group.command("set")
+@click.command("set")
 @config_argument
 @stream_argument
 @file_argument
@@ -496,7 +465,7 @@ def set_schema(
     click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
 
 
-@hub_schema_group.command("remove")
+@click.command("remove")
 @config_argument
 @stream_argument
 @reason_option
@@ -510,7 +479,7 @@ def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None)
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
 
 
-@hub_schema_group.command("get")
+@click.command("get")
 @config_argument
 @stream_argument
 @version_option
@@ -534,7 +503,7 @@ def get_schema(config_file: str, stream: str, *, version: int | None, as_json: b
     click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False)
 
 
-@hub_schema_group.command()
+@click.command()
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
@@ -570,7 +539,7 @@ def diff(
         click.echo("no difference")
 
 
-@hub_schema_group.command()
+@click.command()
 @config_argument
 @stream_argument
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Read JSON from this file, one on a line.")
@@ -641,7 +610,7 @@ def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[l
     on_store(config_file, work)
 
 
-@hub_schema_group.command()
+@click.command()
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
@@ -717,7 +686,7 @@ def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str 
         click.echo(f"the schema does not name:\n{harmless(''.join(lines))}", nl=False)
 
 
-@hub_schema_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_schemas(config_file: str, *, as_json: bool) -> None:

@@ -45,16 +45,6 @@ def quota_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.group("tenant")
-def hub_tenant_group() -> None:
-    """Manage the tenants of a hub's store, whether nodes run or not.
-
-    Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges counts when a token is
-    added. At a rate, the hub slows the tenant's links. Beyond a number of links, lanes or streams, new ones wait. At a
-    size of tables, these stand, and the log keeps the records. The quota of stored bytes is recorded only.
-    """
-
-
 token_file_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False),
     help="File with a token that has the grant tenants, for a URL or a login.",
@@ -65,7 +55,7 @@ isolation_option = click.option(
 )  # fmt: skip
 
 
-@hub_tenant_group.command()
+@click.command()
 @hub_argument
 @click.argument("name")
 @quota_options
@@ -96,7 +86,7 @@ def add(
     _isolate(hub, name, isolation, by, reason)
 
 
-@hub_tenant_group.command("set")
+@click.command("set")
 @hub_argument
 @click.argument("name")
 @quota_options
@@ -178,7 +168,7 @@ def _isolate(config_file: str, name: str, isolation: str | None, by: str | None,
     click.echo(f"tenant {name} is set apart: shard {shard}, and the prefix tenants/{name}/ in the store")
 
 
-@hub_tenant_group.command()
+@click.command()
 @config_argument
 @click.argument("name")
 @reason_option
@@ -194,7 +184,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
     click.echo(f"withdrew tenant {name}")
 
 
-@hub_tenant_group.command("list")
+@click.command("list")
 @any_hub_argument
 @token_file_option
 @json_option

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from weft.commands.common import (
-    TokenGroup,
     certificate_of,
     config_argument,
     confirm,
@@ -276,16 +275,7 @@ expires_option = click.option(
 )
 
 
-@click.group("token", cls=TokenGroup)
-def hub_token_group() -> None:
-    """Manage the tokens of all hubs of a store, whether nodes run or not.
-
-    The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. A hub
-    with a `tokens_file` admits the tokens of both. `weft token` manages such files.
-    """
-
-
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("name", required=False)
 @scope_options
@@ -367,7 +357,7 @@ def add(
     _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
 
 
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("edge")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
@@ -421,7 +411,7 @@ def pair(
     click.echo(f"counts once, until {moment(until)}. At the edge: weft edge pair URL {code}", err=True)
 
 
-@hub_token_group.command("import")
+@click.command("import")
 @config_argument
 @click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
 @reason_option
@@ -448,7 +438,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
 
 
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("name")
 @click.option(
@@ -518,7 +508,7 @@ def rotate(
     _warn_of_file(config_file, name)
 
 
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("name")
 @reason_option
@@ -544,7 +534,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json:
                    "`weft hub open`", err=True)  # fmt: skip
 
 
-@hub_token_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_tokens(config_file: str, *, as_json: bool) -> None:

@@ -18,12 +18,7 @@ from weft.output import Failed, counted, print_facts, print_json
 link_option = click.option("--link", default="", metavar="NAME", help="Name of one link. Without it, all links.")
 
 
-@click.group("link")
-def link_group() -> None:
-    """Look at a running node's links to hubs, pause them, and handle their alarms."""
-
-
-@link_group.command()
+@click.command()
 @target_argument
 @link_option
 @json_option
@@ -40,7 +35,7 @@ def status(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "status", link), as_json=as_json)
 
 
-@link_group.command()
+@click.command()
 @target_argument
 @link_option
 @json_option
@@ -56,7 +51,7 @@ def pause(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "pause", link), as_json=as_json)
 
 
-@link_group.command()
+@click.command()
 @target_argument
 @link_option
 @json_option
@@ -71,7 +66,7 @@ def resume(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "resume", link), as_json=as_json)
 
 
-@link_group.command()
+@click.command()
 @target_argument
 @json_option
 def acknowledge(target: str, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands.common import CheckAnswer, LaterGroup, cannot_be_done, json_option
+from weft.commands.common import CheckAnswer, cannot_be_done, json_option
 from weft.config.errors import ConfigError
 from weft.config.units import approximate_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_json_line, print_table
@@ -35,22 +35,6 @@ if TYPE_CHECKING:
     from spark_sinks.tables.query import TablesQuery
     from weft.config.load import Loaded
     from weft.config.pipelines import Pipeline
-
-
-class _Spark(LaterGroup):
-    later = {
-        "check": "weft.commands.spark:spark_check",
-        "move": "weft.commands.spark:spark_move",
-        "new": "weft.commands.spark:spark_new",
-        "run": "weft.commands.spark:spark_run",
-        "sql": "weft.commands.spark:spark_sql",
-        "test": "weft.commands.spark:spark_test",
-    }
-
-
-@click.group("spark", cls=_Spark)
-def spark_group() -> None:
-    """Check, test, run and move pipelines of Spark, and ask streams in SQL."""
 
 
 # Connect to a Spark master before Java starts: Spark itself tries an address for minutes without a message.
