@@ -16,6 +16,7 @@ import msgspec
 from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
 from weft.config.machine import Verdict, is_well, why_denied, why_unreadable
+from weft.config.models import EdgeConfig, HubConfig
 from weft.config.units import is_bucket, parse_bind
 from weft.output import (
     FAILURE_EXIT_CODE,
@@ -28,12 +29,12 @@ from weft.output import (
     print_json,
     problem_facts,
 )
+from weft.storage.filesystem import DirectoryInUse
 
 if TYPE_CHECKING:
     import ssl
 
     from weft.client import Client, HubRefusal
-    from weft.config.models import EdgeConfig, HubConfig
     from weft.storage.object_store import ObjectStore
 
 
@@ -87,7 +88,6 @@ def load_hub(path: str) -> HubConfig:
 
 def located_edge(path: str) -> Loaded[EdgeConfig]:
     """Return an edge's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
-    from weft.config.models import EdgeConfig
     from weft.edge_node.check.data_directory import name_source
     from weft.edge_node.check.rules import check
 
@@ -121,7 +121,6 @@ def check_code(loaded: Loaded[EdgeConfig]) -> None:
 def located_hub(path: str) -> Loaded[HubConfig]:
     """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
     from weft.cloud_hub.check import check
-    from weft.config.models import HubConfig
 
     return _load(path, HubConfig, check, other="edge", only_there="data_dir")
 
@@ -150,7 +149,6 @@ def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Faile
 @contextmanager
 def located(loaded: Loaded[Config], directory: str) -> Iterator[None]:
     """Add file, line and setting to the errors of a node's folder, which keep the node from running."""
-    from weft.storage.filesystem import DirectoryInUse
 
     try:
         yield

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from weft.cloud_hub.api.tokens import (
+    InvalidGrant,
+    Right,
+    Rights,
+    Scope,
+    TokensUnusable,
+    create_token,
+    read_tokens,
+    revoke_token,
+    role_grants,
+)
 from weft.commands.acts import Decided, acting_on_file, by_option, reason_option
 from weft.commands.common import (
     ExistingPath,
@@ -16,10 +27,11 @@ from weft.commands.common import (
     using,
 )
 from weft.commands.running import any_hub_argument, running_hub
+from weft.edge_node.access import users
 from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.tokens import Scope, TokenIdentity
+    from weft.cloud_hub.api.tokens import TokenIdentity
 
 
 # ``weft token``: manage the tokens of a hub.
@@ -57,14 +69,12 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    from weft.cloud_hub.api.tokens import role_grants
 
     return role_grants(given)
 
 
 def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
     """Return the scope of some options; refuse those that do not fit each other."""
-    from weft.cloud_hub.api.tokens import InvalidGrant, Right, Rights, Scope
 
     if (scope is None) != bool(grants):
         raise Refused("a token has a scope, or grants. Give --scope, or --grant once or more")
@@ -101,7 +111,6 @@ def add_token(
     as_json: bool,
 ) -> None:
     """Add token NAME and print it. The token is shown only once and stored nowhere."""
-    from weft.cloud_hub.api.tokens import TokensUnusable, create_token
 
     access = access_of(scope, grants, edge)
     rights = " ".join(grants) or access.value
@@ -126,7 +135,6 @@ def add_token(
 @json_option
 def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
-    from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
     try:
         with using(path), acting_on_file(path, f"token {name}", Decided(by, reason)):
@@ -168,7 +176,6 @@ def shown_access(facts: Mapping[str, Any]) -> str:
 
 def read_file(path: str) -> list[TokenIdentity]:
     """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
-    from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:
         with using(path, makes="weft token add"), open(path, "rb") as file:
@@ -223,7 +230,6 @@ password_option = click.option(
 @by_option
 def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
     """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
-    from weft.edge_node.access import users
 
     try:
         users.check_name(name)
@@ -242,7 +248,6 @@ def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: st
 @by_option
 def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     """Remove NAME from the file. A running node disconnects the clients that use this name."""
-    from weft.edge_node.access import users
 
     try:
         with using(path, makes="weft user add"), acting_on_file(path, f"user {name}", Decided(by, reason)):
@@ -271,7 +276,6 @@ def list_users(path: str, as_json: bool) -> None:
 @password_option
 def check(name: str, path: str, password_file: BinaryIO | None) -> None:
     """Check the password of NAME. Exit status 1 if it is wrong."""
-    from weft.edge_node.access import users
 
     hashed = _read(path).get(name)
     if hashed is None:
@@ -282,7 +286,6 @@ def check(name: str, path: str, password_file: BinaryIO | None) -> None:
 
 
 def _read(path: str) -> dict[str, str]:
-    from weft.edge_node.access import users
 
     try:
         with using(path, makes="weft user add"):

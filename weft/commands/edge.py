@@ -15,22 +15,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.acts import ordering
 from weft.commands.common import (
-    CheckAnswer,
     cannot_be_done,
     config_argument,
-    json_option,
     located,
     located_edge,
     log_level_option,
-    until,
 )
-from weft.commands.node_log import NodeLog, target_argument
+from weft.commands.edge_overlay import overlay_of
 from weft.config.errors import Finding, format_path
+from weft.edge_node import preflight
+from weft.edge_node.check.data_directory import prepare
 from weft.edge_node.check.rules import notes
-from weft.output import Failed, Refused, counted, print_json
-from weft.service.serving import log_to_stderr
+from weft.edge_node.node import EdgeNode
+from weft.edge_node.reconfigure import ConfigFile
+from weft.output import Failed, Refused
+from weft.service.serving import (
+    Signals,
+    collect_garbage_rarely,
+    log_to_stderr,
+    read_only_mount,
+    run_until_stopped,
+    sentence,
+    software,
+)
+from weft.storage.segment_log import WrongOwner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,18 +58,15 @@ _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-    from weft.service.serving import Signals, collect_garbage_rarely, run_until_stopped, software
 
     loaded = located_edge(config_file)
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
-    from weft.commands.edge_overlay import overlay_of
 
     _prepare_key(loaded)
     overlay = overlay_of(config_file, loaded)
     loaded = overlay.begin()
     config = loaded.config
-    from weft.edge_node import preflight
 
     found = preflight.look(config, loaded.lines, datetime.now(UTC))
     if found.needed:
@@ -69,9 +75,6 @@ def run(config_file: str, log_level: str) -> None:
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
-    from weft.edge_node.node import EdgeNode
-    from weft.edge_node.reconfigure import ConfigFile
-    from weft.storage.segment_log import WrongOwner
 
     file = ConfigFile(config_file, overlay.read_again)
 
@@ -111,7 +114,6 @@ def run(config_file: str, log_level: str) -> None:
 
 def _prepare_key(loaded: Loaded[EdgeConfig]) -> None:
     """Open the key ring before the hub's settings are read from the folder."""
-    from weft.edge_node.check.data_directory import prepare
 
     try:
         prepare(loaded.config, time.time_ns())
@@ -122,8 +124,6 @@ def _prepare_key(loaded: Loaded[EdgeConfig]) -> None:
 @contextmanager
 def _naming_the_disk(directory: str) -> Iterator[None]:
     """End with the name of the node's disk when it became read-only, whichever error that caused first."""
-    from weft.service.serving import read_only_mount, sentence
-    from weft.storage.segment_log import WrongOwner
 
     try:
         yield
@@ -149,75 +149,3 @@ def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | No
     if http is not None:
         known.append(f"status at http://{http}/")
     return ", ".join(known) or "no listeners"
-
-
-@click.command()
-@config_argument
-@json_option
-def check(config_file: str, as_json: bool) -> int:
-    """Check CONFIG and what it names on this machine: files, folders, disk, ports. The command starts and changes
-    nothing.
-
-    An error stops a node from running: exit status 2. Warnings go to standard error and leave exit status 0. Run it as
-    the node's user, whose access rights may differ from yours. While the node runs, its ports are not checked.
-    """
-    from weft.edge_node import preflight
-    from weft.edge_node.inspect.maintenance import owner_of
-
-    answer = CheckAnswer(config_file, as_json)
-    loaded = answer.load(located_edge)
-    config, found = loaded.config, preflight.look(loaded.config, loaded.lines, datetime.now(UTC))
-    renamed = _wrong_name(loaded, owner_of(config.data_dir))
-    taken, untried = preflight.ports(config)
-    doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
-    streams = {name: list(stream.from_ or stream.from_stream) for name, stream in config.streams.items()}
-    links = {name: list(link.to) for name, link in config.links.items()}
-    sources = {name: list(source.settings.url) for name, source in config.sources.items()}
-    sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
-    if sources:
-        sizes += f", {counted(len(sources), 'source')}"
-    return answer.give(
-        loaded,
-        errors=[*([renamed] if renamed else []), *found.needed, *found.unfit, *map(loaded.with_default, taken)],
-        warnings=doubtful,
-        facts={
-            "node": config.node,
-            "tenant": config.tenant,
-            "streams": streams,
-            "links": links,
-            "sources": sources,
-            "certificates": found.certificates,
-        },
-        summary=f"node {config.node}, {sizes}{until(found.certificates)}",
-    )
-
-
-@click.command()
-@target_argument
-@json_option
-def reload(target: str, *, as_json: bool) -> None:
-    """Reload the configuration of a running node, named by its CONFIG or its data_dir.
-
-    Changed streams, functions, links and sources are in force when the command ends. If the file is not valid, or the
-    node cannot apply it, the node keeps its settings: exit status 1. The command lists changed settings that need a
-    restart. SIGHUP does the same, and also reloads users, access rules and certificates.
-
-    \b
-    weft edge reload edge.yaml
-    """
-    from weft.edge_node.control.client import ControlFailed, ask_reload
-
-    directory = NodeLog.of(target).directory
-    try:
-        with ordering(directory, "the configuration"):
-            reply = ask_reload(directory)
-    except ControlFailed as error:
-        raise Failed(str(error)) from None
-    if as_json:
-        print_json(
-            {"version": reply.version, "digest": reply.digest, "applied": reply.applied, "restart": reply.restart}
-        )
-        return
-    click.echo(f"configuration {reply.version} ({reply.digest}): {', '.join(reply.applied) or 'nothing has changed'}")
-    if reply.restart:
-        click.echo(f"need a restart: {', '.join(reply.restart)}")

@@ -1,25 +1,110 @@
-"""``weft edge status`` and ``weft edge doctor``: the state of a node, and what its machine is like."""
+"""``weft edge check``, ``reload``, ``status`` and ``doctor``: a node, its configuration and its machine."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.commands.acts import ordering
 from weft.commands.common import (
+    CheckAnswer,
     config_argument,
     json_option,
     located_edge,
     print_verdicts,
+    until,
 )
 from weft.commands.node_log import NodeLog, readable, target_argument
-from weft.output import FAILURE_EXIT_CODE, Failed, print_json
+from weft.config.errors import Finding
+from weft.edge_node.check.rules import notes
+from weft.edge_node.control.client import ControlFailed, ask_reload
+from weft.edge_node.inspect.view import NoLog, forecast, is_locked, summarise
+from weft.edge_node.streams import STATE_STREAMS
+from weft.output import FAILURE_EXIT_CODE, Failed, counted, print_json
+from weft.protocols.lane import format_log_id
+from weft.service.serving import software
+from weft.storage.segment_log.index import lost_by_reason
+from weft.text.status import show_files, show_running
 
 if TYPE_CHECKING:
     from weft.edge_node.inspect.view import LogSummary
+
+
+@click.command()
+@config_argument
+@json_option
+def check(config_file: str, as_json: bool) -> int:
+    """Check CONFIG and what it names on this machine: files, folders, disk, ports. The command starts and changes
+    nothing.
+
+    An error stops a node from running: exit status 2. Warnings go to standard error and leave exit status 0. Run it as
+    the node's user, whose access rights may differ from yours. While the node runs, its ports are not checked.
+    """
+    from weft.edge_node import preflight
+    from weft.edge_node.inspect.maintenance import owner_of, wrong_name
+
+    answer = CheckAnswer(config_file, as_json)
+    loaded = answer.load(located_edge)
+    config, found = loaded.config, preflight.look(loaded.config, loaded.lines, datetime.now(UTC))
+    owner = owner_of(config.data_dir)
+    renamed = None if owner is None else wrong_name(config, owner, loaded.file)
+    taken, untried = preflight.ports(config)
+    doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
+    streams = {name: list(stream.from_ or stream.from_stream) for name, stream in config.streams.items()}
+    links = {name: list(link.to) for name, link in config.links.items()}
+    sources = {name: list(source.settings.url) for name, source in config.sources.items()}
+    sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
+    if sources:
+        sizes += f", {counted(len(sources), 'source')}"
+    return answer.give(
+        loaded,
+        errors=[*([renamed] if renamed else []), *found.needed, *found.unfit, *map(loaded.with_default, taken)],
+        warnings=doubtful,
+        facts={
+            "node": config.node,
+            "tenant": config.tenant,
+            "streams": streams,
+            "links": links,
+            "sources": sources,
+            "certificates": found.certificates,
+        },
+        summary=f"node {config.node}, {sizes}{until(found.certificates)}",
+    )
+
+
+@click.command()
+@target_argument
+@json_option
+def reload(target: str, *, as_json: bool) -> None:
+    """Reload the configuration of a running node, named by its CONFIG or its data_dir.
+
+    Changed streams, functions, links and sources are in force when the command ends. If the file is not valid, or the
+    node cannot apply it, the node keeps its settings: exit status 1. The command lists changed settings that need a
+    restart. SIGHUP does the same, and also reloads users, access rules and certificates.
+
+    \b
+    weft edge reload edge.yaml
+    """
+
+    directory = NodeLog.of(target).directory
+    try:
+        with ordering(directory, "the configuration"):
+            reply = ask_reload(directory)
+    except ControlFailed as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        print_json(
+            {"version": reply.version, "digest": reply.digest, "applied": reply.applied, "restart": reply.restart}
+        )
+        return
+    click.echo(f"configuration {reply.version} ({reply.digest}): {', '.join(reply.applied) or 'nothing has changed'}")
+    if reply.restart:
+        click.echo(f"need a restart: {', '.join(reply.restart)}")
 
 
 # ``weft edge status``: show the state of a node, from the running node or from its files.
@@ -40,7 +125,6 @@ def edge_status(target: str, *, as_json: bool) -> int:
     weft edge status edge.yaml
     weft edge status /var/lib/weft --json
     """
-    from weft.text.status import show_files, show_running
 
     found = NodeLog.of(target)
     try:
@@ -59,10 +143,6 @@ def edge_status(target: str, *, as_json: bool) -> int:
 def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str, Any]:
     """Return the facts in the files; ``running`` is None if the system does not report whether a node runs."""
     from weft.edge_node.inspect.maintenance import owner_of, wrong_name
-    from weft.edge_node.inspect.view import NoLog, is_locked, summarise
-    from weft.edge_node.streams import STATE_STREAMS
-    from weft.protocols.lane import format_log_id
-    from weft.storage.segment_log.index import lost_by_reason
 
     with readable(found):
         try:
@@ -106,7 +186,6 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
 
 def _next_start(directory: str) -> dict[str, Any] | None:
     """Return the findings that recovery will make; None when a node started meanwhile and changed the files."""
-    from weft.edge_node.inspect.view import forecast
 
     # The facts below hold everything that recovery would log.
     logging.getLogger("weft.storage").addHandler(logging.NullHandler())
@@ -169,7 +248,6 @@ def edge_doctor(config_file: str, *, as_json: bool) -> int:
     weft edge doctor edge.yaml
     """
     from weft.edge_node.doctor import examine
-    from weft.service.serving import software
 
     loaded = located_edge(config_file)
     found = examine(loaded.config, loaded.lines, time.monotonic, time.time, software=software())

@@ -116,7 +116,7 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
             " to hubs.",
             {
                 "check": Command(
-                    "edge:check",
+                    "edge_status:check",
                     "Check CONFIG and what it names on this machine: files, folders, disk, ports.",
                 ),
                 "config": Command(
@@ -142,7 +142,7 @@ configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard 
                 ),
                 "query": Command("edge_log:edge_query", "Run a SELECT over the records of a node's log."),
                 "reload": Command(
-                    "edge:reload",
+                    "edge_status:reload",
                     "Reload the configuration of a running node, named by its CONFIG or its data_dir.",
                 ),
                 "rename": Command(

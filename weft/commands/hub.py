@@ -23,15 +23,27 @@ from weft.commands.common import (
 )
 from weft.commands.hub_settings import settings_of
 from weft.config.errors import format_path
+from weft.config.schema import UNITS
 from weft.config.units import kind_of
 from weft.output import Failed, Refused
-from weft.service.serving import log_to_stderr
+from weft.service.serving import (
+    CannotStart,
+    DidNotStart,
+    RunningSettings,
+    Signals,
+    Supervisor,
+    collect_garbage_rarely,
+    end_with_supervisor,
+    let_threads_in_soon,
+    log_to_stderr,
+    run_until_stopped,
+    software,
+)
 
 if TYPE_CHECKING:
     from weft.cloud_hub.hub import Hub
     from weft.config.load import Loaded
     from weft.config.models import HubConfig
-    from weft.service.serving import RunningSettings
 
 
 processes_option = click.option(
@@ -62,7 +74,6 @@ def run(config_file: str, processes: int | None, advertise: tuple[str, ...], par
     log_to_stderr(log_level)
     if part is not None:
         number, count, alive, first = map(int, part.split("/"))
-        from weft.service.serving import end_with_supervisor
 
         end_with_supervisor(alive)
         _serve(config_file, loaded, number, count, advertise, begins=bool(first))
@@ -86,7 +97,6 @@ def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubC
     """Return the configuration with the URLs of the command line, for machines that share one file."""
     if not urls:
         return loaded
-    from weft.config.schema import UNITS
 
     try:
         advertise = tuple(str(UNITS["advertised_urls"].parse(url, "")) for url in urls)
@@ -97,7 +107,6 @@ def _advertised(loaded: Loaded[HubConfig], urls: tuple[str, ...]) -> Loaded[HubC
 
 def _supervise(config_file: str, count: int, log_level: str, advertise: tuple[str, ...]) -> None:
     """Run the node as several processes."""
-    from weft.service.serving import CannotStart, DidNotStart, Signals, Supervisor, run_until_stopped
 
     def arguments(number: int, alive: int, is_first: bool) -> list[str]:
         urls = [f"--advertise={each}" for each in advertise]
@@ -121,14 +130,6 @@ def _serve(
 ) -> None:  # fmt: skip
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
-    from weft.service.serving import (
-        RunningSettings,
-        Signals,
-        collect_garbage_rarely,
-        let_threads_in_soon,
-        run_until_stopped,
-        software,
-    )
 
     config = loaded.config
     which = f" ({number + 1} of {count})" if count > 1 else ""

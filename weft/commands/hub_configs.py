@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, RolloutDocument, parse_stream_name
+from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
 from weft.commands.hub_store import by_option, declare, on_store, read_facts, reason_option
 from weft.commands.hub_streams import key_of
 from weft.config.signing import SignatureUnreadable, read_signed
 from weft.output import Failed, Refused, counted, print_json, print_table
+from weft.protocols.link import ConfigOutcome
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -64,9 +71,6 @@ def set_config(
     \b
     weft hub config set hub.yaml acme/presses presses.yaml --group --share 10% --steps 50%,100%
     """
-    from weft.cloud_hub.admin_facts import edge_configs
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
-    from weft.cloud_hub.admin_facts.documents import RolloutDocument
 
     key = _key(whose, is_group=is_group)
     with open(file, "rb") as source:
@@ -109,7 +113,6 @@ def _check_whose(text: str, key: ConfigKey) -> None:
 @by_option
 def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
     """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key = _key(whose, is_group=is_group)
     declare(config_file, lambda _: edge_configs.remove_config(key), by, reason)
@@ -122,7 +125,6 @@ def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, 
 @group_option
 def get(config_file: str, whose: str, *, is_group: bool) -> None:
     """Print the settings of an edge as they are laid over its file, in their order; with --group those of a group."""
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 
     state, key = read_facts(config_file), _key(whose, is_group=is_group)
     if is_group:
@@ -152,8 +154,6 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
     Edges are listed that have said something since settings were declared for them. `desired` is the version that the
     edge is to have, `active` the one in force; 0 is the edge's own file.
     """
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
-    from weft.cloud_hub.api.views import moment
 
     state, states = read_facts(config_file), _states(config_file)
     groups = Groups.of(state)
@@ -225,7 +225,6 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
 
     Edges that failed so far do not count any more. With the same share as before, a stopped rollout resumes.
     """
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key, wanted = _key(whose, is_group=True), _percent(share, "--share")
     state, states = read_facts(config_file), _states(config_file)
@@ -241,7 +240,6 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
 @by_option
 def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
     """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key = _key(whose, is_group=True)
     declare(config_file, lambda _: edge_configs.abort(key, reason), by, reason)
@@ -260,7 +258,6 @@ def _percent(text: str, option: str) -> float:
 
 def _outcome(number: int, *, is_about: bool) -> str:
     from weft.cloud_hub.rollouts import TAKES_NONE
-    from weft.protocols.link import ConfigOutcome
 
     if number == TAKES_NONE:
         return _TAKES_NONE
@@ -282,7 +279,6 @@ def _states(config_file: str) -> States:
 
 
 def _documents(state: ClusterState) -> dict[ConfigKey, ConfigDocument]:
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 
     configs = DesiredConfigs(Groups.of(state))
     configs.refresh(state)
@@ -301,9 +297,7 @@ def _document(state: ClusterState, key: ConfigKey) -> ConfigDocument:
 
 
 def _progress(state: ClusterState, states: States, key: ConfigKey, document: ConfigDocument) -> RolloutProgress:
-    import asyncio
 
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
     from weft.cloud_hub.rollouts import progress_of
 
     groups = Groups.of(state)
@@ -338,8 +332,6 @@ def set_group(
     \b
     weft hub group set hub.yaml acme/presses 'press-*' welder-1
     """
-    from weft.cloud_hub.admin_facts import edge_configs
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
 
     key = key_of(group)
     try:
@@ -357,7 +349,6 @@ def set_group(
 @by_option
 def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -> None:
     """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key = key_of(group)
     declare(config_file, lambda _: edge_configs.remove_group(key), by, reason)
@@ -369,9 +360,6 @@ def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -
 @json_option
 def list_groups(config_file: str, *, as_json: bool) -> None:
     """List the groups in the cluster log of CONFIG, in the order in which a later one wins."""
-    from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, parse_stream_name
-    from weft.cloud_hub.admin_facts.edge_configs import Groups
-    from weft.cloud_hub.api.views import moment
 
     state = read_facts(config_file)
     known = Groups.of(state)

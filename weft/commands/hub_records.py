@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
+from weft.client import HubRefusal
 from weft.commands.common import ExistingPath, json_option
 from weft.commands.node_log import parse_since
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, running_hub
@@ -93,7 +94,6 @@ def tail(
 @contextmanager
 def _told() -> Iterator[None]:
     """Turn the end of a tail into a sentence."""
-    from weft.client import HubRefusal
 
     try:
         yield

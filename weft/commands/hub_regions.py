@@ -8,12 +8,18 @@ from urllib.parse import quote
 
 import click
 
+from weft.cloud_hub.admin_facts import changes
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
+from weft.commands.hub_settings import settings_of
 from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
 from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
-from weft.storage.object_store import ObjectStore
+from weft.protocols.errors import CodecError
+from weft.storage.chunk_log import CollectedPast
+from weft.storage.cluster import read_cluster
+from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.actions import TableError
 
 _token_file_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False),
@@ -50,7 +56,6 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 
 def _of_store(config_file: str | None) -> list[dict[str, Any]]:
     from weft.cloud_hub.regions.regions import region_views
-    from weft.storage.cluster import read_cluster
 
     name = named(config_file)
     regions = load_hub(name).regions
@@ -104,7 +109,6 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
     the start of the log. What was deleted from the log comes by `weft hub region history`.
     """
-    from weft.cloud_hub.admin_facts import changes
 
     _known(config_file, region)
     declare(config_file, lambda _now: changes.compare_region(region), by, reason)
@@ -124,11 +128,6 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
     be interrupted and run again. Status 1 if something could not be brought.
     """
     from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
-    from weft.commands.hub_settings import settings_of
-    from weft.protocols.errors import CodecError
-    from weft.storage.chunk_log import CollectedPast
-    from weft.storage.object_store import NotFound, StoreUnfit
-    from weft.storage.table.actions import TableError
 
     _known(config_file, region)
     settings = settings_of(load_hub(config_file)).regions[region]
@@ -155,7 +154,6 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
 
 
 def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
-    from weft.cloud_hub.admin_facts import changes
 
     if names_a_config(hub):
         _known(hub, region)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -103,7 +104,6 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
 
 
 def _region(region: Region) -> RegionSettings:
-    from functools import partial
 
     from weft.cloud_hub.settings import RegionSettings
     from weft.network.reload import read_token

@@ -13,11 +13,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
+from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.clock import sound_clock
+from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import config_argument, confirm, json_option, load_hub, user_name, yes_option
 from weft.commands.hub_settings import longest_round_s
 from weft.commands.hub_store import acting, by_option, declare, on_store, read_facts, reason_option
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
-from weft.storage.object_store import ObjectStore
+from weft.protocols.errors import CodecError
+from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.cluster import open_cluster
+from weft.storage.hub_keys import table_key
+from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.actions import TableError
+from weft.storage.table.deletions import FORMAT, Deletion
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
@@ -25,8 +36,6 @@ if TYPE_CHECKING:
     from weft.cloud_hub.tables.erasure import ErasedRows, ErasureState
     from weft.proofs.audit.audit import Rows
     from weft.protocols.shard.shard_state import ShardState
-    from weft.storage.chunk_log import ShardLog
-    from weft.storage.table.deletions import Deletion
 
 
 # ``weft hub stream``: work on the streams of a hub's store, whether nodes run or not.
@@ -65,10 +74,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     \b
     weft hub stream delete hub.yaml plant-7/vibration-test --reason "trial is over"
     """
-    from weft.cloud_hub import stream_deletion
-    from weft.cloud_hub.clock import sound_clock
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster import open_cluster
+    from weft.cloud_hub import stream_deletion  # imports pyarrow
 
     key = key_of(stream)
     by = by or user_name()
@@ -104,7 +110,6 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
 
 
 async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
-    from weft.storage.hub_keys import table_key
 
     return bool(await store.list(table_key(*key), limit=1))
 
@@ -128,8 +133,6 @@ def expect(
     \b
     weft hub stream expect hub.yaml acme/telemetry 'press-*' welder-1
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
 
     key = key_of(stream)
     if withdraw and edges:
@@ -184,11 +187,6 @@ def skip(
     audit` report them as skipped, with the reason. It cannot be reverted: records that are rows already stay rows, and
     the others never become rows.
     """
-    from weft.cloud_hub.clock import sound_clock
-    from weft.cloud_hub.shard import lane_ends
-    from weft.protocols.errors import CodecError
-    from weft.storage.chunk_log import ShardLog
-    from weft.storage.cluster import open_cluster
 
     async def work(store: ObjectStore) -> Ending:
         cluster = await open_cluster(store, None)
@@ -225,8 +223,6 @@ def skip(
 
 async def _check_needed(store: ObjectStore, log: ShardLog, stream: tuple[str, str], end: int) -> None:
     """Refuse to skip what the table has gone past: audit and completeness would call rows that are there skipped."""
-    from weft.cloud_hub.shard import lane_ends
-    from weft.storage.table.actions import TableError
     from weft.storage.table_writer.tiering import table_position
 
     position = None
@@ -314,9 +310,6 @@ def _found(  # noqa: PLR0917 - what is declared, and by whom
     config_file: str, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
 ) -> Deletion:
     from weft.proofs.audit.audit import find_rows, stored
-    from weft.storage.object_store import StoreUnfit
-    from weft.storage.table.actions import TableError
-    from weft.storage.table.deletions import FORMAT, Deletion
 
     async def work(store: ObjectStore) -> Deletion:
         found, lanes, offsets = await find_rows(store, *key, rows, version)
@@ -372,13 +365,7 @@ def erase(
     \b
     weft hub erase hub.yaml visits --where payload.person.id=4711 --reason "case 12"
     """
-    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
-    from weft.protocols.errors import CodecError
-    from weft.storage.chunk_log import CollectedPast
-    from weft.storage.cluster import open_cluster
-    from weft.storage.object_store import NotFound, StoreUnfit
-    from weft.storage.table.actions import TableError
 
     name, by = key_of(stream), by or user_name()
     for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
@@ -430,12 +417,7 @@ def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str 
     Hubs delete by themselves what is old enough. With --tidy, the command does it for the tables of STREAM: a table
     without new rows writes no checkpoint, and keeps entries of its log. Chunks of the log are left to the hub.
     """
-    from weft.cloud_hub.api.views import moment
-    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.tables import erasure as states
-    from weft.storage.cluster import open_cluster
-    from weft.storage.object_store import StoreUnfit
-    from weft.storage.table.actions import TableError
 
     name = key_of(stream)
 

@@ -11,15 +11,30 @@ from urllib.parse import quote, urlencode
 
 import click
 
+from weft.cloud_hub.admin_facts import changes as tenant_changes
+from weft.cloud_hub.admin_facts.documents import (
+    STREAM,
+    TENANT,
+    TOKEN,
+    Quotas,
+    TenantDocument,
+    TokenDocument,
+    UnreadableDocument,
+    decode,
+    parse_stream_name,
+)
+from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.clock import sound_clock
+from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import ExistingPath, config_argument, json_option
 from weft.commands.hub_store import acting, by_option, declare, no_other_author, read_facts, reason_option
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
+from weft.protocols.errors import CodecError
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.admin_facts.documents import Quotas
     from weft.storage.cluster_log import ClusterState
 
 
@@ -73,7 +88,6 @@ def add(
     weft hub tenant add hub.yaml acme --edges 40 --bytes-per-second 4MiB/s --reason "contract 17"
     weft hub tenant add hub.yaml acme --isolation own
     """
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
 
     quotas, _ = _quotas(given)
     if names_a_config(hub):
@@ -108,7 +122,6 @@ def set_tenant(
     After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
     the tenant again with `--isolation shared`.
     """
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
 
     quotas, cleared = _quotas(given)
     is_quota = any(value is not None for value in given.values())
@@ -145,11 +158,6 @@ def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozense
 
 def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
     """Set a declared tenant apart, or let the shards take one again of which this did not come to its end."""
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
-    from weft.cloud_hub.admin_facts.documents import Quotas
-    from weft.cloud_hub.clock import sound_clock
-    from weft.cloud_hub.splits import Apart, CannotSetApart
-    from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> int | None:
         apart = Apart(store, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits)
@@ -178,7 +186,6 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
 
     Its records, streams and tables stay.
     """
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
 
     declare(config_file, lambda _: tenant_changes.remove_tenant(name), by, reason)
     click.echo(f"withdrew tenant {name}")
@@ -226,17 +233,6 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
 
 
 def _views(state: ClusterState) -> list[dict[str, Any]]:
-    from weft.cloud_hub.admin_facts.documents import (
-        STREAM,
-        TENANT,
-        TOKEN,
-        TenantDocument,
-        TokenDocument,
-        UnreadableDocument,
-        decode,
-        parse_stream_name,
-    )
-    from weft.cloud_hub.api.views import moment
 
     tokens: list[str] = []
     for fact in state.facts(TOKEN).values():
@@ -268,7 +264,6 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
 
 def _quotas(given: dict[str, str | None]) -> tuple[Quotas, frozenset[str]]:
     """Return the quotas of the options, and the names of those to take back."""
-    from weft.cloud_hub.admin_facts.documents import Quotas
 
     numbers: dict[str, int] = {}
     for name, text in given.items():

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.credentials import demands_tokens, last_uses, token_view
+from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token
+from weft.cloud_hub.api.views import moment
 from weft.commands.common import (
     certificate_of,
     config_argument,
@@ -21,13 +27,15 @@ from weft.commands.common import (
     using,
     yes_option,
 )
-from weft.commands.credentials import access_of, scope_options, shown_access
+from weft.commands.credentials import access_of, read_file, scope_options, shown_access
 from weft.commands.hub_store import by_option, declare, declare_all, end_of, on_store, read_facts, reason_option
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
+from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 from weft.text.fleet import ENDS_SOON_S
 
 if TYPE_CHECKING:
@@ -53,7 +61,6 @@ def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> No
     \b
     weft hub open hub.yaml --reason "the trial of tokens is over"
     """
-    from weft.cloud_hub.admin_facts import changes
 
     config = load_hub(config_file)
     if not yes:
@@ -78,7 +85,6 @@ def closed_anyway(config: HubConfig) -> str:
 
 def _is_first(config_file: str) -> bool:
     """Return whether a token would close hubs that are open."""
-    from weft.cloud_hub.admin_facts.credentials import demands_tokens
 
     return not closed_anyway(load_hub(config_file)) and not demands_tokens(read_facts(config_file))
 
@@ -192,9 +198,6 @@ class Fleet:
         Args:
             until: end of all, nanoseconds since 1970; None for no end.
         """
-        from weft.cloud_hub.admin_facts import changes
-        from weft.cloud_hub.admin_facts.documents import TOKEN
-        from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
 
         declared = read_facts(config_file).facts(TOKEN)
         if taken := [each.name for each in self.tokens if each.name in declared and not os.path.lexists(each.path)]:
@@ -250,8 +253,6 @@ def _wanted(path: str, folder: str, *, has_edge: bool) -> Iterator[_FleetToken]:
 
 def _secret(path: str) -> str:
     """Return the secret in a file, which an earlier run has left, or write a new one there."""
-    from weft.cloud_hub.api.tokens import new_token
-    from weft.network.reload import read_token
 
     if os.path.lexists(path):
         try:
@@ -320,8 +321,6 @@ def add(
     weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
     weft hub token add hub.yaml --from edges.txt --scope edge --to tokens
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.api.tokens import TokenIdentity, hash_token, new_token
 
     if (name is None) == (names is None):
         raise Refused("expected a NAME, or a file of names with --from")
@@ -381,13 +380,6 @@ def pair(
     weft hub token pair hub.yaml press-7
     weft hub token pair hub.yaml press-7 --within 8h --expires 365d
     """
-    import secrets
-
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import Pairing
-    from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
-    from weft.cloud_hub.api.views import moment
-    from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 
     name = edge if name is None else name
     check_name(name)
@@ -426,8 +418,6 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     \b
     weft hub token import hub.yaml --file tokens
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.commands.credentials import read_file
 
     identities = read_file(path)
     confirm_first(config_file, yes)
@@ -473,9 +463,6 @@ def rotate(
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import Secret
-    from weft.cloud_hub.api.tokens import hash_token, new_token
 
     token = new_token()
     until: int | None = None
@@ -519,8 +506,6 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json:
 
     A token that a tokens file of a host has, too, stays in force there: see `weft token remove`.
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import TOKEN
 
     state = declare(config_file, lambda _: changes.remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
@@ -542,8 +527,6 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
 
     A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
     """
-    from weft.cloud_hub.admin_facts.credentials import last_uses, token_view
-    from weft.cloud_hub.admin_facts.documents import TOKEN
 
     facts = read_facts(config_file).facts(TOKEN)
     uses = on_store(config_file, last_uses)
@@ -578,7 +561,6 @@ def _warn_of_file(config_file: str, name: str) -> None:
 
 
 def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:
-    from weft.cloud_hub.api.views import moment
 
     secret = {"token": token} if to is None else {"token_file": to}
     if as_json:

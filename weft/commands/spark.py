@@ -16,11 +16,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from weft.commands.common import CheckAnswer, cannot_be_done, json_option
 from weft.config.errors import ConfigError
 from weft.config.units import approximate_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_json_line, print_table
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.storage.object_store import StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -368,8 +371,6 @@ def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None,
     from spark_sinks.errors import ReadError
     from spark_sinks.source.data_source import STREAMS, positions
     from spark_sinks.source.moving import SparkCheckpoint
-    from weft.protocols.lane import NAME_RULE, valid_name
-    from weft.storage.object_store import StoreError
 
     for name in [tenant] if stream is None else [tenant, stream]:
         if not valid_name(name):
@@ -640,7 +641,6 @@ def spark_sql(
     weft spark sql /var/lib/weft/hub 'SELECT machine, count(*) FROM weft.telemetry GROUP BY machine'
     """
     asked = list(dict.fromkeys(quoted or plain for quoted, plain in _NAMES.findall(statement)))
-    from weft.protocols.lane import NAME_RULE, valid_name
 
     for name in [tenant, *asked]:
         if not valid_name(name):
@@ -708,7 +708,6 @@ def _cell(value: Any) -> str | int | float:
         return harmless(_text(bytes(value)))
     if isinstance(value, datetime):
         return value.isoformat(timespec="milliseconds")
-    import msgspec
 
     fact = _fact(value)
     return msgspec.json.encode(fact).decode() if isinstance(fact, dict | list) else str(fact)
