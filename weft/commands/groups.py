@@ -6,15 +6,16 @@ A command's module is imported when the command is called, or its own help is sh
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.shell_completion import CompletionItem
 
 from weft.output import Refused
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Command(NamedTuple):
@@ -77,6 +78,8 @@ class LaterGroup(click.Group):
         if word not in self._table.commands and not ctx.resilient_parsing:
             if (name := self._table.others.get(word)) is not None:
                 raise Refused(f"`{ctx.command_path} {word}` is called `{ctx.command_path} {name}`")
+            import difflib
+
             near = difflib.get_close_matches(word, self._table.commands, 1)
             advice = f"Did you mean '{near[0]}'?" if near else f"See {ctx.command_path} --help."
             ctx.fail(f"No such command '{word}'. {advice}")
@@ -90,6 +93,8 @@ class LaterGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands and options that begin with a word, from the table."""
+        from click.shell_completion import CompletionItem
+
         entries = self._table.commands.items()
         found = [CompletionItem(name, help=_short(each)) for name, each in entries if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
