@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from weft.commands.common import json_option, open_hub_store, store_trouble
+from weft.commands.common import json_option, open_hub_store, store_trouble, tenant_option
 from weft.commands.spark import spark_log_option, spark_session
 from weft.config.units import parse_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_table
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     metavar="URI URI",
     help="Compare the logs of the hubs of two regions instead, by their stores.",
 )
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @click.option("--payloads", is_flag=True, help="Compare the payloads, too, by checksum. Reads the whole table.")
 @click.option(
     "--master",
@@ -246,7 +246,7 @@ RECORDS_MAX = 1_000_000
 
 @click.command("trace")
 @click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or a bucket's URI.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the streams.")
+@tenant_option("Tenant of the streams.")
 @click.option(
     "--stream",
     "streams",

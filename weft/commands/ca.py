@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from weft.commands.common import json_option, using
+from weft.commands.common import json_option, tenant_option, using
 from weft.commands.new_files import check_user, replace, write_new
 from weft.config.machine import why_unreadable
 from weft.output import Failed, Refused, counted, print_json, print_table
@@ -408,7 +408,7 @@ def hub(folder: str, *, hosts: Sequence[str], to: str, days: int, replaces: bool
 @click.command()
 @folder_argument
 @click.argument("edge")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
+@tenant_option("Tenant of the edge.")
 @click.option("--host", "hosts", multiple=True, help=f"{host_help} For its listeners with TLS.")
 @to_option
 @days_option

@@ -44,6 +44,7 @@ ANOTHER_PROGRAM = "another program answers there. Check the address in the confi
 _BUCKET_ADVICE = "Check the store's address, its endpoint and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 
 
 class ExistingPath(click.Path):
@@ -67,6 +68,27 @@ class ExistingPath(click.Path):
 
 config_argument = click.argument("config_file", metavar="CONFIG", type=click.Path(readable=False))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+
+
+def tenant_option(text: str) -> Callable[[Decorated], Decorated]:
+    """Return the option ``--tenant`` of a command that takes ``default`` without it."""
+    return click.option("--tenant", default="default", show_default=True, help=text)
+
+
+def decided(recorded: str) -> Callable[[Decorated], Decorated]:
+    """Return the options of an act, ``--reason`` and ``--by``.
+
+    Args:
+        recorded: where both are found later, for the help.
+    """
+
+    def decorate(command: Decorated) -> Decorated:
+        return click.option("--reason", default="", help=f"Why, in a few words; {recorded}.")(by_option(command))
+
+    return decorate
+
+
 log_level_option = click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

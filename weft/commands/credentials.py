@@ -20,7 +20,7 @@ from weft.cloud_hub.api.tokens import (
     revoke_token,
     role_grants,
 )
-from weft.commands.acts import Decided, acting_on_file, by_option, reason_option
+from weft.commands.acts import Decided, acting_on_file, decision_options
 from weft.commands.common import (
     ExistingPath,
     json_option,
@@ -95,8 +95,7 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
 @click.argument("name")
 @tokens_file_option
 @scope_options
-@reason_option
-@by_option
+@decision_options
 @json_option
 def add_token(
     name: str,
@@ -130,8 +129,7 @@ def add_token(
 @click.command("remove")
 @click.argument("name")
 @tokens_file_option
-@reason_option
-@by_option
+@decision_options
 @json_option
 def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
@@ -226,8 +224,7 @@ password_option = click.option(
 @click.argument("name")
 @users_file_option
 @password_option
-@reason_option
-@by_option
+@decision_options
 def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
     """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
 
@@ -244,8 +241,7 @@ def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: st
 @click.command("remove")
 @click.argument("name")
 @users_file_option
-@reason_option
-@by_option
+@decision_options
 def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     """Remove NAME from the file. A running node disconnects the clients that use this name."""
 

@@ -23,7 +23,7 @@ import msgspec
 from weft.client import Client, HubRefusal, HubUnreachable
 from weft.cloud_hub.api.tokens import hash_token, new_token
 from weft.commands.acts import ordering
-from weft.commands.common import config_argument, confirm, json_option, load_edge, using, yes_option
+from weft.commands.common import config_argument, confirm, json_option, load_edge, tenant_option, using, yes_option
 from weft.commands.credentials import password_of, password_option
 from weft.commands.new_files import check_place, check_user, say_next, user_line, write_new
 from weft.commands.node_log import NodeLog, readable
@@ -221,7 +221,7 @@ _STDIN = "<stdin>"
 @click.command("init")
 @click.argument("config_file", metavar="[CONFIG]", default="edge.yaml", type=click.Path(readable=False))
 @click.option("--node", help="Name of the node and of its records.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant at the hub.")
+@tenant_option("Tenant at the hub.")
 @click.option("--stream", "streams", multiple=True, metavar="NAME=TOPIC", help="Stream and an MQTT filter; repeatable.")
 @click.option("--listen", metavar="ADDRESS", help="Address and port for MQTT, such as 0.0.0.0:1883.")
 @click.option("--user", help="Name with which devices log in.")

@@ -12,7 +12,7 @@ from weft.cloud_hub.admin_facts.acts import options_of, requests_of, setting_of
 from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import by_option, changing, on_store, open_log, read_facts, reason_option
+from weft.commands.hub_store import changing, decision_options, on_store, open_log, read_facts
 from weft.config.units import approximate_duration, parse_duration_ns
 from weft.output import Failed, Refused, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
@@ -37,8 +37,7 @@ _SECOND = 10**9
     help="`names`: a person with another name, as another user, approves. `off`: one person does all.",
 )
 @click.option("--valid", metavar="DURATION", default="24h", show_default=True, help="Time until a request ends.")
-@reason_option
-@by_option
+@decision_options
 def second_person(config_file: str, *, require: str | None, valid: str, reason: str, by: str | None) -> None:
     """Demand a second person at the hub of CONFIG for acts without a way back, whether nodes run or not.
 
@@ -132,8 +131,7 @@ def _shown(options: dict[str, Any] | None) -> str:
 @config_argument
 @click.argument("request", metavar="ID")
 @click.option("--refuse", is_flag=True, help="Withdraw the request instead.")
-@reason_option
-@by_option
+@decision_options
 def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: str | None) -> None:
     """Approve the act at the hub of CONFIG that request ID is about. `weft hub requests` shows it.
 

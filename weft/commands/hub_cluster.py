@@ -17,8 +17,16 @@ from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.clock import DOUBTED_NS, HubClock, sound_clock
 from weft.cloud_hub.cluster import FOREIGN, GONE, node_views
 from weft.cloud_hub.shard import lane_ends
-from weft.commands.common import ExistingPath, config_argument, confirm, json_option, yes_option
-from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
+from weft.commands.common import (
+    ExistingPath,
+    by_option,
+    config_argument,
+    confirm,
+    json_option,
+    tenant_option,
+    yes_option,
+)
+from weft.commands.hub_store import acting, decision_options, declare, no_other_author, on_store
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
@@ -49,7 +57,7 @@ if TYPE_CHECKING:
 
 edge_options = (
     click.argument("edge"),
-    click.option("--tenant", default="default", show_default=True, help="Tenant of the edge."),
+    tenant_option("Tenant of the edge."),
     click.option("--log", "log_id", metavar="ID", help="Only this log of the edge; `weft hub status` shows ids."),
 )
 
@@ -63,8 +71,7 @@ def on_edge(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @config_argument
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
@@ -150,8 +157,7 @@ def retire(
     type=click.Choice(["nothing"]),
     help="Nothing, if the rejected node has no records of its own. May be set later, too.",
 )
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def adopt(
     config_file: str,
@@ -337,8 +343,7 @@ DRAINS = "/v1/drains"
 @click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
               "for a URL or a login.")  # fmt: skip
-@reason_option
-@by_option
+@decision_options
 def drain(
     hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None
 ) -> None:  # fmt: skip
@@ -425,8 +430,7 @@ SPLITS = "/v1/splits"
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
               "for a URL or a login.")  # fmt: skip
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def split(
     hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool

@@ -13,7 +13,7 @@ from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, RolloutDo
 from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import by_option, declare, on_store, read_facts, reason_option
+from weft.commands.hub_store import decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
 from weft.config.signing import SignatureUnreadable, read_signed
 from weft.output import Failed, Refused, counted, print_json, print_table
@@ -55,8 +55,7 @@ def _key(whose: str, *, is_group: bool) -> ConfigKey:
     help="Number of edges that refuse or take back at which the rollout stops by itself.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Also if nothing changes: edges that refused or took it back try it again.")
-@reason_option
-@by_option
+@decision_options
 def set_config(
     config_file: str, whose: str, file: str, *, is_group: bool, share: str | None, steps: str | None, failures: int,
     again: bool, reason: str, by: str | None,
@@ -109,8 +108,7 @@ def _check_whose(text: str, key: ConfigKey) -> None:
 @config_argument
 @whose_argument
 @group_option
-@reason_option
-@by_option
+@decision_options
 def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
     """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
 
@@ -218,8 +216,7 @@ def list_rollouts(config_file: str, *, as_json: bool) -> None:
 @config_argument
 @whose_argument
 @click.option("--share", metavar="PERCENT", default="100%", show_default=True, help="Share of the edges from now on.")
-@reason_option
-@by_option
+@decision_options
 def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str | None) -> None:
     """Give the new settings of group NAME to a larger share of its edges, also after the rollout stopped by itself.
 
@@ -236,8 +233,7 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
 @click.command("abort")
 @config_argument
 @whose_argument
-@reason_option
-@by_option
+@decision_options
 def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
     """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
 
@@ -320,8 +316,7 @@ EDGES_SHOWN_MAX = 8
     type=click.IntRange(-1000, 1000),
     help="Place among the groups of an edge; what is declared for a later group wins. 0 by default.",
 )
-@reason_option
-@by_option
+@decision_options
 def set_group(
     config_file: str, group: str, edges: tuple[str, ...], *, order: int | None, reason: str, by: str | None
 ) -> None:
@@ -345,8 +340,7 @@ def set_group(
 @click.command("remove")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
-@reason_option
-@by_option
+@decision_options
 def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -> None:
     """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
 

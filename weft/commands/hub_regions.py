@@ -11,7 +11,7 @@ import click
 from weft.cloud_hub.admin_facts import changes
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
 from weft.commands.hub_settings import settings_of
-from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
+from weft.commands.hub_store import acting, decision_options, declare, no_other_author, on_store
 from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
@@ -71,8 +71,7 @@ def _of_store(config_file: str | None) -> list[dict[str, Any]]:
 @hub_argument
 @click.argument("region")
 @_token_file_option
-@reason_option
-@by_option
+@decision_options
 def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Let the records for REGION wait, at all hosts, until `weft hub region resume`.
 
@@ -87,8 +86,7 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
 @hub_argument
 @click.argument("region")
 @_token_file_option
-@reason_option
-@by_option
+@decision_options
 def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Let the links to REGION go on after a pause.
 
@@ -101,8 +99,7 @@ def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: st
 @click.command()
 @config_argument
 @click.argument("region")
-@reason_option
-@by_option
+@decision_options
 def compare(config_file: str, region: str, *, reason: str, by: str | None) -> None:
     """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
 
@@ -118,8 +115,7 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
 @click.command()
 @config_argument
 @click.argument("region")
-@reason_option
-@by_option
+@decision_options
 def history(config_file: str, region: str, *, reason: str, by: str | None) -> int:
     """Bring REGION of CONFIG what this hub has in tables alone: what its log deleted before the region had it.
 

@@ -19,6 +19,7 @@ from weft.commands.acts import command_options, command_words, origin
 from weft.commands.common import (
     ExistingPath,
     config_argument,
+    decided,
     json_option,
     load_hub,
     open_hub_store,
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Work = Callable[[ObjectStore], Awaitable[T]]
-reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
-by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+decision_options = decided("recorded in the cluster log")
 
 
 def no_other_author(by: str | None) -> None:

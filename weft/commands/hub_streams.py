@@ -18,9 +18,18 @@ from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, Unreada
 from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.clock import sound_clock
 from weft.cloud_hub.shard import lane_ends
-from weft.commands.common import config_argument, confirm, json_option, load_hub, user_name, yes_option
+from weft.commands.common import (
+    by_option,
+    config_argument,
+    confirm,
+    json_option,
+    load_hub,
+    tenant_option,
+    user_name,
+    yes_option,
+)
 from weft.commands.hub_settings import longest_round_s
-from weft.commands.hub_store import acting, by_option, declare, on_store, read_facts, reason_option
+from weft.commands.hub_store import acting, decision_options, declare, on_store, read_facts
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, ShardLog
@@ -119,8 +128,7 @@ async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.argument("edges", nargs=-1)
 @click.option("--withdraw", is_flag=True, help="Declare nothing any more: configurations count again.")
-@reason_option
-@by_option
+@decision_options
 def expect(
     config_file: str, stream: str, edges: tuple[str, ...], *, withdraw: bool, reason: str, by: str | None
 ) -> None:
@@ -162,7 +170,7 @@ def expect(
 @click.command()
 @config_argument
 @click.argument("stream")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the offsets.")
 @click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
 @click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
@@ -243,7 +251,7 @@ _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 @click.command("declare-deletion")
 @config_argument
 @click.argument("stream")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @click.option("--key", help="Rows with this _key, the topic as a rule.")
 @click.option("--edge", help="Rows of this edge.")
 @click.option("--log", "log_id", metavar="ID", help="Rows of this log.")
@@ -408,8 +416,7 @@ def erase(
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option("--tidy", is_flag=True, help="Delete replaced files and old entries of the tables now, if old enough.")
-@reason_option
-@by_option
+@decision_options
 @json_option
 def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str | None, as_json: bool) -> int:
     """Show the erasures of STREAM at the hub of CONFIG, and what of each is still somewhere. Status 1 if something is.

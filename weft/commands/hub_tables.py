@@ -13,7 +13,7 @@ from weft.cloud_hub.admin_facts.changes import CannotDeclare, DeclaredTables, No
 from weft.cloud_hub.admin_facts.documents import TABLE, LatestDocument, parse_stream_name, wrong_part
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option, load_hub
-from weft.commands.hub_store import by_option, declare, on_store, read_entry, read_facts, reason_option
+from weft.commands.hub_store import decision_options, declare, on_store, read_entry, read_facts
 from weft.commands.hub_streams import key_of
 from weft.config.errors import ConfigError
 from weft.config.load import parse_rules, parse_schema, rules_text
@@ -69,8 +69,7 @@ RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
     help="Sort rows within files of the table of all rows by these columns before others, such as `machine,order_id`. "
     "`none` ends it.",
 )
-@reason_option
-@by_option
+@decision_options
 def set_table(
     config_file: str,
     stream: str,
@@ -135,8 +134,7 @@ def set_table(
 @click.command("remove")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
-@reason_option
-@by_option
+@decision_options
 def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw what is declared of the tables of STREAM at the hubs of CONFIG.
 
@@ -271,8 +269,7 @@ stream_argument = click.argument("stream", metavar="[TENANT/]STREAM")
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@reason_option
-@by_option
+@decision_options
 def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: str | None) -> None:
     """Declare the rules in FILE for STREAM at the hubs of CONFIG, instead of those before.
 
@@ -298,8 +295,7 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
 @click.command("remove")
 @config_argument
 @stream_argument
-@reason_option
-@by_option
+@decision_options
 def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
 
@@ -423,8 +419,7 @@ version_option = click.option("--version", type=click.IntRange(min=1), help="Ver
 @file_argument
 @message_option
 @compatibility_option
-@reason_option
-@by_option
+@decision_options
 def set_schema(
     config_file: str,
     stream: str,
@@ -460,8 +455,7 @@ def set_schema(
 @click.command("remove")
 @config_argument
 @stream_argument
-@reason_option
-@by_option
+@decision_options
 def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
 

@@ -26,8 +26,8 @@ from weft.cloud_hub.admin_facts.documents import (
 from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.clock import sound_clock
 from weft.cloud_hub.splits import Apart, CannotSetApart
-from weft.commands.common import ExistingPath, config_argument, json_option
-from weft.commands.hub_store import acting, by_option, declare, no_other_author, read_facts, reason_option
+from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
+from weft.commands.hub_store import acting, decision_options, declare, no_other_author, read_facts
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
@@ -76,8 +76,7 @@ isolation_option = click.option(
 @quota_options
 @isolation_option
 @token_file_option
-@reason_option
-@by_option
+@decision_options
 def add(
     hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
     **given: str | None,
@@ -106,8 +105,7 @@ def add(
 @quota_options
 @isolation_option
 @token_file_option
-@reason_option
-@by_option
+@decision_options
 def set_tenant(
     hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
     **given: str | None,
@@ -179,8 +177,7 @@ def _isolate(config_file: str, name: str, isolation: str | None, by: str | None,
 @click.command()
 @config_argument
 @click.argument("name")
-@reason_option
-@by_option
+@decision_options
 def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
     """Withdraw tenant NAME at the hubs of CONFIG. Its tokens in the cluster log must be withdrawn before.
 
@@ -288,7 +285,7 @@ GROWTH_AFTER_S = 600.0
 
 @click.command()
 @any_hub_argument
-@click.option("--tenant", default="default", show_default=True, help="Tenant whose use is shown.")
+@tenant_option("Tenant whose use is shown.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
 @json_option
 def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool) -> None:

@@ -22,13 +22,14 @@ from weft.commands.common import (
     confirm,
     json_option,
     load_hub,
+    tenant_option,
     tls_of,
     url_here,
     using,
     yes_option,
 )
 from weft.commands.credentials import access_of, read_file, scope_options, shown_access
-from weft.commands.hub_store import by_option, declare, declare_all, end_of, on_store, read_facts, reason_option
+from weft.commands.hub_store import decision_options, declare, declare_all, end_of, on_store, read_facts
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
 
 @click.command("open")
 @config_argument
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Let the hubs of CONFIG serve requests without a token again, after their last token was withdrawn.
@@ -290,8 +290,7 @@ expires_option = click.option(
     help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each.",
 )
 @click.option("--dry-run", is_flag=True, help="Declare nothing: say what would be, and which links would end.")
-@reason_option
-@by_option
+@decision_options
 @json_option
 @yes_option
 def add(
@@ -359,12 +358,11 @@ def add(
 @click.command()
 @config_argument
 @click.argument("edge")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
+@tenant_option("Tenant of the edge.")
 @click.option("--name", help="Name of the token; that of the edge by default.")
 @click.option("--within", metavar="DURATION", default="15m", show_default=True, help="Time for which the code counts.")
 @expires_option
-@reason_option
-@by_option
+@decision_options
 @json_option
 @yes_option
 def pair(
@@ -406,8 +404,7 @@ def pair(
 @click.command("import")
 @config_argument
 @click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
@@ -440,8 +437,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
               "stays in force; 0s for none.")  # fmt: skip
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
 @to_option
-@reason_option
-@by_option
+@decision_options
 @json_option
 def rotate(
     config_file: str,
@@ -498,8 +494,7 @@ def rotate(
 @click.command()
 @config_argument
 @click.argument("name")
-@reason_option
-@by_option
+@decision_options
 @json_option
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later.

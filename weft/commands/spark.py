@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.commands.common import CheckAnswer, cannot_be_done, json_option
+from weft.commands.common import CheckAnswer, cannot_be_done, json_option, tenant_option
 from weft.config.errors import ConfigError
 from weft.config.units import approximate_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_json_line, print_table
@@ -355,7 +355,7 @@ def spark_new(name: str | None) -> None:
 @click.option("--from", "origin", metavar="URI", required=True, help="Store of the region that the query has read.")
 @click.option("--to", "target", metavar="URI", required=True, help="Store of the region in which it goes on.")
 @click.option("--stream", help="The stream that the query reads; not needed for a query of several.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @json_option
 def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None, tenant: str, as_json: bool) -> int:
     """Let the stopped query of CHECKPOINT go on in the store of another region, with each record once.
@@ -609,7 +609,7 @@ _NAMES = re.compile(r"\bweft\s*\.\s*(?:`([^`]+)`|(\w+))", re.IGNORECASE)
 @click.command("sql")
 @click.argument("place", metavar="STORE")
 @click.argument("statement", metavar="SELECT")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the streams.")
+@tenant_option("Tenant of the streams.")
 @click.option(
     "--rows", type=click.IntRange(1, ROWS_MAX), default=1000, show_default=True, help="Maximum number of rows printed."
 )
