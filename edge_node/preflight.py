@@ -20,7 +20,6 @@ from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import identity, users
 from weft.edge_node.check.data_directory import source_of
 from weft.edge_node.check.streams import is_derived
-from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.links.links import link_tls
 from weft.edge_node.servers.listeners.settings import listener_settings
 from weft.network import tracing as tracing_checks
@@ -98,6 +97,8 @@ def ports(config: EdgeConfig) -> tuple[list[Finding], list[Finding]]:
         Addresses that the node could not listen at; and a finding for ports not tried, because the running node has
             them.
     """
+    from weft.edge_node.inspect.view import is_locked  # readers of logs, which a running node does not need
+
     if is_locked(config.data_dir):
         return [], [Finding(("data_dir",), f"a node runs with {config.data_dir}, so its ports were not tried")]
     problems = ((path, not_listening(bind)) for path, bind in _binds(config))

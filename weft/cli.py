@@ -1,4 +1,4 @@
-"""The command line. Each command's code is imported when it is called, so that an edge node never loads the hub's."""
+"""The command line: runs a command of the table in ``weft.commands.groups``, and ends with a sentence and a status."""
 
 from __future__ import annotations
 
@@ -10,30 +10,11 @@ from typing import NoReturn
 
 import click
 
-from weft.commands import command_at
+from weft.commands.groups import COMMANDS, LaterGroup
 from weft.config.errors import ConfigError
-from weft.config.machine import why_denied
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 from weft.service.hang_up import hold_hang_ups
 
-_COMMANDS = {
-    "edge": "weft.commands.edge:edge_group",
-    "hub": "weft.commands.hub:hub_group",
-    "login": "weft.commands.login:login_command",
-    "streams": "weft.commands.hub_records:streams_command",
-    "config": "weft.commands.config:config_group",
-    "link": "weft.commands.link:link_group",
-    "log": "weft.commands.edge_log:log_group",
-    "token": "weft.commands.credentials:token_group",
-    "user": "weft.commands.credentials:user_group",
-    "ca": "weft.commands.ca:ca_group",
-    "audit": "weft.commands.audit:audit_command",
-    "trace": "weft.commands.audit:trace_command",
-    "spark": "weft.commands.spark:spark_group",
-    "demo": "weft.commands.demo:demo_command",
-    "completion": "weft.commands.completion:completion_command",
-}
-"""Place of each command: ``module:name``."""
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
     "grpc": "spark", "pandas": "spark", "py4j": "spark", "pyspark": "spark", "sklearn": "spark",
@@ -42,40 +23,15 @@ _EXTRAS = {
 """Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
 _BELOW_ZERO = re.compile(r"-[0-9][0-9.]*").fullmatch
-
-
 _NODES = (("edge", "run"), ("hub", "run"))
 
 
-class _Commands(click.Group):
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        return command_at(_COMMANDS[cmd_name])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            ctx.fail(f"No such command '{args[0]}'. " + (f"Did you mean '{near[0]}'?" if near else "See weft --help."))
-        return super().resolve_command(ctx, args)
-
-
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    cls=LaterGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="weft-fabric", prog_name="weft", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Carry device messages from edge nodes to open tables: acknowledged is on disk, and in the table exactly once.
-
-    \b
-    Exit status: 0 done, 1 it could not be done or the answer is no, 2 wrong usage or
-    configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard error.
-    """
+    """Run a command of the table."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -160,6 +116,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
         return f'this needs {missing}, which is not installed: pip install "weft-fabric[{_EXTRAS[missing]}]"'
     if isinstance(error, PermissionError) and isinstance(error.filename, str):
+        from weft.config.machine import why_denied
+
         return f"{error.filename}: {why_denied(error.filename, 'use')}"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"

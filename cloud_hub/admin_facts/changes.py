@@ -54,8 +54,15 @@ from weft.storage.chunk_log import first_logs, load_every_shard
 from weft.storage.cluster import Cluster
 from weft.storage.cluster_log import DOCUMENT_BYTES_MAX, Change, ClusterState, Fact
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.quality import OWN_KEYS
-from weft.storage.table.schemas import QUALITY, SCHEMA, UnreadableSchema, decode_schema, encode_quality, encode_schema
+from weft.storage.table.schemas import (
+    OWN_KEYS,
+    QUALITY,
+    SCHEMA,
+    UnreadableSchema,
+    decode_schema,
+    encode_quality,
+    encode_schema,
+)
 
 Decision = Callable[[ClusterState], Change | None]
 ALWAYS_THERE = "default"

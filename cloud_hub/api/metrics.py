@@ -19,8 +19,9 @@ from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
 from weft.cloud_hub.shard.shards import KnownShards
-from weft.config.metrics import HUB_METRICS, exposition
+from weft.config.metrics import exposition
 from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
+from weft.config.metrics.hub import HUB_METRICS
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.shard.completeness import SILENT_NS, Reason, held_back, moment_of

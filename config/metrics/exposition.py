@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from weft.config.metrics import Metric
+from weft.config.metrics.metric import Metric
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

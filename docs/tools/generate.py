@@ -23,7 +23,9 @@ from docs.tools.picture import picture
 from tests.architecture import amqp_conformance, mqtt_conformance
 from weft.cli import cli
 from weft.cloud_hub.openapi.document import document
-from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
+from weft.config.metrics.edge import EDGE_METRICS
+from weft.config.metrics.hub import HUB_METRICS
+from weft.config.metrics.metric import PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.pipelines import Pipeline
 from weft.config.schema import settings

@@ -14,7 +14,8 @@ from typing import Any
 from weft.bounds import Owner
 from weft.bounds.bound import RefusalCount
 from weft.config.log_lines import STABLE_S, Repeats, UpAndDown
-from weft.config.metrics import EDGE_METRICS, exposition
+from weft.config.metrics import exposition
+from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream

@@ -21,7 +21,7 @@ from weft.storage.payloads.decoder import MISFIT_COLUMN
 from weft.storage.table.actions import TableError
 from weft.storage.table.delta import guarded, open_table
 from weft.storage.table.rows import FIXED_COLUMNS
-from weft.storage.table.schemas import StreamQuality
+from weft.storage.table.schemas import OWN_KEYS, StreamQuality
 from weft.storage.table.typed_columns import TypedRows, typed_names
 
 # Numbers for the values of several columns in a row, equal for equal values, in every process.
@@ -251,8 +251,6 @@ def _batches(
 
 TRUSTED = pa.array([CLOCKS[SYNCED], CLOCKS[CORRECTED]])
 """States of a record's clock in which its time can be believed."""
-OWN_KEYS = ("_key", "_edge", "_time", "payload")
-"""Columns of every table that may be a part of a unique key."""
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 

@@ -21,6 +21,8 @@ SCHEMA = "schema"
 """Kind of the facts; the name of a fact is TENANT/STREAM."""
 KEPT_MAX = 10_000
 """Maximum number of decoded schemas that are kept."""
+OWN_KEYS = ("_key", "_edge", "_time", "payload")
+"""Columns of every table that may be a part of a unique key."""
 
 
 class UnreadableSchema(ValueError):

@@ -13,7 +13,8 @@ from docs.tools import downsampling
 from docs.tools.generate import DECISIONS, PICTURE, REFERENCE, decisions_page, pages
 from docs.tools.picture import missing, picture
 from docs.tools.prose import broken_code, handwritten_pages, long_lines
-from weft.config.metrics import EDGE_METRICS, HUB_METRICS
+from weft.config.metrics.edge import EDGE_METRICS
+from weft.config.metrics.hub import HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
 

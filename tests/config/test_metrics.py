@@ -17,8 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
-from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS, Metric
+from weft.config.metrics.edge import EDGE_METRICS
 from weft.config.metrics.exposition import WITHOUT_ENTRY, AnySample, HistogramSample, Sample, render
+from weft.config.metrics.hub import HUB_METRICS
+from weft.config.metrics.metric import PROCESS_METRICS, Metric
 from weft.config.streams import State
 from weft.edge_node.counters import Counters
 from weft.edge_node.servers.amqp.client import AmqpCounters

@@ -20,7 +20,9 @@ from docs.tools.monitoring.files import monitoring_files
 from docs.tools.monitoring.hub_alerts import HUB_ALERTS
 from tests.deploy.expressions import labels_in, metrics_in
 from weft.cli import cli
-from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
+from weft.config.metrics.edge import EDGE_METRICS
+from weft.config.metrics.hub import HUB_METRICS
+from weft.config.metrics.metric import PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
 

@@ -25,7 +25,8 @@ from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.speed import REFERENCE_S, sample_s
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.config.log_lines import INTERVAL_S, LINES_MAX
-from weft.config.metrics import EDGE_METRICS, PROCESS_METRICS
+from weft.config.metrics.edge import EDGE_METRICS
+from weft.config.metrics.metric import PROCESS_METRICS
 from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes

@@ -9,16 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
-from weft.cli import cli
 from weft.commands.common import get_status
 from weft.commands.running import RunningHub
 from weft.output import Failed
@@ -180,25 +176,3 @@ def test_a_list_that_does_not_go_on_ends_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RunningHub, "get", lambda *_: next(answers))
     with pytest.raises(Failed, match=r"/v1/edges at http://127\.0\.0\.1:1: the list does not go on after 'a'"):
         RunningHub("http://127.0.0.1:1").pages("/v1/edges", "edges")
-
-
-def test_every_command_goes_by_a_name_that_no_other_has() -> None:
-    """Modules of commands can be merged, and a group finds each command by its place."""
-
-    def walk(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-        context = click.Context(group)
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            yield f"{path} {name}", command
-            if isinstance(command, click.Group):
-                yield from walk(command, f"{path} {name}")
-
-    places = defaultdict(set)
-    for path, command in walk(cli, "weft"):
-        assert command.callback is not None, path
-        name = command.callback.__name__
-        if isinstance(command, click.Group) or path.count(" ") == 1:
-            places[name].add(path)
-        assert name != "command", path
-    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from weft.commands.common import user_name
+from weft.commands.common import decided, user_name
 from weft.output import Failed
 from weft.storage.filesystem import append_private_line
 
@@ -67,8 +67,7 @@ ORDERS, ORDERS_BYTES_MAX = "orders", 1 << 20
 """Name of the file of orders to an edge node, and the size from which on it is kept as ``orders.acts.1``, and another
 one begins: the last few thousand orders."""
 TEXT_MAX = 500
-reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in FILE.acts.")
-by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+decision_options = decided("recorded in FILE.acts")
 
 
 @contextlib.contextmanager

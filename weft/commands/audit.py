@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from weft.commands.common import json_option, open_hub_store, store_trouble
+from weft.commands.common import json_option, open_hub_store, store_trouble, tenant_option
 from weft.commands.spark import spark_log_option, spark_session
 from weft.config.units import parse_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_table
+from weft.proofs.audit.report import compare_regions
+from weft.protocols.errors import CodecError
+from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage.object_store import StoreError
+from weft.storage.table.actions import TableError
 from weft.text.fleet import Counted, print_counted, print_wrapped
 from weft.text.record import print_forward, print_traces
 
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     metavar="URI URI",
     help="Compare the logs of the hubs of two regions instead, by their stores.",
 )
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @click.option("--payloads", is_flag=True, help="Compare the payloads, too, by checksum. Reads the whole table.")
 @click.option(
     "--master",
@@ -78,9 +83,6 @@ def audit_command(  # noqa: PLR0917
 
 def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> AuditReport:
     from weft.proofs.audit.audit import audit
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError
-    from weft.storage.table.actions import TableError
 
     try:
         return asyncio.run(audit(open_hub_store(uri), tenant, stream, payloads=payloads))
@@ -91,9 +93,6 @@ def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> Audi
 
 
 def _compare(uris: tuple[str, str], tenant: str, stream: str, *, as_json: bool) -> int:
-    from weft.proofs.audit.report import compare_regions
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError
 
     first, second = map(open_hub_store, uris)
     try:
@@ -247,7 +246,7 @@ RECORDS_MAX = 1_000_000
 
 @click.command("trace")
 @click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or a bucket's URI.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the streams.")
+@tenant_option("Tenant of the streams.")
 @click.option(
     "--stream",
     "streams",
@@ -319,7 +318,6 @@ def _forward(uri: str, tenant: str, options: dict[str, Any], *, as_json: bool) -
 
 async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedelta) -> Forward:
     from weft.proofs.trace import Tracer, forward, parse_record
-    from weft.storage.cluster import open_cluster
 
     store = open_hub_store(uri)
     tracer = Tracer(store, await open_cluster(store, None), tenant, options["streams"], options["records"])
@@ -329,10 +327,6 @@ async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedel
 def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
     """Return the result of reading a store; ``Failed`` or ``Refused`` reports why it cannot be read."""
     from weft.proofs.trace import TraceError
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError
-    from weft.storage.table.actions import TableError
 
     try:
         return asyncio.run(reading)
@@ -346,7 +340,6 @@ def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
 
 async def _trace(uri: str, tenant: str, options: dict[str, Any]) -> tuple[list[Trace], Looked, bool]:
     from weft.proofs.trace import Tracer, parse_record, parse_used, rows_where, used_by
-    from weft.storage.cluster import open_cluster
 
     store = open_hub_store(uri)
     cluster = await open_cluster(store, None)

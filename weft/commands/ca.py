@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from weft.commands.common import json_option, using
+from weft.commands.common import json_option, tenant_option, using
 from weft.commands.new_files import check_user, replace, write_new
 from weft.config.machine import why_unreadable
 from weft.output import Failed, Refused, counted, print_json, print_table
@@ -362,21 +362,6 @@ list_days_option = click.option(
 host_help = "Name or address by which others call it; repeatable."
 
 
-@click.group("ca")
-def ca_group() -> None:
-    """Make certificates for hubs, edges and devices by an authority of your own, and revoke them.
-
-    The folder of the authority has its key: keep it on one machine, with a copy in a safe place. Nodes need the key of
-    their own certificate and the authority's certificate, and never its key. Needs the library cryptography, which the
-    extras hub, encryption and signatures bring.
-
-    \b
-    weft ca init plant-ca --name "Plant A"
-    weft ca hub plant-ca --host hub.plant.example --to hub
-    weft ca edge plant-ca press-7 --to press-7
-    """
-
-
 @contextlib.contextmanager
 def _told(folder: str) -> Iterator[None]:
     """Turn errors of an authority into sentences."""
@@ -392,7 +377,7 @@ def _told(folder: str) -> Iterator[None]:
         raise Failed(message) from None
 
 
-@ca_group.command()
+@click.command()
 @folder_argument
 @click.option("--name", default="Weft authority", show_default=True, help="Name of the authority, for people.")
 @click.option("--days", type=_days, default=AUTHORITY_DAYS, show_default=True, help="Days for which it counts.")
@@ -404,7 +389,7 @@ def init(folder: str, *, name: str, days: int) -> None:
     click.echo(f"Next:\n  weft ca hub {folder} --host HOST --to hub")
 
 
-@ca_group.command()
+@click.command()
 @folder_argument
 @click.option("--host", "hosts", multiple=True, required=True, help=host_help)
 @to_option
@@ -420,10 +405,10 @@ def hub(folder: str, *, hosts: Sequence[str], to: str, days: int, replaces: bool
     _say(told, as_json=as_json)
 
 
-@ca_group.command()
+@click.command()
 @folder_argument
 @click.argument("edge")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
+@tenant_option("Tenant of the edge.")
 @click.option("--host", "hosts", multiple=True, help=f"{host_help} For its listeners with TLS.")
 @to_option
 @days_option
@@ -443,7 +428,7 @@ def edge(
     _say(issue(folder, Kind.EDGE, name, hosts, to, days=days, replaces=replaces, file=edge), as_json=as_json)
 
 
-@ca_group.command()
+@click.command()
 @folder_argument
 @click.argument("user")
 @to_option
@@ -456,7 +441,7 @@ def device(folder: str, user: str, *, to: str, days: int, replaces: bool, as_jso
     _say(issue(folder, Kind.DEVICE, user, (), to, days=days, replaces=replaces), as_json=as_json)
 
 
-@ca_group.command()
+@click.command()
 @folder_argument
 @click.argument("name")
 @list_days_option
@@ -472,7 +457,7 @@ def revoke(folder: str, name: str, *, list_days: int) -> None:
     click.echo(f"Next: copy {os.path.join(folder, LIST_FILE)} to the `crl_file` of each hub and edge that has one")
 
 
-@ca_group.command("renew-list")
+@click.command("renew-list")
 @folder_argument
 @list_days_option
 def renew_list(folder: str, *, list_days: int) -> None:
@@ -482,7 +467,7 @@ def renew_list(folder: str, *, list_days: int) -> None:
     click.echo(f"{os.path.join(folder, LIST_FILE)} counts until {until:%Y-%m-%d}. Copy it to each `crl_file` before")
 
 
-@ca_group.command("list")
+@click.command("list")
 @folder_argument
 @json_option
 def list_certificates(folder: str, *, as_json: bool) -> None:

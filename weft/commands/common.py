@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from weft.commands import command_at
 from weft.config.errors import ConfigError, Finding, Problem, SettingError
 from weft.config.load import Loaded, load
 from weft.config.machine import Verdict, is_well, why_denied, why_unreadable
+from weft.config.models import EdgeConfig, HubConfig
 from weft.config.units import is_bucket, parse_bind
 from weft.output import (
     FAILURE_EXIT_CODE,
@@ -29,12 +29,12 @@ from weft.output import (
     print_json,
     problem_facts,
 )
+from weft.storage.filesystem import DirectoryInUse
 
 if TYPE_CHECKING:
     import ssl
 
     from weft.client import Client, HubRefusal
-    from weft.config.models import EdgeConfig, HubConfig
     from weft.storage.object_store import ObjectStore
 
 
@@ -44,51 +44,7 @@ ANOTHER_PROGRAM = "another program answers there. Check the address in the confi
 _BUCKET_ADVICE = "Check the store's address, its endpoint and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
-
-
-class LaterGroup(click.Group):
-    """A group that imports the modules of some commands only when they are called: a node runs without them."""
-
-    later: Mapping[str, str] = {}
-    """Name of each such command -> its place, ``module:name``."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return sorted({*super().list_commands(ctx), *self.later})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; import its module on the first call."""
-        if cmd_name not in self.later:
-            return super().get_command(ctx, cmd_name)
-        return command_at(self.later[cmd_name])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the called command. For an unknown name, click suggests similar names of all commands."""
-        if args[0] not in self.list_commands(ctx):
-            for name, place in self.later.items():
-                self.add_command(command_at(place), name)
-        return super().resolve_command(ctx, args)
-
-
-class TokenGroup(click.Group):
-    """A group of commands about tokens, those of a store or those of a file: they have the same names. Another usual
-    name gives a sentence with the right one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the called command."""
-        if (name := _TOKEN_COMMANDS.get(args[0])) is not None:
-            raise Refused(f"`{ctx.command_path} {args[0]}` is called `{ctx.command_path} {name}`")
-        return super().resolve_command(ctx, args)
-
-
-_TOKEN_COMMANDS = {
-    "create": "add", "new": "add", "issue": "add", "revoke": "remove", "delete": "remove", "withdraw": "remove",
-}  # fmt: skip
-"""Other name -> name."""
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 
 
 class ExistingPath(click.Path):
@@ -112,6 +68,27 @@ class ExistingPath(click.Path):
 
 config_argument = click.argument("config_file", metavar="CONFIG", type=click.Path(readable=False))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+
+
+def tenant_option(text: str) -> Callable[[Decorated], Decorated]:
+    """Return the option ``--tenant`` of a command that takes ``default`` without it."""
+    return click.option("--tenant", default="default", show_default=True, help=text)
+
+
+def decided(recorded: str) -> Callable[[Decorated], Decorated]:
+    """Return the options of an act, ``--reason`` and ``--by``.
+
+    Args:
+        recorded: where both are found later, for the help.
+    """
+
+    def decorate(command: Decorated) -> Decorated:
+        return click.option("--reason", default="", help=f"Why, in a few words; {recorded}.")(by_option(command))
+
+    return decorate
+
+
 log_level_option = click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -133,7 +110,6 @@ def load_hub(path: str) -> HubConfig:
 
 def located_edge(path: str) -> Loaded[EdgeConfig]:
     """Return an edge's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
-    from weft.config.models import EdgeConfig
     from weft.edge_node.check.data_directory import name_source
     from weft.edge_node.check.rules import check
 
@@ -167,7 +143,6 @@ def check_code(loaded: Loaded[EdgeConfig]) -> None:
 def located_hub(path: str) -> Loaded[HubConfig]:
     """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
     from weft.cloud_hub.check import check
-    from weft.config.models import HubConfig
 
     return _load(path, HubConfig, check, other="edge", only_there="data_dir")
 
@@ -196,7 +171,6 @@ def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Faile
 @contextmanager
 def located(loaded: Loaded[Config], directory: str) -> Iterator[None]:
     """Add file, line and setting to the errors of a node's folder, which keep the node from running."""
-    from weft.storage.filesystem import DirectoryInUse
 
     try:
         yield

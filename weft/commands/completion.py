@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
 VARIABLE = "_WEFT_COMPLETE"
 """Variable by which the shell asks ``weft`` for completions; click derives the name from that of the program."""
@@ -25,7 +26,6 @@ def completion_command(context: click.Context, shell: str) -> None:
 
 def script(root: click.Command, shell: str) -> str:
     """Return the code for a shell, which asks the command line itself at each Tab."""
-    from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
     assert found is not None

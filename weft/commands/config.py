@@ -12,6 +12,10 @@ import msgspec
 from weft.commands.common import json_option
 from weft.commands.hub_streams import key_of
 from weft.config.errors import ConfigError
+from weft.config.load import check_overlay
+from weft.config.models import EdgeConfig, HubConfig
+from weft.config.pipelines import Pipeline
+from weft.config.schema import schema as schema_of
 from weft.config.signing import (
     KEY_FILE_BYTES_MAX,
     NAMES_MAX,
@@ -113,7 +117,6 @@ def sign_settings(
     weft config sign presses.yaml --key ops.key --for acme/presses --group --edges 'press-*'
     weft hub config set hub.yaml acme/presses presses.signed.yaml --group
     """
-    from weft.config.load import check_overlay
 
     tenant, name = key_of(whose)
     statement = Statement(
@@ -253,22 +256,10 @@ def _facts(file: str, signed: SignedText) -> dict[str, object]:
     }
 
 
-@click.group("config")
-def config_group() -> None:
-    """Describe the configuration files, and sign settings and functions of edges."""
-
-
-for _command in (keygen, sign_settings, sign_code, verify):
-    config_group.add_command(_command)
-
-
-@config_group.command()
+@click.command()
 @click.argument("kind", type=click.Choice(["edge", "hub", "pipeline"]))
 def schema(kind: str) -> None:
     """Print the JSON Schema of an edge's or a hub's configuration or of a pipeline, for editors."""
-    from weft.config.models import EdgeConfig, HubConfig
-    from weft.config.pipelines import Pipeline
-    from weft.config.schema import schema as schema_of
 
     models: dict[str, type[msgspec.Struct]] = {"edge": EdgeConfig, "hub": HubConfig, "pipeline": Pipeline}
     print_json(schema_of(models[kind]))

@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from weft.commands.acts import Decided, acting_on_file, by_option, reason_option
+from weft.cloud_hub.api.tokens import (
+    InvalidGrant,
+    Right,
+    Rights,
+    Scope,
+    TokensUnusable,
+    create_token,
+    read_tokens,
+    revoke_token,
+    role_grants,
+)
+from weft.commands.acts import Decided, acting_on_file, decision_options
 from weft.commands.common import (
     ExistingPath,
-    TokenGroup,
     json_option,
     using,
 )
 from weft.commands.running import any_hub_argument, running_hub
+from weft.edge_node.access import users
 from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.tokens import Scope, TokenIdentity
+    from weft.cloud_hub.api.tokens import TokenIdentity
 
 
 # ``weft token``: manage the tokens of a hub.
@@ -58,14 +69,12 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    from weft.cloud_hub.api.tokens import role_grants
 
     return role_grants(given)
 
 
 def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
     """Return the scope of some options; refuse those that do not fit each other."""
-    from weft.cloud_hub.api.tokens import InvalidGrant, Right, Rights, Scope
 
     if (scope is None) != bool(grants):
         raise Refused("a token has a scope, or grants. Give --scope, or --grant once or more")
@@ -82,21 +91,11 @@ def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> S
     return Scope.GRANTED if scope is None else Scope(scope)
 
 
-@click.group("token", cls=TokenGroup)
-def token_group() -> None:
-    """Manage the tokens file of a hub.
-
-    The file holds only hashes. A running hub picks up changes by itself. `weft hub token` manages tokens in the store
-    instead, for the hubs of all hosts, with an end and a second secret for their rotation.
-    """
-
-
-@token_group.command("add")
+@click.command("add")
 @click.argument("name")
 @tokens_file_option
 @scope_options
-@reason_option
-@by_option
+@decision_options
 @json_option
 def add_token(
     name: str,
@@ -111,7 +110,6 @@ def add_token(
     as_json: bool,
 ) -> None:
     """Add token NAME and print it. The token is shown only once and stored nowhere."""
-    from weft.cloud_hub.api.tokens import TokensUnusable, create_token
 
     access = access_of(scope, grants, edge)
     rights = " ".join(grants) or access.value
@@ -128,15 +126,13 @@ def add_token(
         click.echo(token)
 
 
-@token_group.command("remove")
+@click.command("remove")
 @click.argument("name")
 @tokens_file_option
-@reason_option
-@by_option
+@decision_options
 @json_option
 def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
-    from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
     try:
         with using(path), acting_on_file(path, f"token {name}", Decided(by, reason)):
@@ -149,7 +145,7 @@ def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: 
         click.echo(f"removed {name}")
 
 
-@token_group.command("list")
+@click.command("list")
 @tokens_file_option
 @json_option
 def list_tokens(path: str, as_json: bool) -> None:
@@ -178,7 +174,6 @@ def shown_access(facts: Mapping[str, Any]) -> str:
 
 def read_file(path: str) -> list[TokenIdentity]:
     """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
-    from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:
         with using(path, makes="weft token add"), open(path, "rb") as file:
@@ -225,24 +220,13 @@ password_option = click.option(
 )
 
 
-@click.group("user")
-def user_group() -> None:
-    """Manage the user names and passwords of MQTT clients.
-
-    The users file holds only argon2id hashes. A running node picks up changes by itself. The commands ask for passwords
-    or read them from a file: other users of the machine could see a command line.
-    """
-
-
-@user_group.command("add")
+@click.command("add")
 @click.argument("name")
 @users_file_option
 @password_option
-@reason_option
-@by_option
+@decision_options
 def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: str, by: str | None) -> None:
     """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
-    from weft.edge_node.access import users
 
     try:
         users.check_name(name)
@@ -254,14 +238,12 @@ def add_user(name: str, path: str, password_file: BinaryIO | None, *, reason: st
     click.echo(f"added {name}" if is_new else f"{name} has a new password")
 
 
-@user_group.command("remove")
+@click.command("remove")
 @click.argument("name")
 @users_file_option
-@reason_option
-@by_option
+@decision_options
 def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     """Remove NAME from the file. A running node disconnects the clients that use this name."""
-    from weft.edge_node.access import users
 
     try:
         with using(path, makes="weft user add"), acting_on_file(path, f"user {name}", Decided(by, reason)):
@@ -271,7 +253,7 @@ def remove_user(name: str, path: str, *, reason: str, by: str | None) -> None:
     click.echo(f"removed {name}")
 
 
-@user_group.command("list")
+@click.command("list")
 @users_file_option
 @json_option
 def list_users(path: str, as_json: bool) -> None:
@@ -284,13 +266,12 @@ def list_users(path: str, as_json: bool) -> None:
         click.echo(name)
 
 
-@user_group.command()
+@click.command()
 @click.argument("name")
 @users_file_option
 @password_option
 def check(name: str, path: str, password_file: BinaryIO | None) -> None:
     """Check the password of NAME. Exit status 1 if it is wrong."""
-    from weft.edge_node.access import users
 
     hashed = _read(path).get(name)
     if hashed is None:
@@ -301,7 +282,6 @@ def check(name: str, path: str, password_file: BinaryIO | None) -> None:
 
 
 def _read(path: str) -> dict[str, str]:
-    from weft.edge_node.access import users
 
     try:
         with using(path, makes="weft user add"):

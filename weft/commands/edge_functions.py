@@ -17,12 +17,16 @@ import msgspec
 from weft.commands.acts import ordering
 from weft.commands.common import check_functions, config_argument, json_option, located_edge, using
 from weft.commands.node_log import NodeLog, target_argument
+from weft.edge_node.check.streams import is_derived
+from weft.edge_node.control.client import ControlFailed, ReplayRequest, ask_replay
+from weft.edge_node.derived.offline import BadSample, Offline, SampleReader
+from weft.functions.contract import NotReady
 from weft.output import Failed, Refused, counted, harmless, print_json
+from weft.text.record import counted_outcomes, happening_facts, lines
 
 if TYPE_CHECKING:
     from weft.config.load import Loaded
     from weft.config.models import EdgeConfig
-    from weft.edge_node.derived.offline import Offline
 
 
 @click.command("test-function")
@@ -49,8 +53,6 @@ def edge_test_function(config_file: str, stream: str, sample: str, topic: str | 
     weft edge tail edge.yaml sensors --last 1000 --json | weft edge test-function edge.yaml warm --input -
     weft edge test-function edge.yaml warm --input payloads.txt --topic plant/l1/m1
     """
-    from weft.edge_node.derived.offline import BadSample
-    from weft.functions.contract import NotReady
 
     offline = _offline(located_edge(config_file), stream, config_file)
     name = "standard input" if sample == "-" else sample
@@ -71,8 +73,6 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
         BadSample: a line of the file is not a record.
         NotReady: a function cannot work, because something that it needs is missing.
     """
-    from weft.edge_node.derived.offline import SampleReader
-    from weft.text.record import counted_outcomes, happening_facts, lines
 
     reader = SampleReader(offline.inputs, topic)
     counts: Counter[str] = Counter()
@@ -89,8 +89,6 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
 
 
 def _offline(loaded: Loaded[EdgeConfig], stream: str, file: str) -> Offline:
-    from weft.edge_node.check.streams import is_derived
-    from weft.edge_node.derived.offline import Offline
 
     config = loaded.config
     derived = [name for name, settings in config.streams.items() if is_derived(settings)]
@@ -150,7 +148,6 @@ def edge_replay(target: str, stream: str, *, into: str, as_json: bool) -> None:
     \b
     weft edge replay edge.yaml hot --into hot-again
     """
-    from weft.edge_node.control.client import ControlFailed, ReplayRequest, ask_replay
 
     directory = NodeLog.of(target).directory
     try:

@@ -18,6 +18,20 @@ import msgspec
 from weft.commands.acts import ordering
 from weft.commands.common import ExistingPath, config_argument, confirm, json_option, load_edge, yes_option
 from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
+from weft.config.units import parse_duration
+from weft.edge_node.control.client import ControlFailed
+from weft.edge_node.inspect.query import (
+    FILE_BYTES_MAX,
+    HEAP_BYTES_MAX,
+    NoSuchTable,
+    Query,
+    QueryRefused,
+    QuerySettings,
+    QueryStopped,
+)
+from weft.edge_node.inspect.tail import Item, Start, newest_records, sleep
+from weft.edge_node.inspect.tail import follow as follow_log
+from weft.edge_node.inspect.view import Choice
 from weft.output import (
     FAILURE_EXIT_CODE,
     STOPPED_EXIT_CODE,
@@ -35,14 +49,15 @@ from weft.protocols.batch import BatchHeader, Record
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Origin, by_number, format_log_id, origin_text
 from weft.protocols.segment import SegmentHeader
+from weft.protocols.topics import InvalidTopic, check_filter
+from weft.spare import spare_memory, spare_space
 from weft.storage.segment_log import LogError
 from weft.storage.segment_log.scan import Inspected, inspect_segment
 from weft.storage.segment_log.settings import DAMAGED
-from weft.text.record import entry_line, record_facts, record_line_below
+from weft.text.record import entry_line, facts, line, record_facts, record_line_below
 
 if TYPE_CHECKING:
     from weft.config.models import EdgeConfig
-    from weft.edge_node.inspect.query import Query, QuerySettings
 
 
 # ``weft log``: inspect an edge node's log, and drop a backlog, whether or not the node runs.
@@ -50,12 +65,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 
-@click.group("log")
-def log_group() -> None:
-    """Inspect an edge node's log, or drop a backlog from it."""
-
-
-@log_group.command()
+@click.command()
 @click.argument("path", metavar="CONFIG|DIR|FILE", type=ExistingPath())
 @click.option("--records", is_flag=True, help="Show every record, not only the batches.")
 @json_option
@@ -88,7 +98,7 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     return 0 if is_good else FAILURE_EXIT_CODE
 
 
-@log_group.command()
+@click.command()
 @target_argument
 @click.argument("stream")
 @click.option(
@@ -110,7 +120,6 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
     weft log drop /var/lib/weft telemetry --below 1200000
     weft log drop edge.yaml telemetry --all --yes
     """
-    from weft.edge_node.control.client import ControlFailed
     from weft.edge_node.inspect.maintenance import NotTheOwner, UnknownStream, opened_log
 
     if (below is not None) == everything:
@@ -289,11 +298,6 @@ def edge_tail(
     weft edge tail edge.yaml --from -10m --filter 'plant/press/#'
     weft edge tail /var/lib/weft telemetry --seq 0 --json
     """
-    from weft.edge_node.inspect.tail import Item, Start, newest_records, sleep
-    from weft.edge_node.inspect.tail import follow as follow_log
-    from weft.edge_node.inspect.view import Choice
-    from weft.protocols.topics import InvalidTopic, check_filter
-    from weft.text.record import facts, line
 
     if sum(option is not None for option in (last, since, seq)) > 1:
         raise Refused("--last, --from and --seq exclude each other: choose one")
@@ -392,9 +396,6 @@ def edge_query(
                                FROM telemetry GROUP BY machine" --since -1h
     weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
     """
-    from weft.config.units import parse_duration
-    from weft.edge_node.inspect.query import FILE_BYTES_MAX, HEAP_BYTES_MAX, QuerySettings
-    from weft.spare import spare_memory, spare_space
 
     if as_csv and as_json:
         raise Refused("--csv and --json exclude each other: choose one")
@@ -471,7 +472,6 @@ def _run(
     target: NodeLog, sql: str, settings: QuerySettings, now_ns: int, style: Literal["csv", "json", "table"]
 ) -> None:
     """Print the rows, and the damaged places of the log on standard error."""
-    from weft.edge_node.inspect.query import NoSuchTable, Query, QueryRefused, QueryStopped
     from weft.text.rows import print_rows
 
     with readable(target):
@@ -540,7 +540,6 @@ def edge_import(config_file: str, directory: str | None, *, delete_done: bool, a
 def _import(config: EdgeConfig, directory: str, *, as_new: bool, as_json: bool) -> None:
     from weft.edge_node.inspect.importing import NotImportable, import_fork, import_log
     from weft.edge_node.inspect.maintenance import NotTheOwner
-    from weft.storage.segment_log import LogError
 
     try:
         with readable(NodeLog(directory, None)), ordering(config.data_dir, f"the log in {directory}"):

@@ -12,14 +12,30 @@ import msgspec
 
 from weft.commands.common import check_code, check_functions, config_argument, json_option, located_edge
 from weft.config.errors import ConfigError, Finding
+from weft.config.load import addresses_with_credentials, check_overlay, leaves, load
+from weft.config.models import EdgeConfig
+from weft.edge_node import preflight
+from weft.edge_node.check.rules import check
 from weft.edge_node.check.streams import configuring_link
-from weft.edge_node.links.desired import NotTaken, StoredConfig, Taken, check_signatures, remembered, rules_of
+from weft.edge_node.links.desired import (
+    ConfigFolder,
+    NotTaken,
+    StoredConfig,
+    Taken,
+    at_start,
+    check_signatures,
+    remembered,
+    rules_of,
+    statement_of,
+    taken_back,
+)
+from weft.edge_node.reconfigure import ConfigUnusable
 from weft.output import Refused, print_facts, print_json, print_table
+from weft.protocols.link import ConfigOutcome, ConfigState
+from weft.storage.segment_log.encryption import disk_of
 
 if TYPE_CHECKING:
     from weft.config.load import Loaded
-    from weft.config.models import EdgeConfig
-    from weft.edge_node.links.desired import ConfigFolder
     from weft.edge_node.preflight import EdgeFindings
     from weft.protocols.link import ConfigDesired
 
@@ -78,8 +94,6 @@ class HubOverlay:
 
     def begin(self) -> Loaded[EdgeConfig]:
         """Return the configuration of a start. What cannot be used of the hub's is left out, and logged. Blocks."""
-        from weft.edge_node.links.desired import at_start, taken_back
-        from weft.edge_node.reconfigure import ConfigUnusable
 
         if self.link is None:
             return self.local
@@ -112,7 +126,6 @@ class HubOverlay:
         Returns:
             Whether there was one, so that another start may succeed.
         """
-        from weft.edge_node.links.desired import taken_back
 
         if self.link is None or self.stored.trial is None:
             return False
@@ -127,7 +140,6 @@ class HubOverlay:
             ConfigUnusable: the file is not valid, or does not trust who signed the hub's settings that are in force. If
                 it is valid alone otherwise, it counts alone.
         """
-        from weft.edge_node.reconfigure import ConfigUnusable
 
         try:
             loaded = located_edge(self._file)
@@ -163,7 +175,6 @@ class HubOverlay:
         Raises:
             ConfigUnusable: it is not valid, or has what a hub may not set.
         """
-        from weft.edge_node.reconfigure import ConfigUnusable
 
         try:
             # As it is now: without layers, the file alone is what the node would get.
@@ -175,11 +186,6 @@ class HubOverlay:
         return self._lay(desired).config
 
     def _lay(self, desired: ConfigDesired) -> Loaded[EdgeConfig]:
-        from weft.config.load import addresses_with_credentials, check_overlay, load
-        from weft.config.models import EdgeConfig
-        from weft.edge_node import preflight
-        from weft.edge_node.check.rules import check
-        from weft.edge_node.reconfigure import ConfigUnusable
 
         link = self.link
         if link is None:
@@ -248,8 +254,6 @@ def _not_in(found: EdgeFindings, known: EdgeFindings) -> Sequence[Finding]:
 
 def overlay_of(config_file: str, local: Loaded[EdgeConfig]) -> HubOverlay:
     """Return the overlay of an edge. It has nothing, and reads nothing, while the file lets no hub set anything."""
-    from weft.edge_node.links.desired import ConfigFolder
-    from weft.storage.segment_log.encryption import disk_of
 
     return HubOverlay(config_file, local, ConfigFolder(disk_of(local.config.data_dir), local.config.data_dir))
 
@@ -270,11 +274,6 @@ def edge_config(config_file: str, *, as_json: bool) -> None:
     \b
     weft edge config edge.yaml
     """
-    from weft.config.load import leaves
-    from weft.edge_node.check.streams import configuring_link
-    from weft.edge_node.links.desired import ConfigFolder, NotTaken, check_signatures, rules_of, statement_of
-    from weft.protocols.link import ConfigOutcome, ConfigState
-    from weft.storage.segment_log.encryption import disk_of
 
     config = located_edge(config_file).config
     link = configuring_link(config)

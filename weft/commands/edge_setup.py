@@ -18,24 +18,30 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 
+from weft.client import Client, HubRefusal, HubUnreachable
+from weft.cloud_hub.api.tokens import hash_token, new_token
 from weft.commands.acts import ordering
-from weft.commands.common import config_argument, confirm, json_option, load_edge, using, yes_option
+from weft.commands.common import config_argument, confirm, json_option, load_edge, tenant_option, using, yes_option
 from weft.commands.credentials import password_of, password_option
 from weft.commands.new_files import check_place, check_user, say_next, user_line, write_new
 from weft.commands.node_log import NodeLog, readable
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.config.units import Address, parse_bind
+from weft.config.units import Address, parse_bind, parse_duration
+from weft.edge_node.check.rules import check
 from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
+from weft.network.tls import ClientTlsFiles, TlsUnusable, client_context
 from weft.output import Failed, Refused, counted, print_json
+from weft.protocols.link import PAIR_PATH, PairAnswer, PairRequest
+from weft.service.serving import software
+from weft.storage.filesystem import DirectoryInUse
+from weft.storage.segment_log import LogError
 
 if TYPE_CHECKING:
-    from weft.client import Client
     from weft.edge_node.inspect.maintenance import Renaming, UndeliveredRecords
-    from weft.network.tls import ClientTlsFiles
-    from weft.protocols.link import PairAnswer, PairRequest
 
 
 # A first configuration of an edge node: its text, checked by the code that will load it.
@@ -112,7 +118,6 @@ def _quoted(value: str | list[str]) -> str:
 
 def check_text(text: str, path: str) -> EdgeConfig:
     """Return the configuration in the text, as the file ``path`` would be. ``Refused`` names options that are wrong."""
-    from weft.edge_node.check.rules import check
 
     try:
         return parse(text, path, EdgeConfig, check).config
@@ -216,7 +221,7 @@ _STDIN = "<stdin>"
 @click.command("init")
 @click.argument("config_file", metavar="[CONFIG]", default="edge.yaml", type=click.Path(readable=False))
 @click.option("--node", help="Name of the node and of its records.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant at the hub.")
+@tenant_option("Tenant at the hub.")
 @click.option("--stream", "streams", multiple=True, metavar="NAME=TOPIC", help="Stream and an MQTT filter; repeatable.")
 @click.option("--listen", metavar="ADDRESS", help="Address and port for MQTT, such as 0.0.0.0:1883.")
 @click.option("--user", help="Name with which devices log in.")
@@ -388,7 +393,6 @@ def _check_url(url: str, *, plain_http: bool) -> None:
 
 
 def _asking(url: str, config_file: str | None, to: str | None, ca_file: str | None, *, replaces: bool) -> _Asking:
-    from weft.network.tls import ClientTlsFiles
 
     if config_file is None:
         return _Asking(None, None, to or PAIRED_TOKEN_FILE, ClientTlsFiles(ca_file=ca_file), replaces)
@@ -407,8 +411,6 @@ def _asking(url: str, config_file: str | None, to: str | None, ca_file: str | No
 
 def _secret(pending: str) -> str:
     """Return the token of an earlier try, or a new one that is on the disk before anything is asked."""
-    from weft.cloud_hub.api.tokens import new_token
-    from weft.network.reload import read_token
 
     if os.path.lexists(pending):
         try:
@@ -422,10 +424,6 @@ def _secret(pending: str) -> str:
 
 
 def _paired(url: str, code: str, asking: _Asking, token: str) -> PairAnswer:
-    from weft.client import Client
-    from weft.cloud_hub.api.tokens import hash_token
-    from weft.network.tls import TlsUnusable, client_context
-    from weft.protocols.link import PairRequest
 
     try:
         tls = client_context(asking.tls) if url.startswith("https:") else None
@@ -437,10 +435,6 @@ def _paired(url: str, code: str, asking: _Asking, token: str) -> PairAnswer:
 
 def _exchanged(client: Client, request: PairRequest) -> PairAnswer:
     """Ask until the hub knows the code, or an error says that it will not."""
-    import msgspec
-
-    from weft.client import HubRefusal, HubUnreachable
-    from weft.protocols.link import PAIR_PATH, PairAnswer
 
     for left in reversed(range(TRIES)):
         try:
@@ -492,7 +486,6 @@ def edge_rename(config_file: str, wait: str, *, yes: bool, as_json: bool) -> Non
     weft edge rename edge.yaml
     weft edge rename edge.yaml --yes --json --wait 5m
     """
-    from weft.config.units import parse_duration
 
     config = load_edge(config_file)
     try:
@@ -512,9 +505,6 @@ def edge_rename(config_file: str, wait: str, *, yes: bool, as_json: bool) -> Non
 
 def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, Any]:
     from weft.edge_node.inspect.maintenance import NameUnknown, NotTheOwner, renaming
-    from weft.service.serving import software
-    from weft.storage.filesystem import DirectoryInUse
-    from weft.storage.segment_log import LogError
 
     # The command itself reports at its end why a link did not deliver; log lines would repeat that.
     logging.getLogger("weft.replication").addHandler(logging.NullHandler())

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from weft.cloud_hub.admin_facts import acts
+from weft.cloud_hub.admin_facts.acts import options_of, requests_of, setting_of
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import by_option, changing, on_store, open_log, read_facts, reason_option
+from weft.commands.hub_store import changing, decision_options, on_store, open_log, read_facts
 from weft.config.units import approximate_duration, parse_duration_ns
 from weft.output import Failed, Refused, harmless, print_json, print_table
+from weft.protocols.errors import CodecError
+from weft.storage.cluster_log import ChangeRefused, Contended
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -31,8 +37,7 @@ _SECOND = 10**9
     help="`names`: a person with another name, as another user, approves. `off`: one person does all.",
 )
 @click.option("--valid", metavar="DURATION", default="24h", show_default=True, help="Time until a request ends.")
-@reason_option
-@by_option
+@decision_options
 def second_person(config_file: str, *, require: str | None, valid: str, reason: str, by: str | None) -> None:
     """Demand a second person at the hub of CONFIG for acts without a way back, whether nodes run or not.
 
@@ -43,7 +48,6 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
     \b
     weft hub second-person hub.yaml --require names --reason "audit of 2026"
     """
-    from weft.cloud_hub.admin_facts import acts
 
     if require is None:
         _show_setting(config_file)
@@ -61,8 +65,6 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
 
 
 def _show_setting(config_file: str) -> None:
-    from weft.cloud_hub.admin_facts.acts import setting_of
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
 
     try:
         setting = setting_of(read_facts(config_file))
@@ -85,11 +87,8 @@ def requests(config_file: str, *, as_json: bool) -> None:
 
     The options may name a person. They are deleted when the request is over.
     """
-    from weft.cloud_hub.admin_facts.acts import options_of, requests_of
-    from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> list[dict[str, Any]]:
-        from weft.cloud_hub.api.views import moment
 
         found = []
         for name, request in requests_of(await (await open_log(store)).load()).items():
@@ -132,8 +131,7 @@ def _shown(options: dict[str, Any] | None) -> str:
 @config_argument
 @click.argument("request", metavar="ID")
 @click.option("--refuse", is_flag=True, help="Withdraw the request instead.")
-@reason_option
-@by_option
+@decision_options
 def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: str | None) -> None:
     """Approve the act at the hub of CONFIG that request ID is about. `weft hub requests` shows it.
 
@@ -143,7 +141,6 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
     \b
     weft hub approve hub.yaml 5f0c2d9a41b7e836 --by mara
     """
-    from weft.cloud_hub.admin_facts import acts
 
     if refuse:
         _refuse(config_file, request, by, f"refused: {reason}" if reason else "refused")
@@ -158,7 +155,6 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
 
 
 def _refuse(config_file: str, request: str, by: str | None, reason: str) -> None:
-    from weft.cloud_hub.admin_facts import acts
 
     async def work(store: ObjectStore, log: ClusterLog, author: Author) -> None:
         await log.append(acts.withdraw(request), author)
@@ -183,9 +179,6 @@ def _changing(
     reason: str,
     target: str = "",
 ) -> T:
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster_log import ChangeRefused, Contended
 
     try:
         return changing(config_file, work, by, reason, target)

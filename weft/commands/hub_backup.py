@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
+from weft.cloud_hub.admin_facts.changes import note_backup
+from weft.cloud_hub.admin_facts.credentials import demands_tokens
+from weft.cloud_hub.admin_facts.documents import BackupDocument
 from weft.commands.common import config_argument, json_option, load_hub, open_hub_store, store_trouble
+from weft.commands.hub_store import declare
 from weft.config.units import is_bucket
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
+from weft.proofs.backup.view import BackupUnusable, is_inside, open_backup
+from weft.protocols.errors import CodecError
+from weft.storage import hub_keys
+from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage.cluster_log import ClusterLog
+from weft.storage.object_store import NotFound, StoreError, StoreUnfit
+from weft.storage.table.actions import TableError
 from weft.text.record import timestamp
 
 if TYPE_CHECKING:
@@ -36,11 +47,6 @@ OPEN = (
 
 def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
     """Run ``work``, and report its errors."""
-    from weft.proofs.backup.view import BackupUnusable
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError, StoreUnfit
-    from weft.storage.table.actions import TableError
 
     async def run() -> T:
         return await work()
@@ -65,10 +71,6 @@ def _refuse_links(uri: str) -> None:
 
 async def _is_open(store: ObjectStore) -> bool:
     """Return whether the cluster log of a store, or of a backup, demands no token. One that cannot be read does."""
-    from weft.cloud_hub.admin_facts.credentials import demands_tokens
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster import open_cluster
-    from weft.storage.cluster_log import ClusterLog
 
     try:
         state = await ClusterLog(store, (await open_cluster(store, None)).cluster_id).load()
@@ -103,7 +105,6 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
     async def work() -> tuple[BackupRecord, Copied, int]:
         from weft.proofs.backup.backup import make_backup
         from weft.proofs.backup.backup import prune as prune_backup
-        from weft.proofs.backup.view import open_backup
 
         place = open_hub_store(target)
         made = await make_backup(open_hub_store(uri), place, clock=time.time_ns, note=_note(as_json))
@@ -133,9 +134,6 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
 
 def _declare(config_file: str, target: str, record: BackupRecord) -> None:
     """Declare that the backup is complete, so that hubs tell its age."""
-    from weft.cloud_hub.admin_facts.changes import note_backup
-    from weft.cloud_hub.admin_facts.documents import BackupDocument
-    from weft.commands.hub_store import declare
 
     done = BackupDocument(record.started, record.finished)
     try:
@@ -161,7 +159,6 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
 
     async def work() -> tuple[Copied, int, bool]:
         from weft.proofs.backup.backup import restore as restore_backup
-        from weft.proofs.backup.view import BackupUnusable, is_inside, open_backup
 
         _refuse_links(source)
         if is_inside(open_hub_store(target), open_hub_store(source)):
@@ -185,8 +182,6 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
 
 async def _no_backup(store: ObjectStore, uri: str) -> str:
     """Return what is in place of a backup."""
-    from weft.storage import hub_keys
-    from weft.storage.object_store import NotFound
 
     with contextlib.suppress(NotFound):
         await store.get(hub_keys.CLUSTER)
@@ -217,7 +212,6 @@ def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
     """
 
     async def work() -> tuple[VerifyReport, bool]:
-        from weft.proofs.backup.view import open_backup
         from weft.proofs.verify import verify as verify_store
 
         store = open_hub_store(uri)

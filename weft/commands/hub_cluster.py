@@ -11,26 +11,53 @@ from urllib.parse import urlencode
 
 import click
 
-from weft.commands.common import ExistingPath, config_argument, confirm, json_option, yes_option
-from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
-from weft.commands.running import RunningHub, any_hub_argument, hub_argument, names_a_config, running_hub
-from weft.config.units import approximate_size, parse_duration_ns
+from weft.cloud_hub import cluster as membership
+from weft.cloud_hub import splits
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.clock import DOUBTED_NS, HubClock, sound_clock
+from weft.cloud_hub.cluster import FOREIGN, GONE, node_views
+from weft.cloud_hub.shard import lane_ends
+from weft.commands.common import (
+    ExistingPath,
+    by_option,
+    config_argument,
+    confirm,
+    json_option,
+    tenant_option,
+    yes_option,
+)
+from weft.commands.hub_store import acting, decision_options, declare, no_other_author, on_store
+from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
+from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
+from weft.protocols.chunk_index import BLOCKS_LEVEL, LEVEL_MAX
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.shard.lane_state import Missing
 from weft.protocols.shard.shard_state import ShardState
+from weft.storage import chunk_log
+from weft.storage.chunk_log import (
+    BOOT_CLOCK,
+    ShardLog,
+    first_logs,
+    load_every_shard,
+    log_of_edge,
+    named_open_gap,
+    shown_time,
+)
+from weft.storage.cluster import Cluster, open_cluster, read_cluster
 from weft.storage.object_store import ObjectStore
-from weft.storage.presence import NodeEntry
+from weft.storage.presence import NodeEntry, running
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
-    from weft.protocols.lane import Lane
-    from weft.storage.chunk_log import ShardLog
 
 
 # ``weft hub finalize``, ``retire`` and ``adopt``: work on a hub's store, whether nodes run or not.
 
 edge_options = (
     click.argument("edge"),
-    click.option("--tenant", default="default", show_default=True, help="Tenant of the edge."),
+    tenant_option("Tenant of the edge."),
     click.option("--log", "log_id", metavar="ID", help="Only this log of the edge; `weft hub status` shows ids."),
 )
 
@@ -44,8 +71,7 @@ def on_edge(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @config_argument
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
@@ -53,9 +79,6 @@ def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> Non
     Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
     while a node of an earlier release runs, and names it.
     """
-    from weft.cloud_hub import cluster as membership
-    from weft.cloud_hub.clock import sound_clock
-    from weft.protocols.chunk_index import LEVEL_MAX
 
     if not yes:
         confirm(
@@ -109,8 +132,6 @@ def retire(
     Use `--missing unknown` if the edge ran again after its last word, without its link. Use `--missing nothing` if you
     know that the hub has everything.
     """
-    from weft.cloud_hub.shard import lane_ends
-    from weft.protocols.shard.lane_state import Missing
 
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
@@ -136,8 +157,7 @@ def retire(
     type=click.Choice(["nothing"]),
     help="Nothing, if the rejected node has no records of its own. May be set later, too.",
 )
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def adopt(
     config_file: str,
@@ -155,8 +175,6 @@ def adopt(
     When two nodes have one log, stop the copy first. Completeness moves on, and the remaining node may connect. Records
     that the copy received are only on its disk, and become an open gap.
     """
-    from weft.cloud_hub.shard import lane_ends
-    from weft.protocols.shard.lane_state import Missing
 
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
@@ -175,9 +193,6 @@ def adopt(
 
 
 def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
-    from weft.cloud_hub.shard import lane_ends
-    from weft.protocols.lane import Lane
-    from weft.storage.chunk_log import named_open_gap
 
     lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
     for lane, gap in lane_ends.open_gaps(state, lanes):
@@ -200,13 +215,6 @@ def _end(
     Args:
         of: tenant, edge, and id of the log, None for all.
     """
-    from weft.cloud_hub.clock import sound_clock
-    from weft.cloud_hub.shard import lane_ends
-    from weft.protocols.errors import CodecError
-    from weft.protocols.lane import format_log_id
-    from weft.storage import chunk_log
-    from weft.storage.chunk_log import log_of_edge
-    from weft.storage.cluster import open_cluster
 
     tenant, edge, log_id = of
 
@@ -254,7 +262,6 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     Rates are those of what links bring, repetitions included, over the last 60 to 90 seconds before the process was
     seen. Right after a start they are unknown.
     """
-    from weft.cloud_hub.cluster import FOREIGN, GONE
 
     config = names_a_config(hub)
     found = _of_store(hub) if config else running_hub(hub, token_file).get("/v1/nodes")["nodes"]
@@ -314,10 +321,6 @@ def _intake(found: dict[str, float] | None) -> tuple[object, object]:
 
 
 def _of_store(config_file: str | None) -> list[dict[str, Any]]:
-    from weft.cloud_hub.cluster import node_views
-    from weft.commands.running import named
-    from weft.storage.cluster import read_cluster
-    from weft.storage.presence import running
 
     async def work(store: ObjectStore) -> list[dict[str, Any]]:
         now = time.time_ns()
@@ -340,8 +343,7 @@ DRAINS = "/v1/drains"
 @click.option("--wait", default="60s", show_default=True, help="Longest wait until NODE has no edges; 0s: none.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
               "for a URL or a login.")  # fmt: skip
-@reason_option
-@by_option
+@decision_options
 def drain(
     hub: str, node: str, *, undo: bool, wait: str, token_file: str | None, reason: str, by: str | None
 ) -> None:  # fmt: skip
@@ -380,7 +382,6 @@ def drain(
 
 def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> Callable[[], int]:
     """Declare it in the store. Return the look at the links that are left."""
-    from weft.cloud_hub.admin_facts import changes
     from weft.cloud_hub.admin_facts.requests import NoSuchNode, draining
 
     if undo:
@@ -411,7 +412,6 @@ def _by_hub(hub: RunningHub, node: str, reason: str, *, undo: bool) -> Callable[
 
 
 def _entries(config_file: str) -> list[NodeEntry]:
-    from weft.storage.presence import running
 
     async def work(store: ObjectStore) -> list[NodeEntry]:
         return await running(store, time.time_ns())
@@ -430,8 +430,7 @@ SPLITS = "/v1/splits"
 @click.option("--force", is_flag=True, help="Do it though all edges would be in one of the two shards.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token that has the grant nodes, "
               "for a URL or a login.")  # fmt: skip
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def split(
     hub: str, shard: int, *, force: bool, token_file: str | None, reason: str, by: str | None, yes: bool
@@ -472,10 +471,6 @@ def _confirm(shard: int, *, moving: int, staying: int, **_: Any) -> None:
 def _split_by_store(
     config_file: str, shard: int, by: str | None, reason: str, *, force: bool, yes: bool
 ) -> dict[str, int]:  # fmt: skip
-    from weft.cloud_hub import splits
-    from weft.cloud_hub.clock import sound_clock
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster import Cluster, open_cluster
 
     async def look(store: ObjectStore) -> tuple[Cluster, splits.Parts]:
         cluster = await open_cluster(store, None)
@@ -523,7 +518,6 @@ class _Times(NamedTuple):
 
     def ahead(self, shard: _ShardTime) -> int:
         """Return the nanoseconds by which a shard's time is in the future; 0 if it is not by more than seconds."""
-        from weft.cloud_hub.clock import DOUBTED_NS
 
         ahead = 0 if shard.created is None else shard.created - self.now
         return ahead if ahead > DOUBTED_NS else 0
@@ -578,7 +572,6 @@ def clock(
 
 
 def _level_needed() -> int:
-    from weft.protocols.chunk_index import BLOCKS_LEVEL
 
     return BLOCKS_LEVEL
 
@@ -593,9 +586,6 @@ def _chosen(found: _Times, wanted: str) -> list[_ShardTime]:
 
 
 async def _look(store: ObjectStore) -> _Times:
-    from weft.cloud_hub.clock import HubClock
-    from weft.storage.chunk_log import BOOT_CLOCK, first_logs, load_every_shard
-    from weft.storage.cluster import open_cluster
 
     cluster = await open_cluster(store, None)
     own = HubClock(time.time_ns, BOOT_CLOCK)
@@ -609,10 +599,6 @@ async def _look(store: ObjectStore) -> _Times:
 
 async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[int]:
     """Lower the times of shards, and return those that were in the future."""
-    from weft.cloud_hub.clock import sound_clock
-    from weft.cloud_hub.shard import lane_ends
-    from weft.storage.chunk_log import ShardLog
-    from weft.storage.cluster import open_cluster
 
     cluster, now, lowered = await open_cluster(store, None), await sound_clock(store), []
 
@@ -633,7 +619,6 @@ async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[
 
 
 def _show(found: _Times, *, as_json: bool) -> None:
-    from weft.config.units import approximate_duration
 
     if as_json:
         shards = [
@@ -661,6 +646,5 @@ def _show(found: _Times, *, as_json: bool) -> None:
 
 
 def _moment(time_ns: int) -> str:
-    from weft.storage.chunk_log import shown_time
 
     return shown_time(time_ns)

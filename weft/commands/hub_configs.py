@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.cloud_hub.admin_facts import edge_configs
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, RolloutDocument, parse_stream_name
+from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
+from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import by_option, declare, on_store, read_facts, reason_option
+from weft.commands.hub_store import decision_options, declare, on_store, read_facts
 from weft.commands.hub_streams import key_of
 from weft.config.signing import SignatureUnreadable, read_signed
 from weft.output import Failed, Refused, counted, print_json, print_table
+from weft.protocols.link import ConfigOutcome
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -27,22 +34,12 @@ whose_argument = click.argument("whose", metavar="[TENANT/]NAME")
 group_option = click.option("--group", "is_group", is_flag=True, help="NAME is a group of edges, not an edge.")
 
 
-@click.group("config")
-def hub_config_group() -> None:
-    """Manage the configurations of edges from a hub's store, whether nodes run or not.
-
-    Settings of an edge, or of a group, are laid over those of the edge's own file. An edge takes them if a link of its
-    file says `config_from_hub`. It checks them, tries them, and takes them back by itself unless the link is up on them
-    for a minute. Files, credentials, listeners, accounts and `data_dir` always belong to the edge.
-    """
-
-
 def _key(whose: str, *, is_group: bool) -> ConfigKey:
     tenant, name = key_of(whose)
     return tenant, "group" if is_group else "edge", name
 
 
-@hub_config_group.command("set")
+@click.command("set")
 @config_argument
 @whose_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -58,8 +55,7 @@ def _key(whose: str, *, is_group: bool) -> ConfigKey:
     help="Number of edges that refuse or take back at which the rollout stops by itself.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Also if nothing changes: edges that refused or took it back try it again.")
-@reason_option
-@by_option
+@decision_options
 def set_config(
     config_file: str, whose: str, file: str, *, is_group: bool, share: str | None, steps: str | None, failures: int,
     again: bool, reason: str, by: str | None,
@@ -74,9 +70,6 @@ def set_config(
     \b
     weft hub config set hub.yaml acme/presses presses.yaml --group --share 10% --steps 50%,100%
     """
-    from weft.cloud_hub.admin_facts import edge_configs
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
-    from weft.cloud_hub.admin_facts.documents import RolloutDocument
 
     key = _key(whose, is_group=is_group)
     with open(file, "rb") as source:
@@ -111,28 +104,25 @@ def _check_whose(text: str, key: ConfigKey) -> None:
         )
 
 
-@hub_config_group.command("remove")
+@click.command("remove")
 @config_argument
 @whose_argument
 @group_option
-@reason_option
-@by_option
+@decision_options
 def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, by: str | None) -> None:
     """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key = _key(whose, is_group=is_group)
     declare(config_file, lambda _: edge_configs.remove_config(key), by, reason)
     click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
 
 
-@hub_config_group.command()
+@click.command()
 @config_argument
 @whose_argument
 @group_option
 def get(config_file: str, whose: str, *, is_group: bool) -> None:
     """Print the settings of an edge as they are laid over its file, in their order; with --group those of a group."""
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 
     state, key = read_facts(config_file), _key(whose, is_group=is_group)
     if is_group:
@@ -151,7 +141,7 @@ def get(config_file: str, whose: str, *, is_group: bool) -> None:
         click.echo(f"# {layer.name}, version {layer.version}\n{layer.text}")
 
 
-@hub_config_group.command()
+@click.command()
 @config_argument
 @click.option("--tenant", help="Only edges of this tenant.")
 @click.option("--failed", is_flag=True, help="Only edges that refused their settings or took them back.")
@@ -162,8 +152,6 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
     Edges are listed that have said something since settings were declared for them. `desired` is the version that the
     edge is to have, `active` the one in force; 0 is the edge's own file.
     """
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
-    from weft.cloud_hub.api.views import moment
 
     state, states = read_facts(config_file), _states(config_file)
     groups = Groups.of(state)
@@ -194,12 +182,7 @@ def status(config_file: str, *, tenant: str | None, failed: bool, as_json: bool)
         click.echo(f"and {len(rows) - SHOWN_MAX} more; --json shows all")
 
 
-@hub_config_group.group()
-def rollout() -> None:
-    """Look at rollouts, take them further, or end them."""
-
-
-@rollout.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_rollouts(config_file: str, *, as_json: bool) -> None:
@@ -229,18 +212,16 @@ def list_rollouts(config_file: str, *, as_json: bool) -> None:
     print_table(titles, [tuple(f"{row[t]:.0%}" if t == "share" else row[t] for t in titles) for row in rows])
 
 
-@rollout.command("next")
+@click.command("next")
 @config_argument
 @whose_argument
 @click.option("--share", metavar="PERCENT", default="100%", show_default=True, help="Share of the edges from now on.")
-@reason_option
-@by_option
+@decision_options
 def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str | None) -> None:
     """Give the new settings of group NAME to a larger share of its edges, also after the rollout stopped by itself.
 
     Edges that failed so far do not count any more. With the same share as before, a stopped rollout resumes.
     """
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key, wanted = _key(whose, is_group=True), _percent(share, "--share")
     state, states = read_facts(config_file), _states(config_file)
@@ -249,14 +230,12 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
     click.echo(f"the rollout of group {key[2]} goes on with {wanted:.0%} of its edges")
 
 
-@rollout.command("abort")
+@click.command("abort")
 @config_argument
 @whose_argument
-@reason_option
-@by_option
+@decision_options
 def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
     """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key = _key(whose, is_group=True)
     declare(config_file, lambda _: edge_configs.abort(key, reason), by, reason)
@@ -275,7 +254,6 @@ def _percent(text: str, option: str) -> float:
 
 def _outcome(number: int, *, is_about: bool) -> str:
     from weft.cloud_hub.rollouts import TAKES_NONE
-    from weft.protocols.link import ConfigOutcome
 
     if number == TAKES_NONE:
         return _TAKES_NONE
@@ -297,7 +275,6 @@ def _states(config_file: str) -> States:
 
 
 def _documents(state: ClusterState) -> dict[ConfigKey, ConfigDocument]:
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 
     configs = DesiredConfigs(Groups.of(state))
     configs.refresh(state)
@@ -316,9 +293,7 @@ def _document(state: ClusterState, key: ConfigKey) -> ConfigDocument:
 
 
 def _progress(state: ClusterState, states: States, key: ConfigKey, document: ConfigDocument) -> RolloutProgress:
-    import asyncio
 
-    from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
     from weft.cloud_hub.rollouts import progress_of
 
     groups = Groups.of(state)
@@ -332,16 +307,7 @@ def _progress(state: ClusterState, states: States, key: ConfigKey, document: Con
 EDGES_SHOWN_MAX = 8
 
 
-@click.group("group")
-def hub_group_group() -> None:
-    """Manage groups of edges in a hub's store, whether nodes run or not.
-
-    A group is a list of names and patterns, also of edges that have not linked yet. Running hubs know a change two
-    seconds later.
-    """
-
-
-@hub_group_group.command("set")
+@click.command("set")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
 @click.argument("edges", nargs=-1, required=True)
@@ -350,8 +316,7 @@ def hub_group_group() -> None:
     type=click.IntRange(-1000, 1000),
     help="Place among the groups of an edge; what is declared for a later group wins. 0 by default.",
 )
-@reason_option
-@by_option
+@decision_options
 def set_group(
     config_file: str, group: str, edges: tuple[str, ...], *, order: int | None, reason: str, by: str | None
 ) -> None:
@@ -362,8 +327,6 @@ def set_group(
     \b
     weft hub group set hub.yaml acme/presses 'press-*' welder-1
     """
-    from weft.cloud_hub.admin_facts import edge_configs
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
 
     key = key_of(group)
     try:
@@ -374,28 +337,23 @@ def set_group(
     click.echo(f"declared group {'/'.join(key)}: {counted(len(set(edges)), 'name')}")
 
 
-@hub_group_group.command("remove")
+@click.command("remove")
 @config_argument
 @click.argument("group", metavar="[TENANT/]GROUP")
-@reason_option
-@by_option
+@decision_options
 def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -> None:
     """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
-    from weft.cloud_hub.admin_facts import edge_configs
 
     key = key_of(group)
     declare(config_file, lambda _: edge_configs.remove_group(key), by, reason)
     click.echo(f"withdrew group {'/'.join(key)}")
 
 
-@hub_group_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_groups(config_file: str, *, as_json: bool) -> None:
     """List the groups in the cluster log of CONFIG, in the order in which a later one wins."""
-    from weft.cloud_hub.admin_facts.documents import GROUP, GroupDocument, parse_stream_name
-    from weft.cloud_hub.admin_facts.edge_configs import Groups
-    from weft.cloud_hub.api.views import moment
 
     state = read_facts(config_file)
     known = Groups.of(state)

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token, tokens_text
+from weft.cloud_hub.check import check
 from weft.commands.ca import CERTIFICATE_FILE, DAYS, LIST_FILE, Kind, issue
 from weft.commands.common import json_option
 from weft.commands.new_files import check_place, say_next, write_new
@@ -131,7 +133,6 @@ def _asked(given: dict[str, Any], name: str, question: str, default: str) -> str
 
 def _check(text: str, path: str) -> HubConfig:
     """Return the configuration in the text. ``Refused`` names options that are wrong."""
-    from weft.cloud_hub.check import check
 
     try:
         return parse(text, path, HubConfig, check).config
@@ -147,7 +148,6 @@ def _check(text: str, path: str) -> HubConfig:
 
 def _write(config_file: str, folder: str, text: str, given: dict[str, Any]) -> list[str]:
     """Write everything, the configuration last: one that is there is whole."""
-    from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token, tokens_text
 
     token = new_token()
     tokens = tokens_text([TokenIdentity(ADMIN, hash_token(token), Scope.ADMIN)])

@@ -16,7 +16,8 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from weft.commands.common import ExistingPath, json_option
+from weft.client import HubRefusal
+from weft.commands.common import ExistingPath, json_option, tenant_option
 from weft.commands.node_log import parse_since
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_duration, parse_size
@@ -44,7 +45,9 @@ NAME, PLACE = re.compile(r"([^/]+)/([0-9a-f]{16})/([0-9]{1,19})"), re.compile(r"
 token_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin."
 )
-tenant_option = click.option("--tenant", help="Tenant of the stream. Unset: the token's; without tokens, `default`.")
+stream_tenant_option = click.option(
+    "--tenant", help="Tenant of the stream. Unset: the token's; without tokens, `default`."
+)
 
 
 @click.command()
@@ -54,7 +57,7 @@ tenant_option = click.option("--tenant", help="Tenant of the stream. Unset: the 
 @click.option("--key", metavar="FILTER", help="Only keys that match an MQTT filter: plant/+/m1/#.")
 @click.option("--position", help="Go on here: the position that an earlier tail ended with, or 0:0 for all of shard 0.")
 @click.option("--count", type=click.IntRange(1), help="End after this many records.")
-@tenant_option
+@stream_tenant_option
 @token_option
 @json_option
 def tail(
@@ -93,7 +96,6 @@ def tail(
 @contextmanager
 def _told() -> Iterator[None]:
     """Turn the end of a tail into a sentence."""
-    from weft.client import HubRefusal
 
     try:
         yield
@@ -122,7 +124,7 @@ def _line(record: RecordOfStream) -> str:
 @hub_argument
 @click.argument("stream")
 @click.argument("record", metavar="EDGE/LOG/SEQ|SHARD/OFFSET")
-@tenant_option
+@stream_tenant_option
 @token_option
 @json_option
 def trace(
@@ -194,7 +196,7 @@ HOPS_MAX = 4
 publisher_token_option = click.option(
     "--token-file", type=click.Path(dir_okay=False), help="File with a token of scope publish or admin."
 )
-edges_tenant_option = click.option("--tenant", default="default", show_default=True, help="Tenant of the edges.")
+edges_tenant_option = tenant_option("Tenant of the edges.")
 
 
 @click.command()

@@ -9,12 +9,18 @@ from urllib.parse import quote
 
 import click
 
+from weft.cloud_hub.admin_facts import changes
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
-from weft.commands.hub_store import acting, by_option, declare, no_other_author, on_store, reason_option
+from weft.commands.hub_settings import settings_of
+from weft.commands.hub_store import acting, decision_options, declare, no_other_author, on_store
 from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
-from weft.storage.object_store import ObjectStore
+from weft.protocols.errors import CodecError
+from weft.storage.chunk_log import CollectedPast
+from weft.storage.cluster import read_cluster
+from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.actions import TableError
 
 _token_file_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False),
@@ -22,12 +28,7 @@ _token_file_option = click.option(
 )  # fmt: skip
 
 
-@click.group("region")
-def hub_region_group() -> None:
-    """See and steer the links to other regions: hubs of other clusters that get what this one's log receives."""
-
-
-@hub_region_group.command()
+@click.command()
 @any_hub_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token, for a URL or a login.")
 @json_option
@@ -70,8 +71,6 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
 def _of_store(config_file: str | None) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
     from weft.cloud_hub.regions.budget import budget_views
     from weft.cloud_hub.regions.regions import region_views
-    from weft.commands.hub_settings import settings_of
-    from weft.storage.cluster import read_cluster
 
     name = named(config_file)
     settings = settings_of(load_hub(name))
@@ -86,12 +85,11 @@ def _of_store(config_file: str | None) -> tuple[list[dict[str, Any]], dict[str, 
     return on_store(name, work)
 
 
-@hub_region_group.command()
+@click.command()
 @hub_argument
 @click.argument("region")
 @_token_file_option
-@reason_option
-@by_option
+@decision_options
 def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Let the records for REGION wait, at all hosts, until `weft hub region resume`.
 
@@ -102,12 +100,11 @@ def pause(hub: str, region: str, *, token_file: str | None, reason: str, by: str
     click.echo(f"records for {region} wait within some seconds, until: weft hub region resume {hub} {region}")
 
 
-@hub_region_group.command()
+@click.command()
 @hub_argument
 @click.argument("region")
 @_token_file_option
-@reason_option
-@by_option
+@decision_options
 def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: str | None) -> None:
     """Let the links to REGION go on after a pause.
 
@@ -117,29 +114,26 @@ def resume(hub: str, region: str, *, token_file: str | None, reason: str, by: st
     click.echo(f"the links to {region} go on within some seconds")
 
 
-@hub_region_group.command()
+@click.command()
 @config_argument
 @click.argument("region")
-@reason_option
-@by_option
+@decision_options
 def compare(config_file: str, region: str, *, reason: str, by: str | None) -> None:
     """Compare all of the log with what REGION of CONFIG holds, and send what it lacks.
 
     For a region that lost what it had acknowledged: its store was restored from a backup, say. The links begin again at
     the start of the log. What was deleted from the log comes by `weft hub region history`.
     """
-    from weft.cloud_hub.admin_facts import changes
 
     _known(config_file, region)
     declare(config_file, lambda _now: changes.compare_region(region), by, reason)
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
 
 
-@hub_region_group.command()
+@click.command()
 @config_argument
 @click.argument("region")
-@reason_option
-@by_option
+@decision_options
 def history(config_file: str, region: str, *, reason: str, by: str | None) -> int:
     """Bring REGION of CONFIG what this hub has in tables alone: what its log deleted before the region had it.
 
@@ -148,11 +142,6 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
     be interrupted and run again. Status 1 if something could not be brought.
     """
     from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
-    from weft.commands.hub_settings import settings_of
-    from weft.protocols.errors import CodecError
-    from weft.storage.chunk_log import CollectedPast
-    from weft.storage.object_store import NotFound, StoreUnfit
-    from weft.storage.table.actions import TableError
 
     _known(config_file, region)
     settings = settings_of(load_hub(config_file)).regions[region]
@@ -179,7 +168,6 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
 
 
 def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
-    from weft.cloud_hub.admin_facts import changes
 
     if names_a_config(hub):
         _known(hub, region)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -103,9 +105,6 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
 
 
 def _region(region: Region) -> RegionSettings:
-    from functools import partial
-    from zoneinfo import ZoneInfo
-
     from weft.cloud_hub.settings import RegionSettings
     from weft.network.reload import read_token
     from weft.network.tls import ClientTlsFiles

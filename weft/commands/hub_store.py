@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from weft.cloud_hub.admin_facts.acts import line
+from weft.cloud_hub.admin_facts.changes import CannotDeclare
+from weft.cloud_hub.api.tokens import TokensUnusable
+from weft.cloud_hub.api.views import moment_after
+from weft.cloud_hub.clock import ClockWrong, sound_clock
 from weft.commands.acts import command_options, command_words, origin
 from weft.commands.common import (
     ExistingPath,
     config_argument,
+    decided,
     json_option,
     load_hub,
     open_hub_store,
@@ -22,17 +28,20 @@ from weft.commands.common import (
 )
 from weft.commands.running import any_hub_argument, running_hub
 from weft.output import Failed, Refused, harmless, print_json, print_table
-from weft.storage.object_store import ObjectStore
+from weft.protocols.errors import CodecError
+from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
+from weft.storage.object_store import ObjectStore, StoreError
+from weft.storage.object_store.probe import read_only
 
 if TYPE_CHECKING:
     from weft.cloud_hub.admin_facts.changes import Decision
-    from weft.storage.cluster_log import Author, Change, ClusterLog, ClusterState, Declaration
+    from weft.storage.cluster_log import Change, ClusterState, Declaration
 
 
 T = TypeVar("T")
 Work = Callable[[ObjectStore], Awaitable[T]]
-reason_option = click.option("--reason", default="", help="Why, in a few words; recorded in the cluster log.")
-by_option = click.option("--by", help="Name of the person who decided; user and machine of this process by default.")
+decision_options = decided("recorded in the cluster log")
 
 
 def no_other_author(by: str | None) -> None:
@@ -47,7 +56,6 @@ def no_other_author(by: str | None) -> None:
 
 def on_store(config_file: str, work: Work[T]) -> T:
     """Run ``work`` with the store of a configuration, which it cannot change, and report its errors."""
-    from weft.storage.object_store.probe import read_only
 
     return _with_store(config_file, lambda store: work(read_only(store)))
 
@@ -61,15 +69,11 @@ def acting(config_file: str, target: str, work: Work[T], by: str | None, reason:
         by: name of the person who decided, if it is not the user of this process.
     """
     from weft.cloud_hub.admin_facts import acts
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster_log import ChangeRefused, Contended
 
     begun = False
 
     async def act(store: ObjectStore) -> T:
         nonlocal begun
-        from weft.cloud_hub.clock import sound_clock
 
         clock = await sound_clock(store)
         author = author_of(clock(), by, reason)
@@ -118,7 +122,6 @@ def changing(
     """Run ``work``, which changes facts, and objects that belong to them, as ``declaring``."""
 
     async def act(store: ObjectStore) -> T:
-        from weft.cloud_hub.clock import sound_clock
 
         log, author = await open_log(store), author_of((await sound_clock(store))(), by, reason)
         await _allowed(store, log, target, author)
@@ -133,15 +136,12 @@ def author_of(at: int, by: str | None, reason: str) -> Author:
     Args:
         at: nanoseconds since 1970.
     """
-    from weft.storage.cluster_log import Author
 
     return Author(at, by or f"{user_name()}@{platform.node()}", reason, origin(), command_words())
 
 
 async def open_log(store: ObjectStore) -> ClusterLog:
     """Return the cluster log of a store."""
-    from weft.storage.cluster import open_cluster
-    from weft.storage.cluster_log import ClusterLog
 
     return ClusterLog(store, (await open_cluster(store, None)).cluster_id)
 
@@ -159,9 +159,6 @@ async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Aut
 
 
 def _with_store(config_file: str, work: Work[T]) -> T:
-    from weft.cloud_hub.clock import ClockWrong
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError
 
     uri = load_hub(config_file).store
 
@@ -238,7 +235,6 @@ def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
 
 def read_facts(config_file: str) -> ClusterState:
     """Return the facts of the cluster log of a configuration's store, after a warning of what cannot be read of it."""
-    from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> ClusterState:
         return await (await open_log(store)).load()
@@ -253,7 +249,6 @@ def read_facts(config_file: str) -> ClusterState:
 
 def read_entry(config_file: str, n: int) -> Declaration | None:
     """Return an entry of the cluster log; None if there is none that can be read."""
-    from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> Declaration | None:
         return await (await open_log(store)).entry(n)
@@ -274,8 +269,6 @@ def declarations(config_file: str, *, last: int, as_json: bool) -> None:
     They are the record of administrative acts, and are never deleted. Documents of facts are not shown. `weft hub acts`
     asks a running hub for them.
     """
-    from weft.cloud_hub.admin_facts.acts import line
-    from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> list[Declaration]:
         log = await open_log(store)
@@ -339,10 +332,6 @@ def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None,
 def _declaring(
     config_file: str, work: Callable[[ClusterLog, Author], Awaitable[ClusterState]], by: str | None, reason: str
 ) -> ClusterState:
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
-    from weft.cloud_hub.api.tokens import TokensUnusable
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster_log import ChangeRefused, Contended
 
     try:
         state = declaring(config_file, work, by, reason)
@@ -360,7 +349,6 @@ def end_of(text: str | None, now: int, option: str) -> int | None:
     Raises:
         Refused: it is neither, or in the past.
     """
-    from weft.cloud_hub.api.views import moment_after
 
     if text is None:
         return None

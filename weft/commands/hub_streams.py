@@ -13,11 +13,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument, confirm, json_option, load_hub, user_name, yes_option
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
+from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.clock import sound_clock
+from weft.cloud_hub.shard import lane_ends
+from weft.commands.common import (
+    by_option,
+    config_argument,
+    confirm,
+    json_option,
+    load_hub,
+    tenant_option,
+    user_name,
+    yes_option,
+)
 from weft.commands.hub_settings import longest_round_s
-from weft.commands.hub_store import acting, by_option, declare, on_store, read_facts, reason_option
+from weft.commands.hub_store import acting, decision_options, declare, on_store, read_facts
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
-from weft.storage.object_store import ObjectStore
+from weft.protocols.errors import CodecError
+from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.cluster import open_cluster
+from weft.storage.hub_keys import table_key
+from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.actions import TableError
+from weft.storage.table.deletions import FORMAT, Deletion
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
@@ -25,8 +45,6 @@ if TYPE_CHECKING:
     from weft.cloud_hub.tables.erasure import ErasedRows, ErasureState
     from weft.proofs.audit.audit import Rows
     from weft.protocols.shard.shard_state import ShardState
-    from weft.storage.chunk_log import ShardLog
-    from weft.storage.table.deletions import Deletion
 
 
 # ``weft hub stream``: work on the streams of a hub's store, whether nodes run or not.
@@ -41,12 +59,7 @@ def key_of(stream: str) -> tuple[str, str]:
     return (tenant if slash else "default", name)
 
 
-@click.group("stream")
-def hub_stream_group() -> None:
-    """Work on the streams of a hub's store, whether nodes run or not. `weft streams` lists them."""
-
-
-@hub_stream_group.command()
+@click.command()
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option("--reason", required=True, help="Why, in a few words; recorded with the stream.")
@@ -70,10 +83,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     \b
     weft hub stream delete hub.yaml plant-7/vibration-test --reason "trial is over"
     """
-    from weft.cloud_hub import stream_deletion
-    from weft.cloud_hub.clock import sound_clock
-    from weft.protocols.errors import CodecError
-    from weft.storage.cluster import open_cluster
+    from weft.cloud_hub import stream_deletion  # imports pyarrow
 
     key = key_of(stream)
     by = by or user_name()
@@ -109,18 +119,16 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
 
 
 async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
-    from weft.storage.hub_keys import table_key
 
     return bool(await store.list(table_key(*key), limit=1))
 
 
-@hub_stream_group.command("expect")
+@click.command("expect")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.argument("edges", nargs=-1)
 @click.option("--withdraw", is_flag=True, help="Declare nothing any more: configurations count again.")
-@reason_option
-@by_option
+@decision_options
 def expect(
     config_file: str, stream: str, edges: tuple[str, ...], *, withdraw: bool, reason: str, by: str | None
 ) -> None:
@@ -133,8 +141,6 @@ def expect(
     \b
     weft hub stream expect hub.yaml acme/telemetry 'press-*' welder-1
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
 
     key = key_of(stream)
     if withdraw and edges:
@@ -164,7 +170,7 @@ def expect(
 @click.command()
 @config_argument
 @click.argument("stream")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the offsets.")
 @click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
 @click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
@@ -189,11 +195,6 @@ def skip(
     audit` report them as skipped, with the reason. It cannot be reverted: records that are rows already stay rows, and
     the others never become rows.
     """
-    from weft.cloud_hub.clock import sound_clock
-    from weft.cloud_hub.shard import lane_ends
-    from weft.protocols.errors import CodecError
-    from weft.storage.chunk_log import ShardLog
-    from weft.storage.cluster import open_cluster
 
     async def work(store: ObjectStore) -> Ending:
         cluster = await open_cluster(store, None)
@@ -230,8 +231,6 @@ def skip(
 
 async def _check_needed(store: ObjectStore, log: ShardLog, stream: tuple[str, str], end: int) -> None:
     """Refuse to skip what the table has gone past: audit and completeness would call rows that are there skipped."""
-    from weft.cloud_hub.shard import lane_ends
-    from weft.storage.table.actions import TableError
     from weft.storage.table_writer.tiering import table_position
 
     position = None
@@ -252,7 +251,7 @@ _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 @click.command("declare-deletion")
 @config_argument
 @click.argument("stream")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @click.option("--key", help="Rows with this _key, the topic as a rule.")
 @click.option("--edge", help="Rows of this edge.")
 @click.option("--log", "log_id", metavar="ID", help="Rows of this log.")
@@ -319,9 +318,6 @@ def _found(  # noqa: PLR0917 - what is declared, and by whom
     config_file: str, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
 ) -> Deletion:
     from weft.proofs.audit.audit import find_rows, stored
-    from weft.storage.object_store import StoreUnfit
-    from weft.storage.table.actions import TableError
-    from weft.storage.table.deletions import FORMAT, Deletion
 
     async def work(store: ObjectStore) -> Deletion:
         found, lanes, offsets = await find_rows(store, *key, rows, version)
@@ -377,13 +373,7 @@ def erase(
     \b
     weft hub erase hub.yaml visits --where payload.person.id=4711 --reason "case 12"
     """
-    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
-    from weft.protocols.errors import CodecError
-    from weft.storage.chunk_log import CollectedPast
-    from weft.storage.cluster import open_cluster
-    from weft.storage.object_store import NotFound, StoreUnfit
-    from weft.storage.table.actions import TableError
 
     name, by = key_of(stream), by or user_name()
     for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
@@ -426,8 +416,7 @@ def erase(
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option("--tidy", is_flag=True, help="Delete replaced files and old entries of the tables now, if old enough.")
-@reason_option
-@by_option
+@decision_options
 @json_option
 def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str | None, as_json: bool) -> int:
     """Show the erasures of STREAM at the hub of CONFIG, and what of each is still somewhere. Status 1 if something is.
@@ -435,12 +424,7 @@ def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str 
     Hubs delete by themselves what is old enough. With --tidy, the command does it for the tables of STREAM: a table
     without new rows writes no checkpoint, and keeps entries of its log. Chunks of the log are left to the hub.
     """
-    from weft.cloud_hub.api.views import moment
-    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.tables import erasure as states
-    from weft.storage.cluster import open_cluster
-    from weft.storage.object_store import StoreUnfit
-    from weft.storage.table.actions import TableError
 
     name = key_of(stream)
 

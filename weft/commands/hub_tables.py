@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts import changes as schemas
+from weft.cloud_hub.admin_facts.changes import CannotDeclare, DeclaredTables, NoRecords, newest_payloads
+from weft.cloud_hub.admin_facts.documents import TABLE, LatestDocument, parse_stream_name, wrong_part
+from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option, load_hub
-from weft.commands.hub_store import by_option, declare, on_store, read_entry, read_facts, reason_option
+from weft.commands.hub_store import decision_options, declare, on_store, read_entry, read_facts
 from weft.commands.hub_streams import key_of
+from weft.config.errors import ConfigError
+from weft.config.load import parse_rules, parse_schema, rules_text
+from weft.config.payload_schema.documents import PayloadSample, differences, incompatible, read_schema_file, yaml_text
 from weft.config.units import format_duration, format_size, parse_duration, parse_size
 from weft.output import Failed, Refused, counted, harmless, print_json, print_table
+from weft.protocols.errors import CodecError
+from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore
+from weft.storage.table.schemas import QUALITY, SCHEMA, DeclaredQuality, Schemas, UnreadableSchema, decode_schema
 
 if TYPE_CHECKING:
-    from weft.config.payload_schema.documents import Compatibility, FieldChange, PayloadSample
+    from weft.config.payload_schema.documents import Compatibility, FieldChange
     from weft.config.payload_schema.model import PayloadSchema, QualityRules, SchemaFormat
     from weft.protocols.chunk_index import StreamKey
     from weft.storage.cluster_log import ClusterState
@@ -28,15 +39,7 @@ if TYPE_CHECKING:
 RETAIN_S_MIN, RETAIN_BYTES_MIN = 3600, 1 << 20
 
 
-@click.group("table")
-def hub_table_group() -> None:
-    """Declare tables of streams at a hub's store, whether nodes run or not.
-
-    Running hubs know a change two seconds later.
-    """
-
-
-@hub_table_group.command("set")
+@click.command("set")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.option(
@@ -66,8 +69,7 @@ def hub_table_group() -> None:
     help="Sort rows within files of the table of all rows by these columns before others, such as `machine,order_id`. "
     "`none` ends it.",
 )
-@reason_option
-@by_option
+@decision_options
 def set_table(
     config_file: str,
     stream: str,
@@ -102,8 +104,6 @@ def set_table(
     weft hub table set hub.yaml acme/machines --latest machine --every 30s
     weft hub table set hub.yaml acme/telemetry --retain 365d --sort order_id
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
 
     key = key_of(stream)
     if every is not None and latest is None:
@@ -131,18 +131,16 @@ def set_table(
     click.echo(f"declared tables of {'/'.join(key)}")
 
 
-@hub_table_group.command("remove")
+@click.command("remove")
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
-@reason_option
-@by_option
+@decision_options
 def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw what is declared of the tables of STREAM at the hubs of CONFIG.
 
     A latest table is written no more, and its folder stays: delete it, or declare the table again and it goes on. A
     table that is the only one stays declared once the log has lost chunks: the table of all rows could not be made.
     """
-    from weft.cloud_hub.admin_facts import changes
     from weft.cloud_hub.tables.latest import first_kept
 
     key = key_of(stream)
@@ -157,7 +155,7 @@ def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) 
     click.echo(f"withdrew the tables of {'/'.join(key)}")
 
 
-@hub_table_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_tables(config_file: str, *, as_json: bool) -> None:
@@ -165,9 +163,6 @@ def list_tables(config_file: str, *, as_json: bool) -> None:
 
     `weft hub status` has the progress of latest tables (`latest_tables` of `GET /v1/status`).
     """
-    from weft.cloud_hub.admin_facts.changes import DeclaredTables
-    from weft.cloud_hub.admin_facts.documents import TABLE, parse_stream_name
-    from weft.cloud_hub.api.views import moment
 
     state, known = read_facts(config_file), DeclaredTables()
     known.refresh(state)
@@ -249,7 +244,6 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def _latest(key: str, every: str | None, *, feed: bool, instead: bool) -> Any:
-    from weft.cloud_hub.admin_facts.documents import LatestDocument, wrong_part
 
     parts = tuple(part.strip() for part in key.split(","))
     if (wrong := wrong_part(parts)) is not None:
@@ -271,25 +265,11 @@ TEXT_BYTES_MAX = 1 << 20
 stream_argument = click.argument("stream", metavar="[TENANT/]STREAM")
 
 
-@click.group("quality")
-def hub_quality_group() -> None:
-    """Manage the quality rules of streams in a hub's store, whether nodes run or not.
-
-    A rule is one check. Numbers are within a range, a field has values, payloads fit the schema, values do not repeat,
-    or the table is fresh. The hub counts the rows that fail, and raises an alarm when they are more than the rule
-    tolerates. Nothing is dropped or held back: a row that fails is in the table as before.
-
-    Running hubs know a change two seconds later. Edges that a stream needs are another matter: `weft hub stream
-    expect`.
-    """
-
-
-@hub_quality_group.command("set")
+@click.command("set")
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@reason_option
-@by_option
+@decision_options
 def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: str | None) -> None:
     """Declare the rules in FILE for STREAM at the hubs of CONFIG, instead of those before.
 
@@ -299,9 +279,6 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     \b
     weft hub quality set hub.yaml acme/telemetry quality.yaml --reason "agreed with the plant"
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
-    from weft.storage.table.schemas import Schemas
 
     key, rules = key_of(stream), _read_rules(file)
     try:
@@ -315,27 +292,24 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
     click.echo(f"stream {'/'.join(key)} has {counted(len(rules.rules), 'rule')}")
 
 
-@hub_quality_group.command("remove")
+@click.command("remove")
 @config_argument
 @stream_argument
-@reason_option
-@by_option
+@decision_options
 def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
-    from weft.cloud_hub.admin_facts import changes
 
     key = key_of(stream)
     declare(config_file, lambda _: changes.remove_quality(key), by, reason)
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
 
 
-@hub_quality_group.command("get")
+@click.command("get")
 @config_argument
 @stream_argument
 @json_option
 def get_quality(config_file: str, stream: str, *, as_json: bool) -> None:
     """Print the rules of STREAM in YAML, as `set` reads them."""
-    from weft.config.load import rules_text
 
     key = key_of(stream)
     name, state = "/".join(key), read_facts(config_file)
@@ -353,7 +327,7 @@ def get_quality(config_file: str, stream: str, *, as_json: bool) -> None:
     click.echo(f"# stream {name}, version {found.version}\n{rules_text(found.rules)}", nl=False)
 
 
-@hub_quality_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_quality(config_file: str, *, as_json: bool) -> None:
@@ -361,8 +335,6 @@ def list_quality(config_file: str, *, as_json: bool) -> None:
 
     `quality` of `GET /v1/status` has what was counted, and `weft hub status` names alarms.
     """
-    from weft.cloud_hub.api.views import moment
-    from weft.storage.table.schemas import QUALITY
 
     state = read_facts(config_file)
     known, unusable = _known_rules(state)
@@ -396,7 +368,6 @@ def list_quality(config_file: str, *, as_json: bool) -> None:
 
 def _known_rules(state: ClusterState) -> tuple[dict[str, StreamQuality], dict[str, str]]:
     """Return the rules by stream, and those that cannot be read, each with the reason."""
-    from weft.storage.table.schemas import DeclaredQuality
 
     declared = DeclaredQuality()
     declared.refresh(state)
@@ -404,8 +375,6 @@ def _known_rules(state: ClusterState) -> tuple[dict[str, StreamQuality], dict[st
 
 
 def _read_rules(file: str) -> QualityRules:
-    from weft.config.errors import ConfigError
-    from weft.config.load import parse_rules
 
     try:
         with open(file, "rb") as opened:
@@ -444,24 +413,13 @@ records_option = click.option(
 version_option = click.option("--version", type=click.IntRange(min=1), help="Version; the newest by default.")
 
 
-@click.group("schema")
-def hub_schema_group() -> None:
-    """Manage the schemas of streams in a hub's store, whether nodes run or not.
-
-    A schema names fields of a stream's payloads. The stream's table gets a typed column for each, beside the payload
-    itself; what does not fit stands in the column `_misfit` with the reason. Running hubs know a change two seconds
-    later. Columns are only added: a field of another type or unit gets another column, and old rows stay as they are.
-    """
-
-
-@hub_schema_group.command("set")
+@click.command("set")
 @config_argument
 @stream_argument
 @file_argument
 @message_option
 @compatibility_option
-@reason_option
-@by_option
+@decision_options
 def set_schema(
     config_file: str,
     stream: str,
@@ -483,8 +441,6 @@ def set_schema(
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --reason "first columns"
     weft hub schema set hub.yaml acme/telemetry telemetry.yaml --compatibility backward
     """
-    from weft.cloud_hub.admin_facts import changes as schemas
-    from weft.cloud_hub.admin_facts.changes import CannotDeclare
 
     key, schema = key_of(stream), _read_schema(file, message)
     try:
@@ -496,28 +452,25 @@ def set_schema(
     click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
 
 
-@hub_schema_group.command("remove")
+@click.command("remove")
 @config_argument
 @stream_argument
-@reason_option
-@by_option
+@decision_options
 def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None) -> None:
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
-    from weft.cloud_hub.admin_facts import changes as schemas
 
     key = key_of(stream)
     declare(config_file, lambda _: schemas.remove_schema(key), by, reason)
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
 
 
-@hub_schema_group.command("get")
+@click.command("get")
 @config_argument
 @stream_argument
 @version_option
 @json_option
 def get_schema(config_file: str, stream: str, *, version: int | None, as_json: bool) -> None:
     """Print the schema of STREAM in YAML, as `set` reads it. Rows say their version in the column `_schema`."""
-    from weft.config.payload_schema.documents import yaml_text
 
     key = key_of(stream)
     found = _version(config_file, key, version)
@@ -534,7 +487,7 @@ def get_schema(config_file: str, stream: str, *, version: int | None, as_json: b
     click.echo(f"# stream {'/'.join(key)}, version {found.version}{before}{rule}\n{yaml_text(found.schema)}", nl=False)
 
 
-@hub_schema_group.command()
+@click.command()
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
@@ -548,7 +501,6 @@ def diff(
 
     Without FILE, compare a version with the one before it. Nothing is changed.
     """
-    from weft.config.payload_schema.documents import differences
 
     key = key_of(stream)
     known = _version(config_file, key, version)
@@ -570,7 +522,7 @@ def diff(
         click.echo("no difference")
 
 
-@hub_schema_group.command()
+@click.command()
 @config_argument
 @stream_argument
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Read JSON from this file, one on a line.")
@@ -587,7 +539,6 @@ def infer(config_file: str, stream: str, *, file: str | None, records: int, payl
     \b
     weft hub schema infer hub.yaml acme/telemetry > telemetry.yaml
     """
-    from weft.config.payload_schema.documents import PayloadSample
 
     sample = PayloadSample()
     if file is not None:
@@ -617,8 +568,6 @@ def _sample_file(sample: PayloadSample, file: str, records: int) -> None:
 def _sample_stream(
     sample: PayloadSample, config_file: str, key: StreamKey, records: int, payload_format: SchemaFormat
 ) -> None:
-    from weft.cloud_hub.admin_facts.changes import NoRecords
-    from weft.protocols.errors import CodecError
     from weft.storage.payloads.formats import whole_values
 
     decode = whole_values(payload_format)
@@ -630,8 +579,6 @@ def _sample_stream(
 
 def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[list[bytes]], None]) -> None:
     """Give the newest payloads of a stream, some thousands at a time. Raises as ``newest_payloads``."""
-    from weft.cloud_hub.admin_facts.changes import newest_payloads
-    from weft.storage.cluster import open_cluster
 
     async def work(store: ObjectStore) -> None:
         cluster = await open_cluster(store, None)
@@ -641,7 +588,7 @@ def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[l
     on_store(config_file, work)
 
 
-@hub_schema_group.command()
+@click.command()
 @config_argument
 @stream_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
@@ -665,11 +612,7 @@ def check(
     no record. Fields of the records that the schema does not name follow as a draft. Nothing is changed. The exit
     status is 1 if the rule is not kept. Records are those of the log.
     """
-    from weft.cloud_hub.admin_facts.changes import NoRecords
-    from weft.config.payload_schema.documents import incompatible
-    from weft.protocols.errors import CodecError
     from weft.storage.payloads.decoder import SampleOfSchema
-    from weft.storage.table.schemas import SCHEMA
 
     key, state = key_of(stream), read_facts(config_file)
     known = _known_schema(state, key) if file is None or "/".join(key) in state.facts(SCHEMA) else None
@@ -717,13 +660,11 @@ def _print_check(facts: dict[str, Any], sample: SampleOfSchema, no_records: str 
         click.echo(f"the schema does not name:\n{harmless(''.join(lines))}", nl=False)
 
 
-@hub_schema_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_schemas(config_file: str, *, as_json: bool) -> None:
     """List the streams with a schema in the cluster log of CONFIG."""
-    from weft.cloud_hub.api.views import moment
-    from weft.storage.table.schemas import SCHEMA, Schemas
 
     state = read_facts(config_file)
     known = Schemas.of_state(state)
@@ -771,9 +712,6 @@ def _fact(change: FieldChange) -> dict[str, Any]:
 
 
 def _read_schema(file: str, message: str | None = None) -> PayloadSchema:
-    from weft.config.errors import ConfigError
-    from weft.config.load import parse_schema
-    from weft.config.payload_schema.documents import read_schema_file
 
     try:
         found = read_schema_file(file, message)
@@ -788,7 +726,6 @@ def _read_schema(file: str, message: str | None = None) -> PayloadSchema:
 
 
 def _known_schema(state: Any, key: StreamKey) -> StreamSchema:
-    from weft.storage.table.schemas import SCHEMA, Schemas
 
     schemas, name = Schemas.of_state(state), "/".join(key)
     found = schemas.of(key)
@@ -802,7 +739,6 @@ def _known_schema(state: Any, key: StreamKey) -> StreamSchema:
 
 def _version(config_file: str, key: StreamKey, version: int | None) -> StreamSchema:
     """Return a version of a stream's schema, also one that was withdrawn or replaced."""
-    from weft.storage.table.schemas import SCHEMA, UnreadableSchema, decode_schema
 
     if version is None:
         return _known_schema(read_facts(config_file), key)

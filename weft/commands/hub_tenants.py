@@ -11,15 +11,30 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from weft.commands.common import ExistingPath, config_argument, json_option
-from weft.commands.hub_store import acting, by_option, declare, no_other_author, read_facts, reason_option
+from weft.cloud_hub.admin_facts import changes as tenant_changes
+from weft.cloud_hub.admin_facts.documents import (
+    STREAM,
+    TENANT,
+    TOKEN,
+    Quotas,
+    TenantDocument,
+    TokenDocument,
+    UnreadableDocument,
+    decode,
+    parse_stream_name,
+)
+from weft.cloud_hub.api.views import moment
+from weft.cloud_hub.clock import sound_clock
+from weft.cloud_hub.splits import Apart, CannotSetApart
+from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
+from weft.commands.hub_store import acting, decision_options, declare, no_other_author, read_facts
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
+from weft.protocols.errors import CodecError
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.admin_facts.documents import Quotas
     from weft.storage.cluster_log import ClusterState
 
 
@@ -45,16 +60,6 @@ def quota_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.group("tenant")
-def hub_tenant_group() -> None:
-    """Manage the tenants of a hub's store, whether nodes run or not.
-
-    Tokens of the cluster log are for a declared tenant, or for `default`. The quota of edges counts when a token is
-    added. At a rate, the hub slows the tenant's links. Beyond a number of links, lanes or streams, new ones wait. At a
-    size of tables, these stand, and the log keeps the records. The quota of stored bytes is recorded only.
-    """
-
-
 token_file_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False),
     help="File with a token that has the grant tenants, for a URL or a login.",
@@ -65,14 +70,13 @@ isolation_option = click.option(
 )  # fmt: skip
 
 
-@hub_tenant_group.command()
+@click.command()
 @hub_argument
 @click.argument("name")
 @quota_options
 @isolation_option
 @token_file_option
-@reason_option
-@by_option
+@decision_options
 def add(
     hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
     **given: str | None,
@@ -83,7 +87,6 @@ def add(
     weft hub tenant add hub.yaml acme --edges 40 --bytes-per-second 4MiB/s --reason "contract 17"
     weft hub tenant add hub.yaml acme --isolation own
     """
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
 
     quotas, _ = _quotas(given)
     if names_a_config(hub):
@@ -96,14 +99,13 @@ def add(
     _isolate(hub, name, isolation, by, reason)
 
 
-@hub_tenant_group.command("set")
+@click.command("set")
 @hub_argument
 @click.argument("name")
 @quota_options
 @isolation_option
 @token_file_option
-@reason_option
-@by_option
+@decision_options
 def set_tenant(
     hub: str, name: str, *, isolation: str | None, token_file: str | None, reason: str, by: str | None,
     **given: str | None,
@@ -118,7 +120,6 @@ def set_tenant(
     After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
     the tenant again with `--isolation shared`.
     """
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
 
     quotas, cleared = _quotas(given)
     is_quota = any(value is not None for value in given.values())
@@ -155,11 +156,6 @@ def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozense
 
 def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
     """Set a declared tenant apart, or let the shards take one again of which this did not come to its end."""
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
-    from weft.cloud_hub.admin_facts.documents import Quotas
-    from weft.cloud_hub.clock import sound_clock
-    from weft.cloud_hub.splits import Apart, CannotSetApart
-    from weft.protocols.errors import CodecError
 
     async def work(store: ObjectStore) -> int | None:
         apart = Apart(store, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits)
@@ -178,23 +174,21 @@ def _isolate(config_file: str, name: str, isolation: str | None, by: str | None,
     click.echo(f"tenant {name} is set apart: shard {shard}, and the prefix tenants/{name}/ in the store")
 
 
-@hub_tenant_group.command()
+@click.command()
 @config_argument
 @click.argument("name")
-@reason_option
-@by_option
+@decision_options
 def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
     """Withdraw tenant NAME at the hubs of CONFIG. Its tokens in the cluster log must be withdrawn before.
 
     Its records, streams and tables stay.
     """
-    from weft.cloud_hub.admin_facts import changes as tenant_changes
 
     declare(config_file, lambda _: tenant_changes.remove_tenant(name), by, reason)
     click.echo(f"withdrew tenant {name}")
 
 
-@hub_tenant_group.command("list")
+@click.command("list")
 @any_hub_argument
 @token_file_option
 @json_option
@@ -236,17 +230,6 @@ def list_tenants(hub: str | None, *, token_file: str | None, as_json: bool) -> N
 
 
 def _views(state: ClusterState) -> list[dict[str, Any]]:
-    from weft.cloud_hub.admin_facts.documents import (
-        STREAM,
-        TENANT,
-        TOKEN,
-        TenantDocument,
-        TokenDocument,
-        UnreadableDocument,
-        decode,
-        parse_stream_name,
-    )
-    from weft.cloud_hub.api.views import moment
 
     tokens: list[str] = []
     for fact in state.facts(TOKEN).values():
@@ -278,7 +261,6 @@ def _views(state: ClusterState) -> list[dict[str, Any]]:
 
 def _quotas(given: dict[str, str | None]) -> tuple[Quotas, frozenset[str]]:
     """Return the quotas of the options, and the names of those to take back."""
-    from weft.cloud_hub.admin_facts.documents import Quotas
 
     numbers: dict[str, int] = {}
     for name, text in given.items():
@@ -303,7 +285,7 @@ GROWTH_AFTER_S = 600.0
 
 @click.command()
 @any_hub_argument
-@click.option("--tenant", default="default", show_default=True, help="Tenant whose use is shown.")
+@tenant_option("Tenant whose use is shown.")
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of scope reader or admin.")
 @json_option
 def usage(hub: str | None, *, tenant: str, token_file: str | None, as_json: bool) -> None:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from weft.cloud_hub.admin_facts import changes
+from weft.cloud_hub.admin_facts.credentials import demands_tokens, last_uses, token_view
+from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token
+from weft.cloud_hub.api.views import moment
 from weft.commands.common import (
-    TokenGroup,
     certificate_of,
     config_argument,
     confirm,
     json_option,
     load_hub,
+    tenant_option,
     tls_of,
     url_here,
     using,
     yes_option,
 )
-from weft.commands.credentials import access_of, scope_options, shown_access
-from weft.commands.hub_store import by_option, declare, declare_all, end_of, on_store, read_facts, reason_option
+from weft.commands.credentials import access_of, read_file, scope_options, shown_access
+from weft.commands.hub_store import decision_options, declare, declare_all, end_of, on_store, read_facts
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
+from weft.network.reload import read_token
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 from weft.text.fleet import ENDS_SOON_S
 
 if TYPE_CHECKING:
@@ -42,8 +50,7 @@ if TYPE_CHECKING:
 
 @click.command("open")
 @config_argument
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Let the hubs of CONFIG serve requests without a token again, after their last token was withdrawn.
@@ -54,7 +61,6 @@ def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> No
     \b
     weft hub open hub.yaml --reason "the trial of tokens is over"
     """
-    from weft.cloud_hub.admin_facts import changes
 
     config = load_hub(config_file)
     if not yes:
@@ -79,7 +85,6 @@ def closed_anyway(config: HubConfig) -> str:
 
 def _is_first(config_file: str) -> bool:
     """Return whether a token would close hubs that are open."""
-    from weft.cloud_hub.admin_facts.credentials import demands_tokens
 
     return not closed_anyway(load_hub(config_file)) and not demands_tokens(read_facts(config_file))
 
@@ -193,9 +198,6 @@ class Fleet:
         Args:
             until: end of all, nanoseconds since 1970; None for no end.
         """
-        from weft.cloud_hub.admin_facts import changes
-        from weft.cloud_hub.admin_facts.documents import TOKEN
-        from weft.cloud_hub.api.tokens import TokenIdentity, hash_token
 
         declared = read_facts(config_file).facts(TOKEN)
         if taken := [each.name for each in self.tokens if each.name in declared and not os.path.lexists(each.path)]:
@@ -251,8 +253,6 @@ def _wanted(path: str, folder: str, *, has_edge: bool) -> Iterator[_FleetToken]:
 
 def _secret(path: str) -> str:
     """Return the secret in a file, which an earlier run has left, or write a new one there."""
-    from weft.cloud_hub.api.tokens import new_token
-    from weft.network.reload import read_token
 
     if os.path.lexists(path):
         try:
@@ -276,16 +276,7 @@ expires_option = click.option(
 )
 
 
-@click.group("token", cls=TokenGroup)
-def hub_token_group() -> None:
-    """Manage the tokens of all hubs of a store, whether nodes run or not.
-
-    The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. A hub
-    with a `tokens_file` admits the tokens of both. `weft token` manages such files.
-    """
-
-
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("name", required=False)
 @scope_options
@@ -299,8 +290,7 @@ def hub_token_group() -> None:
     help="Add a token for each line of FILE: NAME, or NAME and EDGE. --to is then a folder, with NAME.token for each.",
 )
 @click.option("--dry-run", is_flag=True, help="Declare nothing: say what would be, and which links would end.")
-@reason_option
-@by_option
+@decision_options
 @json_option
 @yes_option
 def add(
@@ -330,8 +320,6 @@ def add(
     weft hub token add hub.yaml quality --grant 'read:press-*' --grant edges
     weft hub token add hub.yaml --from edges.txt --scope edge --to tokens
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.api.tokens import TokenIdentity, hash_token, new_token
 
     if (name is None) == (names is None):
         raise Refused("expected a NAME, or a file of names with --from")
@@ -367,15 +355,14 @@ def add(
     _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
 
 
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("edge")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the edge.")
+@tenant_option("Tenant of the edge.")
 @click.option("--name", help="Name of the token; that of the edge by default.")
 @click.option("--within", metavar="DURATION", default="15m", show_default=True, help="Time for which the code counts.")
 @expires_option
-@reason_option
-@by_option
+@decision_options
 @json_option
 @yes_option
 def pair(
@@ -391,13 +378,6 @@ def pair(
     weft hub token pair hub.yaml press-7
     weft hub token pair hub.yaml press-7 --within 8h --expires 365d
     """
-    import secrets
-
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import Pairing
-    from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
-    from weft.cloud_hub.api.views import moment
-    from weft.protocols.link import CODE_CHARACTERS, code_of, spoken
 
     name = edge if name is None else name
     check_name(name)
@@ -421,11 +401,10 @@ def pair(
     click.echo(f"counts once, until {moment(until)}. At the edge: weft edge pair URL {code}", err=True)
 
 
-@hub_token_group.command("import")
+@click.command("import")
 @config_argument
 @click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
-@reason_option
-@by_option
+@decision_options
 @yes_option
 def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
@@ -436,8 +415,6 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     \b
     weft hub token import hub.yaml --file tokens
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.commands.credentials import read_file
 
     identities = read_file(path)
     confirm_first(config_file, yes)
@@ -448,7 +425,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
 
 
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("name")
 @click.option(
@@ -460,8 +437,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
               "stays in force; 0s for none.")  # fmt: skip
 @click.option("--end-oldest", is_flag=True, help="If two secrets are in force already, end the older one now.")
 @to_option
-@reason_option
-@by_option
+@decision_options
 @json_option
 def rotate(
     config_file: str,
@@ -483,9 +459,6 @@ def rotate(
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import Secret
-    from weft.cloud_hub.api.tokens import hash_token, new_token
 
     token = new_token()
     until: int | None = None
@@ -518,19 +491,16 @@ def rotate(
     _warn_of_file(config_file, name)
 
 
-@hub_token_group.command()
+@click.command()
 @config_argument
 @click.argument("name")
-@reason_option
-@by_option
+@decision_options
 @json_option
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later.
 
     A token that a tokens file of a host has, too, stays in force there: see `weft token remove`.
     """
-    from weft.cloud_hub.admin_facts import changes
-    from weft.cloud_hub.admin_facts.documents import TOKEN
 
     state = declare(config_file, lambda _: changes.remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
@@ -544,7 +514,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json:
                    "`weft hub open`", err=True)  # fmt: skip
 
 
-@hub_token_group.command("list")
+@click.command("list")
 @config_argument
 @json_option
 def list_tokens(config_file: str, *, as_json: bool) -> None:
@@ -552,8 +522,6 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
 
     A use is shown within an hour; the first one of a token within two minutes. A link that is open is a use.
     """
-    from weft.cloud_hub.admin_facts.credentials import last_uses, token_view
-    from weft.cloud_hub.admin_facts.documents import TOKEN
 
     facts = read_facts(config_file).facts(TOKEN)
     uses = on_store(config_file, last_uses)
@@ -588,7 +556,6 @@ def _warn_of_file(config_file: str, name: str) -> None:
 
 
 def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:
-    from weft.cloud_hub.api.views import moment
 
     secret = {"token": token} if to is None else {"token_file": to}
     if as_json:

@@ -13,17 +13,13 @@ from weft.commands.acts import ordering
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, target_argument
 from weft.config.units import approximate_duration, approximate_size
+from weft.edge_node.control.client import ControlFailed, LinksRequest, ask_acknowledge, ask_links
 from weft.output import Failed, counted, print_facts, print_json
 
 link_option = click.option("--link", default="", metavar="NAME", help="Name of one link. Without it, all links.")
 
 
-@click.group("link")
-def link_group() -> None:
-    """Look at a running node's links to hubs, pause them, and handle their alarms."""
-
-
-@link_group.command()
+@click.command()
 @target_argument
 @link_option
 @json_option
@@ -40,7 +36,7 @@ def status(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "status", link), as_json=as_json)
 
 
-@link_group.command()
+@click.command()
 @target_argument
 @link_option
 @json_option
@@ -56,7 +52,7 @@ def pause(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "pause", link), as_json=as_json)
 
 
-@link_group.command()
+@click.command()
 @target_argument
 @link_option
 @json_option
@@ -71,7 +67,7 @@ def resume(target: str, link: str, *, as_json: bool) -> None:
     _show(_ask(target, "resume", link), as_json=as_json)
 
 
-@link_group.command()
+@click.command()
 @target_argument
 @json_option
 def acknowledge(target: str, *, as_json: bool) -> None:
@@ -84,7 +80,6 @@ def acknowledge(target: str, *, as_json: bool) -> None:
     \b
     weft link acknowledge /var/lib/weft
     """
-    from weft.edge_node.control.client import ControlFailed, ask_acknowledge
 
     directory = NodeLog.of(target).directory
     try:
@@ -102,7 +97,6 @@ def acknowledge(target: str, *, as_json: bool) -> None:
 
 
 def _ask(target: str, action: Literal["status", "pause", "resume"], link: str) -> dict[str, dict[str, Any]]:
-    from weft.edge_node.control.client import ControlFailed, LinksRequest, ask_links
 
     directory = NodeLog.of(target).directory
     told = contextlib.nullcontext() if action == "status" else ordering(directory, f"link {link or '*'}")

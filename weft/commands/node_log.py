@@ -15,11 +15,16 @@ import click
 from weft.commands.common import ExistingPath, get_status, load_edge
 from weft.config.machine import why_denied
 from weft.config.units import parse_duration_ns
+from weft.edge_node.check.streams import Flow, intake_patterns, streams_of
+from weft.edge_node.inspect.view import Durability, LogDirectory, NoLog
+from weft.edge_node.streams import STATE_STREAMS
 from weft.output import Failed, Refused
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.lane import format_log_id
+from weft.text.status import clock_trouble
 
 if TYPE_CHECKING:
     from weft.config.models import EdgeConfig
-    from weft.edge_node.inspect.view import Durability, LogDirectory
 
 target_argument = click.argument("target", metavar="CONFIG|DIR", type=ExistingPath())
 _DURATION = re.compile(r"-?\d[\d.]*[a-z].*")
@@ -43,13 +48,11 @@ class NodeLog:
 
     def log(self) -> LogDirectory:
         """Return the files."""
-        from weft.edge_node.inspect.view import LogDirectory
 
         return LogDirectory(self.directory)
 
     def durability(self) -> Durability:
         """Return how much of the log's end is durable and may be shown."""
-        from weft.edge_node.inspect.view import Durability
 
         return Durability(self.directory, self._durable_ends if self.config and self.config.http else None)
 
@@ -59,12 +62,9 @@ class NodeLog:
         Args:
             thorough: look for such streams in all of the log's newest segment.
         """
-        from weft.edge_node.streams import STATE_STREAMS
 
         known: dict[str, tuple[str, ...]] = {}
         if self.config is not None:
-            from weft.edge_node.check.streams import Flow, intake_patterns, streams_of
-
             flow = Flow(self.config)
             known = {name: flow.patterns(name) for name in streams_of(self.config)}
             known |= {name: patterns for name, patterns in intake_patterns(self.config).items() if name not in known}
@@ -74,7 +74,6 @@ class NodeLog:
     def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
         """Return a predicate for the named streams, or for all streams of devices. ``Refused`` when one does not
         exist."""
-        from weft.edge_node.streams import STATE_STREAMS
 
         if not names:
             return lambda name: name not in STATE_STREAMS
@@ -100,7 +99,6 @@ class NodeLog:
 
     def clock_trouble(self) -> str | None:
         """Return the difference between the running node's clock and a hub's; None while it is small or unknown."""
-        from weft.text.status import clock_trouble
 
         try:
             return clock_trouble(self.status()) if self.config and self.config.http else None
@@ -108,7 +106,6 @@ class NodeLog:
             return None
 
     def _durable_ends(self) -> Mapping[str, int] | None:
-        from weft.protocols.lane import format_log_id
 
         log_id = self.log().log_id()
         try:
@@ -125,8 +122,6 @@ class NodeLog:
 @contextmanager
 def readable(target: NodeLog) -> Iterator[None]:
     """Turn an error of reading a log into a sentence."""
-    from weft.edge_node.inspect.view import NoLog
-    from weft.protocols.errors import UnsupportedVersion
 
     try:
         yield

@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 
 import click
 
+from weft.client import Client, HubRefusal, HubUnreachable
+from weft.client.logins import HUB_VARIABLE, LoginsUnusable, find, of_environment, read
 from weft.commands.common import (
     ANOTHER_PROGRAM,
     STATUS_BYTES_MAX,
@@ -21,13 +23,13 @@ from weft.commands.common import (
     using,
 )
 from weft.config.units import parse_bind
+from weft.network.reload import read_token
+from weft.network.tls import ClientTlsFiles, client_context
 from weft.output import Failed, Refused
 from weft.protocols.lane import valid_name
 
 if TYPE_CHECKING:
     import ssl
-
-    from weft.client import Client
 
 TIMEOUT_S = 30.0
 TOO_MANY = 429
@@ -69,7 +71,6 @@ class RunningHub:
 
     def client(self) -> Client:
         """Return a client of the hub."""
-        from weft.client import Client
 
         return Client(
             self.url, token=self._token, token_file=self._token_file, tls=self._tls, timeout_s=TIMEOUT_S,
@@ -105,7 +106,6 @@ class RunningHub:
         Args:
             key: idempotency key.
         """
-        from weft.client import HubRefusal, HubUnreachable
 
         data = None if body is None else json.dumps(body).encode()
         headers = {"Idempotency-Key": key} if key else {}
@@ -143,7 +143,6 @@ def running_hub(hub: str | None, token_file: str | None) -> RunningHub:
         Refused: nothing names a hub, or what names it is wrong.
         Failed: the token's file has none.
     """
-    from weft.client.logins import LoginsUnusable, find, of_environment
 
     hub = named(hub)
     if token_file is not None:
@@ -180,7 +179,6 @@ def trusting(ca_file: str | None, certificate: str | None = None, key: str | Non
     system's authorities and no certificate."""
     if ca_file is None and certificate is None:
         return None
-    from weft.network.tls import ClientTlsFiles, client_context
 
     try:
         return client_context(ClientTlsFiles(ca_file=ca_file, certificate=certificate, key=key))
@@ -189,7 +187,6 @@ def trusting(ca_file: str | None, certificate: str | None = None, key: str | Non
 
 
 def named(hub: str | None) -> str:
-    from weft.client.logins import HUB_VARIABLE
 
     if not (named := hub or os.environ.get(HUB_VARIABLE)):
         raise Refused(UNNAMED)
@@ -197,7 +194,6 @@ def named(hub: str | None) -> str:
 
 
 def _logins() -> dict[str, Any]:
-    from weft.client.logins import LoginsUnusable, read
 
     try:
         return dict(read())
@@ -206,7 +202,6 @@ def _logins() -> dict[str, Any]:
 
 
 def _check_token_file(path: str) -> None:
-    from weft.network.reload import read_token
 
     try:
         with using(path):

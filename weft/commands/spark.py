@@ -16,11 +16,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from weft.commands.common import CheckAnswer, LaterGroup, cannot_be_done, json_option
+from weft.commands.common import CheckAnswer, cannot_be_done, json_option, tenant_option
 from weft.config.errors import ConfigError
 from weft.config.units import approximate_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_json_line, print_table
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.storage.object_store import StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,22 +38,6 @@ if TYPE_CHECKING:
     from spark_sinks.tables.query import TablesQuery
     from weft.config.load import Loaded
     from weft.config.pipelines import Pipeline
-
-
-class _Spark(LaterGroup):
-    later = {
-        "check": "weft.commands.spark:spark_check",
-        "move": "weft.commands.spark:spark_move",
-        "new": "weft.commands.spark:spark_new",
-        "run": "weft.commands.spark:spark_run",
-        "sql": "weft.commands.spark:spark_sql",
-        "test": "weft.commands.spark:spark_test",
-    }
-
-
-@click.group("spark", cls=_Spark)
-def spark_group() -> None:
-    """Check, test, run and move pipelines of Spark, and ask streams in SQL."""
 
 
 # Connect to a Spark master before Java starts: Spark itself tries an address for minutes without a message.
@@ -368,7 +355,7 @@ def spark_new(name: str | None) -> None:
 @click.option("--from", "origin", metavar="URI", required=True, help="Store of the region that the query has read.")
 @click.option("--to", "target", metavar="URI", required=True, help="Store of the region in which it goes on.")
 @click.option("--stream", help="The stream that the query reads; not needed for a query of several.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@tenant_option("Tenant of the stream.")
 @json_option
 def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None, tenant: str, as_json: bool) -> int:
     """Let the stopped query of CHECKPOINT go on in the store of another region, with each record once.
@@ -384,8 +371,6 @@ def spark_move(checkpoint: str, *, origin: str, target: str, stream: str | None,
     from spark_sinks.errors import ReadError
     from spark_sinks.source.data_source import STREAMS, positions
     from spark_sinks.source.moving import SparkCheckpoint
-    from weft.protocols.lane import NAME_RULE, valid_name
-    from weft.storage.object_store import StoreError
 
     for name in [tenant] if stream is None else [tenant, stream]:
         if not valid_name(name):
@@ -624,7 +609,7 @@ _NAMES = re.compile(r"\bweft\s*\.\s*(?:`([^`]+)`|(\w+))", re.IGNORECASE)
 @click.command("sql")
 @click.argument("place", metavar="STORE")
 @click.argument("statement", metavar="SELECT")
-@click.option("--tenant", default="default", show_default=True, help="Tenant of the streams.")
+@tenant_option("Tenant of the streams.")
 @click.option(
     "--rows", type=click.IntRange(1, ROWS_MAX), default=1000, show_default=True, help="Maximum number of rows printed."
 )
@@ -656,7 +641,6 @@ def spark_sql(
     weft spark sql /var/lib/weft/hub 'SELECT machine, count(*) FROM weft.telemetry GROUP BY machine'
     """
     asked = list(dict.fromkeys(quoted or plain for quoted, plain in _NAMES.findall(statement)))
-    from weft.protocols.lane import NAME_RULE, valid_name
 
     for name in [tenant, *asked]:
         if not valid_name(name):
@@ -724,7 +708,6 @@ def _cell(value: Any) -> str | int | float:
         return harmless(_text(bytes(value)))
     if isinstance(value, datetime):
         return value.isoformat(timespec="milliseconds")
-    import msgspec
 
     fact = _fact(value)
     return msgspec.json.encode(fact).decode() if isinstance(fact, dict | list) else str(fact)

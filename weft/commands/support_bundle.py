@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.commands.common import ExistingPath, certificate_of, config_argument, json_option, load_edge, load_hub
+from weft.client import Client, HubRefusal, HubUnreachable
+from weft.commands.common import ExistingPath, certificate_of, config_argument, json_option, load_edge, load_hub, tls_of
 from weft.commands.new_files import write_new
+from weft.config.units import parse_bind
 from weft.output import Failed, print_json
 
 if TYPE_CHECKING:
@@ -274,9 +276,6 @@ def edge_support_bundle(config_file: str, *, to: str, log_file: str | None, as_j
 
 def add_metrics(bundle: Bundle, bind: str, token_file: str | None, certificate: str | None) -> None:
     """Add the metrics of a running node of this machine."""
-    from weft.client import Client, HubRefusal, HubUnreachable
-    from weft.commands.common import tls_of
-    from weft.config.units import parse_bind
 
     url = f"{'http' if certificate is None else 'https'}://{parse_bind(bind).from_here}"
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.config.metrics import EDGE_METRICS
+from weft.config.metrics.edge import EDGE_METRICS
 from weft.edge_node.derived.counters import FunctionCounters, FunctionFacts, function_facts, function_samples
 from weft.text.status import show_functions
 
