@@ -22,9 +22,7 @@ from weft.protocols.chunk_index import (
     HEADER_BYTES,
     TRAILER_BYTES,
     TRAILER_MAGIC,
-    BlockedFooter,
     Chunk,
-    ChunkFooter,
     ChunkHead,
     ChunkHeader,
     ChunkIndex,
@@ -37,12 +35,12 @@ from weft.protocols.chunk_index import (
     Mark,
     StreamBlock,
     StreamSection,
-    blocked,
     blocks_end,
     decode_footer,
     decode_tail,
     encode_footer,
     footer_bytes,
+    index_of,
     with_blocks,
 )
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
@@ -52,9 +50,7 @@ __all__ = [
     "HEADER_BYTES",
     "TRAILER_BYTES",
     "TRAILER_MAGIC",
-    "BlockedFooter",
     "Chunk",
-    "ChunkFooter",
     "ChunkHead",
     "ChunkHeader",
     "ChunkIndex",
@@ -67,12 +63,12 @@ __all__ = [
     "Mark",
     "StreamBlock",
     "StreamSection",
-    "blocked",
     "blocks_end",
     "decode_footer",
     "decode_tail",
     "encode_footer",
     "footer_bytes",
+    "index_of",
     "with_blocks",
 ]
 
@@ -223,7 +219,7 @@ def decode(data: Buffer) -> Chunk:
     end = len(data) - tail.span()
     if end < HEADER_BYTES:
         raise Corrupt("a chunk's footer does not fit the chunk")
-    if isinstance(tail.found, ChunkHead) and blocks_end(tail.found) != len(data) - tail.bytes:
+    if blocks_end(tail.head) != len(data) - tail.bytes:
         raise Corrupt("a chunk's blocks do not end where its head starts")
     footer, crc = decode_footer(data)
     # The footer repeats the header, so a header and a footer of two chunks cannot be combined unnoticed.

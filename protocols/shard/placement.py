@@ -231,9 +231,6 @@ def opened_by(node: NodeName) -> tuple[NodeName, NodeName]:
 # A SEAL in chunk n moves the edges of one half of the shard to a new one. From chunk n on the shard takes nothing of
 # them. The new shard's state at its number n is that half of the shard's state, and its log begins with chunk n + 1.
 
-SPLIT_LEVEL = 3
-"""Fold level from which on the log may have SEAL records. Below it they change nothing."""
-
 
 class SealBody(msgspec.Struct, frozen=True, array_like=True):
     """Body of a SEAL record."""

@@ -6,7 +6,7 @@ from crc32c import crc32c
 
 from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
-from weft.protocols.chunk_index import GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, LaneUpdate, Mark
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
@@ -37,7 +37,8 @@ class Writer:
         )
         topics = ["x" * 1000] * padding or None
         lane = LaneUpdate("default", "edge", 1, stream, 1, [(base, base + count)], [], Mark(base, base), topics)
-        footer, crc = chunk.encode_footer(chunk.ChunkFooter(header, 0, 1, [placed], [lane]))
+        index = chunk.index_of(header, FIRST_LEVEL, [placed], chunk.StreamBlock([lane], [], []))
+        footer, crc = chunk.encode_footer(index)
         data = chunk.encode_header(header) + section + footer
         await self.log.create(state.n + 1, data)
         apply(state, chunk.decode(data))
