@@ -216,18 +216,13 @@ def decode(data: Buffer) -> Chunk:
     if footer_bytes(data) > len(data) - HEADER_BYTES:
         raise Corrupt("a chunk's footer does not fit the chunk")
     tail = decode_tail(data)
-    end = len(data) - tail.span()
-    if end < HEADER_BYTES:
-        raise Corrupt("a chunk's footer does not fit the chunk")
+    # No byte of a chunk is outside a checksum: the head says that sections and blocks follow one another.
     if blocks_end(tail.head) != len(data) - tail.bytes:
-        raise Corrupt("a chunk's blocks do not end where its head starts")
+        raise Corrupt("a chunk's sections and blocks do not fill the space between its header and its head")
     footer, crc = decode_footer(data)
     # The footer repeats the header, so a header and a footer of two chunks cannot be combined unnoticed.
     if footer.header != header:
         raise Corrupt("a chunk's header and footer do not belong together")
-    # No byte of a chunk is outside a checksum.
-    if HEADER_BYTES + sum(stream.length for stream in footer.streams) != end:
-        raise Corrupt("a chunk's sections do not fill the space between its header and its footer")
     for stream in footer.streams:
         check_section(memoryview(data)[stream.position : stream.position + stream.length], stream)
     return Chunk(header, footer, crc)

@@ -25,7 +25,7 @@ from weft.protocols.lane import NAME_CHARACTERS_MAX, NodeName
 from weft.protocols.ranges import U32, U64, Seq, unpack
 
 TENANT_EDGE, TENANT_APART_EDGE = "tenant-edge", "tenant-apart-edge"
-"""Names of the rule in ``cluster.json``: without tenants that are set apart, and with some (level 4)."""
+"""Names of the rule in ``cluster.json``: without tenants that are set apart, and with some."""
 SHARDS_MAX = 1024
 DIGEST_BYTES = 8
 BITS_MAX = 8 * DIGEST_BYTES

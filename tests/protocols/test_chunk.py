@@ -81,8 +81,11 @@ def test_the_tail_says_how_far_back_the_footer_reaches() -> None:
     data = small_chunk()
     length = chunk.footer_bytes(data[-chunk.TRAILER_BYTES :])
     with pytest.raises(Truncated):
-        chunk.decode_footer(data[1 - length :])
-    assert chunk.decode_footer(data[-length:]) == chunk.decode_footer(data)
+        chunk.decode_tail(data[1 - length :])
+    whole = chunk.decode_tail(data[-length:]).span()
+    with pytest.raises(Truncated):
+        chunk.decode_footer(data[1 - whole :])
+    assert chunk.decode_footer(data[-whole:]) == chunk.decode_footer(data)
 
 
 def test_a_footer_that_claims_more_than_a_reader_fetches_is_corrupt() -> None:
