@@ -327,7 +327,7 @@ them are computed without need, and none is lost."""
 UNFINISHED_MAX = 1000
 """Maximum number of windows whose last row is remembered."""
 FORMAT = 2
-"""Format of states. Builds before the first release wrote format 1, for windows of ``_time`` without offset and zone."""
+"""Format of states. Builds before the first release wrote format 1, too."""
 _LOWEST = -(1 << 62)
 _PLAIN = "no offset, zone UTC, time _time"
 
