@@ -14,8 +14,6 @@ _OF_ONE_USER = "of one user, or of one address where clients have no user name. 
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
-    renamed = {"packet": "message"}
-
     connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected clients.")] = 16_384
     connections_per_user: Annotated[
         Annotated[int, Meta(ge=1)] | None,
