@@ -86,7 +86,9 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
         async def first(self, key: str) -> None:
             if key == hub_keys.CLUSTER:
                 await MemoryStore.create(
-                    self, key, b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"tenant-edge"}'
+                    self,
+                    key,
+                    b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"tenant-edge","level":4}',
                 )
 
     assert (await open_cluster(Race(), 4)).cluster_id == b"\xab" * 16
@@ -96,13 +98,19 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
     ("content", "told"),
     [
         (b'{"format":2,"everything":"else"}', "later release"),
-        (b'{"format":1,"cluster_id":"abcd","shards":4,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":0,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"zz","shards":4,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":6,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"by-stream"}', "places edges by"),
+        (b'{"format":1,"cluster_id":"abcd","shards":4,"placement":"tenant-edge","level":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":0,"placement":"tenant-edge","level":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"zz","shards":4,"placement":"tenant-edge","level":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":6,"placement":"tenant-edge","level":4}', "damaged"),
+        (
+            b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"by-stream","level":4}',
+            "places edges by",
+        ),
         (b"nonsense", "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":8,"placement":"tenant-edge"}', "set shards to 8"),
+        (
+            b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":8,"placement":"tenant-edge","level":4}',
+            "set shards to 8",
+        ),
     ],
 )
 async def test_a_store_that_cannot_be_used_says_why(store: MemoryStore, content: bytes, told: str) -> None:
