@@ -9,7 +9,16 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from weft.protocols import batch, chunk
-from weft.protocols.chunk_index import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.chunk_index import (
+    FIRST_LEVEL,
+    ChunkHeader,
+    GapRange,
+    LaneUpdate,
+    Mark,
+    StreamBlock,
+    StreamSection,
+    index_of,
+)
 from weft.protocols.lane import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.fold import apply
@@ -74,7 +83,8 @@ class LogWriter:
         section, data = self._section(state, deliveries, received)
         lanes = [self._lane(delivery, received) for delivery in deliveries]
         header = ChunkHeader(self.cluster.cluster_id, state.n + 1, received, state.shard, state.footer_crc, 0)
-        tail, crc = chunk.encode_footer(ChunkFooter(header, 0, 1, [section] if section.count else [], lanes))
+        sections = [section] if section.count else []
+        tail, crc = chunk.encode_footer(index_of(header, FIRST_LEVEL, sections, StreamBlock(lanes, [], [])))
         whole = b"".join((chunk.encode_header(header), data, tail))
         await ShardLog(self.store, self.cluster, state.shard).create(state.n + 1, whole)
         apply(state, chunk.decode(whole))

@@ -28,11 +28,11 @@ from weft.protocols.chunk_index import (
     ControlKind,
     FoldRules,
     StreamBlock,
-    blocked,
+    index_of,
 )
 from weft.protocols.errors import UnsupportedVersion
-from weft.protocols.shard.fold import APART_LEVEL, apart_body, fold, has_traces
-from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX, SPLIT_LEVEL, SealBody, ShardTree, Split, moving
+from weft.protocols.shard.fold import apart_body, fold, has_traces
+from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX, SealBody, ShardTree, Split, moving
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, changed
 from weft.storage.cluster import (
@@ -150,7 +150,7 @@ class Splitter:
         )
         body = msgspec.msgpack.encode(SealBody(shard, bit, nonce))
         told = StreamBlock([], [Control(ControlKind.SEAL, "", "", 0, "", body)], [])
-        index = replace(blocked(header, max(SPLIT_LEVEL, state.fold_level), [], told), must_understand=BLOCKS | SPLITS)
+        index = replace(index_of(header, state.fold_level, [], told), must_understand=BLOCKS | SPLITS)
         tail, crc = chunks.encode_footer(index)
         split = fold(state, Chunk(header, index, crc)).split
         assert split is not None, "the chunk splits the shard"
@@ -216,16 +216,10 @@ async def look(store: ObjectStore, cluster: Cluster, shard: int, *, force: bool 
         force: also if one of the parts has no edge.
 
     Raises:
-        CannotSplit: the cluster's level is too low, there is no such shard or one that has not begun, or a split would
-            part no load.
+        CannotSplit: there is no such shard or one that has not begun, or a split would part no load.
         StoreError: the store did not answer.
         Corrupt: the shard is damaged.
     """
-    if cluster.level < SPLIT_LEVEL:
-        raise CannotSplit(
-            f"the cluster is at level {cluster.level}, and splits need level {SPLIT_LEVEL}: run `weft hub finalize` "
-            "after all nodes run this release"
-        )
     tree = cluster.tree
     if not 0 <= shard < tree.count:
         raise CannotSplit(f"the hub has no shard {shard}: its shards are 0 to {tree.count - 1}")
@@ -266,7 +260,7 @@ async def split(
 
     Raises:
         CannotSplit: another split was declared meanwhile.
-        ClusterUnusable: the store's level does not allow splits.
+        ClusterUnusable: the store has no cluster, or its file is damaged.
         StoreError: the store did not answer.
         Corrupt: the shard is damaged.
     """
@@ -329,8 +323,7 @@ class Apart:
         It reads the state of every shard, one after the other, and writes a chunk in each.
 
         Raises:
-            CannotSetApart: the cluster's level is too low, the store has something of the tenant, a split is not done,
-                or there are too many shards.
+            CannotSetApart: the store has something of the tenant, a split is not done, or there are too many shards.
             StoreError: the store did not answer; call again.
             ClusterUnusable, Corrupt, UnsupportedVersion: the store, or a shard of it, cannot be used.
         """
@@ -360,8 +353,6 @@ class Apart:
             StoreError, ClusterUnusable, Corrupt, UnsupportedVersion: as of ``set``.
         """
         for _ in range(ATTEMPTS_MAX):
-            if (await open_cluster(self._store, None)).level < APART_LEVEL:
-                return
             # The tenant may be set apart until this call has its turn, so that is looked at behind it.
             turn = await take_turn(self._store, tenant)
             cluster = await open_cluster(self._store, None)
@@ -392,11 +383,6 @@ class Apart:
         return logs
 
     async def _check(self, cluster: Cluster, tenant: str) -> None:
-        if cluster.level < APART_LEVEL:
-            raise CannotSetApart(
-                f"the cluster is at level {cluster.level}, and tenants are set apart from level {APART_LEVEL} on: run "
-                "`weft hub finalize` after all nodes run this release"
-            )
         if cluster.tree.count >= SHARDS_MAX:
             raise CannotSetApart(f"the hub has {cluster.tree.count} shards, and can have no more")
         tables = table_key(tenant, "").rstrip("/")
@@ -464,7 +450,7 @@ class Apart:
             state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, self._random_bits(64)
         )
         told = StreamBlock([], [Control(ControlKind.APART, tenant, "", 0, "", apart_body(apart=apart))], [])
-        index = replace(blocked(header, max(APART_LEVEL, state.fold_level), [], told), must_understand=BLOCKS | APART)
+        index = replace(index_of(header, state.fold_level, [], told), must_understand=BLOCKS | APART)
         tail, _ = chunks.encode_footer(index)
         try:
             await log.create(header.n, chunks.encode_header(header) + tail)

@@ -18,7 +18,7 @@ from weft.protocols.chunk_index import CONTROL_BYTES_MAX, Control, ControlKind, 
 from weft.protocols.lane import Lane
 from weft.protocols.shard.lane_state import LaneState, RetiredBy
 from weft.protocols.shard.shard_state import ShardState
-from weft.protocols.shard.snapshot import FORGET_LEVEL, FORGOTTEN_MAX, ForgetBody
+from weft.protocols.shard.snapshot import FORGOTTEN_MAX, ForgetBody
 from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore, StoreUnfit
@@ -103,16 +103,10 @@ async def delete(
         The changes of this call; none if the stream is deleted already.
 
     Raises:
-        CannotDelete: the cluster's level is too low, there is no such stream, edges still send to it, or its table
-            lacks records.
+        CannotDelete: there is no such stream, edges still send to it, or its table lacks records.
         StoreError: the store did not answer; call again.
         Corrupt: a shard is damaged.
     """
-    if cluster.level < FORGET_LEVEL:
-        raise CannotDelete(
-            f"the cluster is at level {cluster.level}, and deleted streams need level {FORGET_LEVEL}: run `weft hub "
-            "finalize` after all nodes run this release"
-        )
     key = wanted.stream
     # All shards are looked at before the first is changed.
     found = await load_every_shard(first_logs(store, cluster), frozenset([key]))
@@ -133,7 +127,7 @@ async def delete(
     ends: dict[int, int] = {}
     for log in logs:
         done = await tables.until_told(partial(_delete_in, store, log, wanted, lambda log, plan: write_ending(
-            log, plan, wall_clock=wall_clock, random_bits=random_bits, level=FORGET_LEVEL
+            log, plan, wall_clock=wall_clock, random_bits=random_bits
         ), wall_clock))  # fmt: skip
         records, lanes, shards = records + done.records, lanes + done.lanes, shards + done.shards
         ends |= done.ends

@@ -25,7 +25,6 @@ def replaced_by_user_share(total: str) -> str:
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
-    renamed = {"packet": "message"}
     removed = {
         "connections_per_user": replaced_by_user_share("limits.connections"),
         "http_readers_per_user": replaced_by_user_share("limits.http_readers"),

@@ -448,7 +448,7 @@ class Layout:
         for aggregate in found:
             self._add(aggregate)
         self.sources = self._place("[]")
-        """Index of the rows' source records: behind all others, as windows of earlier releases lack it."""
+        """Index of the rows' source records: behind all others."""
         self._merge.append(f"w_join(a[{self.sources}], b[{self.sources}])")
         # Deviations are merged by the counts from before: the counts come last.
         self._merge += [f"a[{each.nulls}] += b[{each.nulls}]" for each in self.arguments.values()]

@@ -314,7 +314,7 @@ class Calendar:
 # They are flat lists, so that ``State`` can hold them: input, first, last, count, then the next input.
 
 UNKNOWN = ""
-"""Name in place of an input where a row's source is unknown, because an earlier release kept one of its rows."""
+"""Name in place of an input where a row's source is unknown."""
 INPUTS_MAX = 8
 """Maximum number of inputs of one row. With more, its source is unknown."""
 _WIDTH = 4

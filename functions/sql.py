@@ -15,7 +15,7 @@ from weft.functions.contract import AsyncFunction, Context, Out, Row
 from weft.functions.python import BYTES_ENOUGH, FilesSnapshot, Runner
 from weft.functions.python_protocol import FRAME_BYTES_MAX, Begin, Record
 from weft.functions.select import COLUMNS_MAX, Limits, Select, SelectError, SelectResult, names_in
-from weft.functions.series import UNKNOWN, join, known, take
+from weft.functions.series import join, known, take
 from weft.functions.window_plan import (
     COUNT,
     FIRST,
@@ -85,7 +85,6 @@ class SqlFunction(Windows, AsyncFunction):
         header = [0] * (LAST + 1 if plan.gap else COUNT + 1)
         self._size, self._over, self._whose, self._sources = range(len(header), len(header) + 4)
         super().__init__(settings, context, plan, self._new, self._merge)
-        self.store.pad = self._pad
         self._rows_max, self._bytes_max = settings.rows_max, settings.bytes_max
         if not self.naming.is_key:
             self.store.weight_of = self._weight
@@ -119,10 +118,6 @@ class SqlFunction(Windows, AsyncFunction):
 
     def _new(self, first: int, start: int) -> list[Any]:
         return [first, 0, start, start, 0, 0, {}, []] if self.plan.gap else [first, 0, 0, 0, {}, []]
-
-    def _pad(self, numbers: list[Any]) -> None:
-        if len(numbers) == self._whose:
-            numbers += [{}, [UNKNOWN]]
 
     def _weight(self, item: bytes) -> int:
         """Return the share that a row takes of both bounds of a window."""
@@ -359,7 +354,6 @@ def _also(missing: str, text: str, whose: dict[str, int]) -> str:
 
 
 def _unpacked(item: bytes) -> Row:
-    """Return a kept row. Rows of earlier releases have no source."""
-    time, key, values, *source = msgspec.msgpack.decode(item)
-    seq, stream = source or (-1, "")
+    """Return a kept row."""
+    time, key, values, seq, stream = msgspec.msgpack.decode(item)
     return Row(time, key, None, values, (), seq, stream)

@@ -757,6 +757,6 @@ def pack_row(row: Row) -> bytes:
 
 def unpack_row(packed: bytes) -> Row:
     """Return the row that ``pack_row`` packed."""
-    time, key, payload, values, headers, seq, stream, *more = _decode(packed)
-    source = tuple(more[0]) if more else ()  # an earlier release kept none
-    return Row(time, key, payload, values, tuple((name, value) for name, value in headers), seq, stream, source=source)
+    time, key, payload, values, headers, seq, stream, source = _decode(packed)
+    pairs = tuple((name, value) for name, value in headers)
+    return Row(time, key, payload, values, pairs, seq, stream, source=tuple(source))

@@ -78,8 +78,6 @@ class Store:
         self.weight_of: Callable[[bytes], int] | None = None
         """Function that returns the weight of a kept row, where topics have shares in a window; set before the first
         row."""
-        self.pad: Callable[[Numbers], None] = _keep
-        """Function that adds the numbers that windows of an earlier release lack."""
         self._bounds = bounds
         self._new = new
         self._merge = merge
@@ -263,7 +261,6 @@ class Store:
         for key, value in self.state.items():
             if key[:1] == PANE:
                 start, gid = of_pane_key(key)
-                self.pad(value)
                 panes[key] = self._pane(start, key, value)
             elif key[:1] == GROUP:
                 self._enter(group_of(key[1:], value))
@@ -295,10 +292,6 @@ class Store:
         for number in range(pane.chunks):
             for item in self.state.values[chunk_key(pane, number)]:
                 pane.shares.add(topic_of(item), number, weight_of(item))
-
-
-def _keep(numbers: Numbers) -> None:
-    """Add nothing."""
 
 
 def memory_of(item: Any) -> int:

@@ -14,7 +14,7 @@ from weft.functions.aggregates import Aggregate, Layout, parse_aggregate
 from weft.functions.contract import Context, Function, Gap, Out, Path, Row
 from weft.functions.expression_code import ExpressionError, InvalidExpression, function
 from weft.functions.expressions import Expression, compile_expression
-from weft.functions.series import UNKNOWN, known
+from weft.functions.series import known
 from weft.functions.window_plan import (
     ALWAYS,
     CLOCK_SET,
@@ -579,7 +579,6 @@ class WindowFunction(Windows):
         self._new = new
         self._rows_max = settings.rows_max
         self._over, self._sources = layout.over, layout.sources
-        self.store.pad = self._pad
         arguments = []
         levels: set[str] = set()
         for (text, is_number), argument in layout.arguments.items():
@@ -656,10 +655,6 @@ class WindowFunction(Windows):
         if missing:
             values["missing"] = missing
         return [Row(first, group.key, None, values, source=known(numbers[self._sources]))]
-
-    def _pad(self, numbers: list[Any]) -> None:
-        if len(numbers) == self._sources:
-            numbers.append([UNKNOWN])
 
 
 def _check_names(settings: Window, aggregates: list[Aggregate]) -> None:

@@ -22,9 +22,7 @@ from weft.protocols.chunk_index import (
     HEADER_BYTES,
     TRAILER_BYTES,
     TRAILER_MAGIC,
-    BlockedFooter,
     Chunk,
-    ChunkFooter,
     ChunkHead,
     ChunkHeader,
     ChunkIndex,
@@ -37,12 +35,12 @@ from weft.protocols.chunk_index import (
     Mark,
     StreamBlock,
     StreamSection,
-    blocked,
     blocks_end,
     decode_footer,
     decode_tail,
     encode_footer,
     footer_bytes,
+    index_of,
     with_blocks,
 )
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
@@ -52,9 +50,7 @@ __all__ = [
     "HEADER_BYTES",
     "TRAILER_BYTES",
     "TRAILER_MAGIC",
-    "BlockedFooter",
     "Chunk",
-    "ChunkFooter",
     "ChunkHead",
     "ChunkHeader",
     "ChunkIndex",
@@ -67,12 +63,12 @@ __all__ = [
     "Mark",
     "StreamBlock",
     "StreamSection",
-    "blocked",
     "blocks_end",
     "decode_footer",
     "decode_tail",
     "encode_footer",
     "footer_bytes",
+    "index_of",
     "with_blocks",
 ]
 
@@ -220,18 +216,13 @@ def decode(data: Buffer) -> Chunk:
     if footer_bytes(data) > len(data) - HEADER_BYTES:
         raise Corrupt("a chunk's footer does not fit the chunk")
     tail = decode_tail(data)
-    end = len(data) - tail.span()
-    if end < HEADER_BYTES:
-        raise Corrupt("a chunk's footer does not fit the chunk")
-    if isinstance(tail.found, ChunkHead) and blocks_end(tail.found) != len(data) - tail.bytes:
-        raise Corrupt("a chunk's blocks do not end where its head starts")
+    # No byte of a chunk is outside a checksum: the head says that sections and blocks follow one another.
+    if blocks_end(tail.head) != len(data) - tail.bytes:
+        raise Corrupt("a chunk's sections and blocks do not fill the space between its header and its head")
     footer, crc = decode_footer(data)
     # The footer repeats the header, so a header and a footer of two chunks cannot be combined unnoticed.
     if footer.header != header:
         raise Corrupt("a chunk's header and footer do not belong together")
-    # No byte of a chunk is outside a checksum.
-    if HEADER_BYTES + sum(stream.length for stream in footer.streams) != end:
-        raise Corrupt("a chunk's sections do not fill the space between its header and its footer")
     for stream in footer.streams:
         check_section(memoryview(data)[stream.position : stream.position + stream.length], stream)
     return Chunk(header, footer, crc)

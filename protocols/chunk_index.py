@@ -9,14 +9,14 @@ from enum import IntEnum, IntFlag
 from functools import cached_property
 from operator import add
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer
-from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.errors import Corrupt, PreRelease, Truncated, UnsupportedVersion
 from weft.protocols.lane import Origin
 from weft.protocols.ranges import (
     LIST_ITEMS_MAX,
@@ -45,17 +45,17 @@ ORIGINS_MAX = 1024
 CONTROL_BYTES_MAX = 1 << 20
 """Longest body of a control record."""
 BLOCKS = 1
-"""Bit of ``must_understand``: the index has a block for each stream (level 2)."""
+"""Bit of ``must_understand``: the index has a block for each stream. Every index has it."""
 SPLITS = 2
-"""Bit of ``must_understand``: the chunk has a SEAL record (level 3)."""
+"""Bit of ``must_understand``: the chunk has a SEAL record."""
 APART = 4
-"""Bit of ``must_understand``: the chunk has an APART record (level 4)."""
+"""Bit of ``must_understand``: the chunk has an APART record."""
 UNDERSTOOD = BLOCKS | SPLITS | APART
 """Bits of ``must_understand`` that this release knows."""
 
-BLOCKS_LEVEL = 2
-"""Fold level from which on chunks have a block for each stream."""
-LEVEL_MAX = 4
+FIRST_LEVEL = 4
+"""Fold level with which every log begins. Builds before the first release had the lower ones; no release reads them."""
+LEVEL_MAX = FIRST_LEVEL
 """Fold level of this release: the highest level that it writes and that its fold keeps."""
 
 
@@ -156,7 +156,7 @@ class ControlKind(IntEnum):
     ADOPT = 4
     """The lane counts again, or gets back the numbers that it had when it was dropped."""
     SEAL = 5
-    """The edges of one half of the shard move to a new shard. From level 3 on, and alone in its chunk."""
+    """The edges of one half of the shard move to a new shard. Alone in its chunk."""
     DROP = 6
     """The lane leaves the state."""
     CONFLICT = 7
@@ -166,9 +166,9 @@ class ControlKind(IntEnum):
     FORGET = 9
     """An operator deletes a stream, whose lanes have left: the state keeps its next offset and its skips."""
     TIME = 10
-    """An operator lowers the time of the shard, which a wrong clock wrote. From level 2 on."""
+    """An operator lowers the time of the shard, which a wrong clock wrote."""
     APART = 11
-    """The shard takes nothing of a tenant, which gets a shard of its own. From level 4 on, and alone in its chunk."""
+    """The shard takes nothing of a tenant, which gets a shard of its own. Alone in its chunk."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -200,34 +200,6 @@ class ClockUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Bound on the offset's error."""
 
 
-class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a chunk, with all its information for the hub's state."""
-
-    header: ChunkHeader
-    """A copy of the header's fields: one GET of the tail reads the whole index."""
-    must_understand: U64
-    """Bits of the features that a reader has to know to read the chunk at all."""
-    fold_level: U32
-    """The highest level in the log so far."""
-    streams: Annotated[list[StreamSection], Meta(max_length=LIST_ITEMS_MAX)]
-    lanes: Annotated[list[LaneUpdate], Meta(max_length=LIST_ITEMS_MAX)]
-    controls: Annotated[list[Control], Meta(max_length=LIST_ITEMS_MAX)] = []
-    clocks: Annotated[list[ClockUpdate], Meta(max_length=LIST_ITEMS_MAX)] = []
-    extensions: dict[U32, bytes] = {}
-    """Additions of later releases, each under a number of its own. A reader skips unknown ones."""
-
-    only: ClassVar[None] = None
-    """The same as ``BlockedFooter.only``: this form has all lanes of the chunk."""
-
-    def lanes_of(self, section: StreamSection) -> Sequence[LaneUpdate]:  # noqa: ARG002
-        """Return the lanes that the section's entries name by their index."""
-        return self.lanes
-
-    def clocks_of(self, section: StreamSection) -> Sequence[ClockUpdate]:  # noqa: ARG002
-        """Return the clock notices that correct the times of the section's records."""
-        return self.clocks
-
-
 class StreamBlock(NamedTuple):
     """A chunk's statements about one (tenant, stream), besides the place of its section."""
 
@@ -237,21 +209,25 @@ class StreamBlock(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlockedFooter:
-    """The index of a chunk of level 2: as ``ChunkFooter``, with one block for each (tenant, stream), so that a reader
-    of one stream decodes one block."""
+class ChunkIndex:
+    """The index of a chunk, with all its information for the hub's state: one block for each (tenant, stream), so that
+    a reader of one stream decodes one block."""
 
     header: ChunkHeader
+    """A copy of the header's fields: one GET of the tail reads the whole index."""
     fold_level: int
+    """The highest level in the log so far."""
     streams: list[StreamSection]
     blocks: dict[StreamKey, StreamBlock]
     """The decoded blocks, in the order of the chunk."""
     cluster_controls: list[Control] = field(default_factory=list)
     """Control records of no stream. They take effect first."""
     extensions: dict[int, bytes] = field(default_factory=dict)
+    """Additions of later releases, each under a number of its own. A reader skips unknown ones."""
     only: frozenset[StreamKey] | None = None
     """The streams whose blocks were wanted, and ``streams`` are theirs; None for all."""
     must_understand: int = BLOCKS
+    """Bits of the features that a reader has to know to read the chunk at all."""
 
     @cached_property
     def lanes(self) -> list[LaneUpdate]:
@@ -277,22 +253,18 @@ class BlockedFooter:
         return self.blocks[section.tenant, section.stream].clocks
 
 
-ChunkIndex = ChunkFooter | BlockedFooter
-"""The index of a chunk, in the form of either level."""
-
-
-def blocked(  # noqa: PLR0917
+def index_of(  # noqa: PLR0917
     header: ChunkHeader,
     level: int,
     sections: list[StreamSection],
     told: StreamBlock,
     clocks: Mapping[StreamKey, list[ClockUpdate]] = MappingProxyType({}),
     extensions: Mapping[int, bytes] = MappingProxyType({}),
-) -> BlockedFooter:
-    """Return an index of level 2.
+) -> ChunkIndex:
+    """Return the index of a chunk.
 
     Args:
-        level: at least ``BLOCKS_LEVEL``.
+        level: at least ``FIRST_LEVEL``.
         told: lanes and control records of any streams. The lanes of each keep their order.
         clocks: by stream.
     """
@@ -305,7 +277,7 @@ def blocked(  # noqa: PLR0917
     for stream, known in clocks.items():
         blocks.setdefault(stream, StreamBlock([], [], [])).clocks.extend(known)
     cluster = [control for control in told.controls if not control.stream]
-    return BlockedFooter(header, level, sections, blocks, cluster, dict(extensions))
+    return ChunkIndex(header, level, sections, blocks, cluster, dict(extensions))
 
 
 class Chunk(NamedTuple):
@@ -361,7 +333,7 @@ def check_understood(needed: int, known: int, what: str) -> None:
         raise UnsupportedVersion(f"{what} needs features {needed & ~known:#x} of a later release")
 
 
-# Bytes of a block: what a chunk of level 2 says about one (tenant, stream) (docs/reference/formats/chunk.md).
+# Bytes of a block: what a chunk says about one (tenant, stream) (docs/reference/formats/chunk.md).
 #
 # Lanes are columns, and names of edges stand once: a fleet has one lane for each edge in nearly every chunk.
 
@@ -514,10 +486,10 @@ def _boot(clock: BlockClock) -> tuple[int, int, int, int]:
     return clock.boot_id, clock.monotonic, clock.offset, clock.error
 
 
-# Bytes of a chunk's index in both of its forms (docs/reference/formats/chunk.md).
+# Bytes of a chunk's index (docs/reference/formats/chunk.md).
 #
-# Level 1: one msgpack footer with the lanes of all streams. Level 2: a block for each stream, behind the sections,
-# and a head that says where each block and section is, so that a reader of one stream fetches the head and one block.
+# A block for each stream, behind the sections, and a head that says where each block and section is, so that a reader
+# of one stream fetches the head and one block.
 
 TRAILER_MAGIC = b"WFCE"
 _TRAILER = struct.Struct("<II4s")
@@ -555,7 +527,7 @@ class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
-    """The head of an index of level 2."""
+    """The head of an index."""
 
     header: ChunkHeader
     """A copy of the header's fields."""
@@ -571,30 +543,27 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IndexTail(NamedTuple):
-    """The decoded last part of a chunk: the whole index at level 1, the head of one at level 2."""
+    """The decoded last part of a chunk: the head of its index."""
 
-    found: ChunkFooter | ChunkHead
+    head: ChunkHead
     crc: int
-    """CRC-32C of the footer or head, which the next chunk names."""
+    """CRC-32C of the head, which the next chunk names."""
     bytes: int
     """Bytes from its start to the end of the chunk."""
 
     def span(self, only: Collection[StreamKey] | None = None) -> int:
         """Return the bytes from the first block to the end of the chunk, where all or some blocks are wanted."""
-        if isinstance(self.found, ChunkFooter):
-            return self.bytes
-        wanted = [place.position for place in self.found.blocks if only is None or (place.tenant, place.stream) in only]
-        return self.bytes + (blocks_end(self.found) - wanted[0] if wanted else 0)
+        wanted = [place.position for place in self.head.blocks if only is None or (place.tenant, place.stream) in only]
+        return self.bytes + (blocks_end(self.head) - wanted[0] if wanted else 0)
 
 
 class _Foot(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a footer that no release changes."""
+    """The part of a head that no release changes."""
 
     header: msgspec.Raw
     must_understand: U64
 
 
-_FOOTER = msgspec.msgpack.Decoder(ChunkFooter)
 _HEAD = msgspec.msgpack.Decoder(ChunkHead)
 _FOOT = msgspec.msgpack.Decoder(_Foot)
 
@@ -605,23 +574,17 @@ def blocks_end(head: ChunkHead) -> int:
     return HEADER_BYTES if last is None else last.position + last.length
 
 
-def encode_footer(footer: ChunkIndex) -> tuple[bytes, int]:
+def encode_footer(index: ChunkIndex) -> tuple[bytes, int]:
     """Encode an index with its trailer; also return the CRC-32C that the next chunk's header carries.
 
     Raises:
         ValueError: no reader would accept it.
     """
-    blocks = b""
-    if isinstance(footer, ChunkFooter):
-        body = msgspec.msgpack.encode(footer)
-    else:
-        places, blocks = _place_blocks(footer)
-        body = msgspec.msgpack.encode(
-            ChunkHead(
-                footer.header, footer.must_understand, footer.fold_level, places, footer.cluster_controls,
-                footer.extensions,
-            )
-        )  # fmt: skip
+    places, blocks = _place_blocks(index)
+    head = ChunkHead(
+        index.header, index.must_understand, index.fold_level, places, index.cluster_controls, index.extensions
+    )
+    body = msgspec.msgpack.encode(head)
     crc = int(crc32c(body))
     tail = blocks + body + _TRAILER.pack(len(body), crc, TRAILER_MAGIC)
     if len(tail) > FOOTER_BYTES_MAX:
@@ -630,21 +593,21 @@ def encode_footer(footer: ChunkIndex) -> tuple[bytes, int]:
     # log.
     try:
         decode_footer(tail)
-    except Corrupt as error:
+    except (Corrupt, UnsupportedVersion) as error:
         raise ValueError(f"not written: {error}") from error
     return tail, crc
 
 
-def _place_blocks(footer: BlockedFooter) -> tuple[list[BlockPlace], bytes]:
-    sections = {(section.tenant, section.stream): section for section in footer.streams}
-    after = HEADER_BYTES + sum(section.length for section in footer.streams)
-    if len(sections) != len(footer.streams) or not sections.keys() <= footer.blocks.keys():
+def _place_blocks(index: ChunkIndex) -> tuple[list[BlockPlace], bytes]:
+    sections = {(section.tenant, section.stream): section for section in index.streams}
+    after = HEADER_BYTES + sum(section.length for section in index.streams)
+    if len(sections) != len(index.streams) or not sections.keys() <= index.blocks.keys():
         raise ValueError("each section needs one block of its stream")
     # Blocks stand in the order of their sections, and those without one at the end.
-    order = [*sections, *(key for key in footer.blocks if key not in sections)]
+    order = [*sections, *(key for key in index.blocks if key not in sections)]
     places, parts, at, empty = list[BlockPlace](), list[bytes](), after, StreamSection("", "", 0, 0, 0, 0, after, 0, 0)
     for key in order:
-        data = encode_block(footer.blocks[key])
+        data = encode_block(index.blocks[key])
         section = sections.get(key, empty)
         places.append(
             BlockPlace(
@@ -661,27 +624,26 @@ def decode_footer(tail: Buffer, only: frozenset[StreamKey] | None = None) -> tup
     """Decode the index from the last bytes of a chunk.
 
     Args:
-        only: at level 2, decode the blocks of these streams alone.
+        only: decode the blocks of these streams alone.
 
     Returns:
-        The index and the CRC-32C of its footer or head.
+        The index and the CRC-32C of its head.
 
     Raises:
         Truncated: ``tail`` does not reach back far enough; ``decode_tail`` and ``IndexTail.span`` say how far.
         UnsupportedVersion: a later release wrote something into it that this one must not skip.
+        PreRelease: a build before the first release wrote it.
         Corrupt: no trailer, a checksum does not match, or the parts do not follow one another.
     """
-    found, crc, length = decoded = decode_tail(tail)
-    if isinstance(found, ChunkFooter):
-        return found, crc
+    head, crc, length = decoded = decode_tail(tail)
     if decoded.span(only) > len(tail):
         raise Truncated(f"the index has {decoded.span(only)} bytes, {len(tail)} are there")
-    start = blocks_end(found) + length - len(tail)  # byte of the chunk where the tail starts
-    return with_blocks(found, tail, start, only), crc
+    start = blocks_end(head) + length - len(tail)  # byte of the chunk where the tail starts
+    return with_blocks(head, tail, start, only), crc
 
 
-def with_blocks(head: ChunkHead, data: Buffer, start: int, only: frozenset[StreamKey] | None = None) -> BlockedFooter:
-    """Return an index of level 2 from its head and the bytes of its blocks.
+def with_blocks(head: ChunkHead, data: Buffer, start: int, only: frozenset[StreamKey] | None = None) -> ChunkIndex:
+    """Return an index from its head and the bytes of its blocks.
 
     Args:
         data: bytes of the chunk with all wanted blocks.
@@ -703,15 +665,15 @@ def with_blocks(head: ChunkHead, data: Buffer, start: int, only: frozenset[Strea
         if place.count:
             sections.append(place.placed())
     needs = head.must_understand
-    return BlockedFooter(head.header, head.fold_level, sections, blocks, head.controls, head.extensions, only, needs)
+    return ChunkIndex(head.header, head.fold_level, sections, blocks, head.controls, head.extensions, only, needs)
 
 
 def decode_tail(tail: Buffer) -> IndexTail:
-    """Decode the footer or head from the last bytes of a chunk.
+    """Decode the head of the index from the last bytes of a chunk.
 
     Raises:
         Truncated: ``tail`` does not reach back to its start; ``footer_bytes`` returns the necessary length.
-        UnsupportedVersion, Corrupt: as ``decode_footer``.
+        UnsupportedVersion, PreRelease, Corrupt: as ``decode_footer``.
     """
     length = footer_bytes(tail)
     if length > len(tail):
@@ -723,13 +685,13 @@ def decode_tail(tail: Buffer) -> IndexTail:
     # A later release may have changed the rest: its bits are checked before any other field is used.
     needed = unpack(_FOOT, body, "a chunk footer").must_understand
     check_understood(needed, UNDERSTOOD, "a chunk footer")
-    if needed & BLOCKS:
-        head = unpack(_HEAD, body, "a chunk's head")
-        _check_head(head)
-        return IndexTail(head, crc, length)
-    footer = unpack(_FOOTER, body, "a chunk footer")
-    _check_places(footer.streams)
-    return IndexTail(footer, crc, length)
+    if not needed & BLOCKS:
+        raise PreRelease
+    head = unpack(_HEAD, body, "a chunk's head")
+    if head.fold_level < FIRST_LEVEL:
+        raise PreRelease
+    _check_head(head)
+    return IndexTail(head, crc, length)
 
 
 def _check_places(sections: list[StreamSection]) -> int:
@@ -754,7 +716,7 @@ def _check_head(head: ChunkHead) -> None:
 
 
 def footer_bytes(tail: Buffer) -> int:
-    """Return the bytes of footer or head and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
+    """Return the bytes of head and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
 
     Raises:
         Truncated: fewer bytes than a trailer has.

@@ -15,3 +15,10 @@ class Corrupt(CodecError):
 
 class UnsupportedVersion(Corrupt):
     """A known format in a version this release does not read: the writer is newer than the reader."""
+
+
+class PreRelease(UnsupportedVersion):
+    """A part of a hub's store in a form that only builds before the first release wrote."""
+
+    def __init__(self) -> None:
+        super().__init__("this store was written by a pre-release build and cannot be opened. Use a new store")

@@ -21,7 +21,6 @@ from weft.protocols.batch import Buffer
 from weft.protocols.chunk_index import (
     RELEASE,
     Chunk,
-    ChunkHead,
     FoldRules,
     IndexTail,
     StreamKey,
@@ -31,7 +30,6 @@ from weft.protocols.chunk_index import (
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard import snapshot
-from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.fold import folding
 from weft.protocols.shard.lane_state import OpenGap, open_gap
 from weft.protocols.shard.placement import Split, is_moving
@@ -168,15 +166,13 @@ async def read_snapshot(store: ObjectStore, key: str, only: Collection[StreamKey
 
     Raises:
         NotFound: there is none.
-        Truncated, UnsupportedVersion, Corrupt: as ``snapshot_blocks.decode``.
+        Truncated, UnsupportedVersion, PreRelease, Corrupt: as ``snapshot.decode``.
     """
     if only is None:
-        return snapshot.decode_blocks((await store.get(key)).data)
+        return snapshot.decode((await store.get(key)).data)
     data = await _head(store, key)
-    if snapshots.check_header(data) == snapshots.VERSION:
-        return snapshot.decode_blocks(data, only)
     head = snapshot.decode_head(data)
-    behind, (first, end) = HEADER_BYTES + snapshots.body_bytes(data), snapshot.span(head, only)
+    behind, (first, end) = HEADER_BYTES + snapshot.head_bytes(data), snapshot.span(head, only)
     if behind + end <= len(data):
         return snapshot.with_lanes(head, data, behind, only)
     blocks = await store.get_range(key, behind + first, end - first)
@@ -186,17 +182,16 @@ async def read_snapshot(store: ObjectStore, key: str, only: Collection[StreamKey
 async def read_offsets(store: ObjectStore, key: str) -> tuple[tuple[bytes, int], dict[StreamKey, int]]:
     """Return cluster and shard of a snapshot, and the next offset of each stream with one. Raises as
     ``read_snapshot``."""
-    return snapshot.decode_block_offsets(await _head(store, key))
+    return snapshot.decode_offsets(await _head(store, key))
 
 
 async def _head(store: ObjectStore, key: str) -> Buffer:
-    """Return the first bytes of a snapshot, with all of its head; at level 1 the whole."""
+    """Return the first bytes of a snapshot, with all of its head."""
     data: Buffer = await store.get_range(key, 0, HEAD_READ_BYTES)
     if len(data) < HEADER_BYTES:
         raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
-    needed = HEADER_BYTES + snapshots.body_bytes(data)
-    if snapshots.check_header(data) == snapshots.VERSION and len(data) == HEAD_READ_BYTES:
-        return (await store.get(key)).data
+    snapshot.check_header(data)
+    needed = HEADER_BYTES + snapshot.head_bytes(data)
     return data if needed <= len(data) else await store.get_range(key, 0, needed)
 
 
@@ -238,12 +233,13 @@ class IndexReader:
         span = tail.span(only)
         wanted = span if only is None or span <= TOGETHER_BYTES_MAX else tail.bytes
         self._guesses[only is None] = min(max(wanted + wanted // 4, TAIL_BYTES_MIN), TAIL_BYTES_MAX)
-        if span <= len(data) or not isinstance(tail.found, ChunkHead):
+        if span <= len(data):
             footer, crc = chunks.decode_footer(data, only)
             return self.checked(n, Chunk(footer.header, footer, crc))
-        return self.checked(n, await self._blocks(key, tail, tail.found, only))
+        return self.checked(n, await self._blocks(key, tail, only))
 
-    async def _blocks(self, key: str, tail: IndexTail, head: ChunkHead, only: frozenset[StreamKey] | None) -> Chunk:
+    async def _blocks(self, key: str, tail: IndexTail, only: frozenset[StreamKey] | None) -> Chunk:
+        head = tail.head
         places = [each for each in head.blocks if only is None or (each.tenant, each.stream) in only]
         start, end = places[0].position, places[-1].position + places[-1].length
         data = await self._store.get_range(key, start, end - start)

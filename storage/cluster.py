@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.protocols.chunk_index import LEVEL_MAX
+from weft.protocols.chunk_index import FIRST_LEVEL, LEVEL_MAX
+from weft.protocols.errors import PreRelease
 from weft.protocols.lane import valid_name
-from weft.protocols.shard.fold import APART_LEVEL
-from weft.protocols.shard.placement import SPLIT_LEVEL, TENANT_APART_EDGE, TENANT_EDGE, ShardTree, is_shard_count
+from weft.protocols.shard.placement import TENANT_APART_EDGE, TENANT_EDGE, ShardTree, is_shard_count
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, Object, ObjectStore, PreconditionFailed
 
@@ -34,7 +34,7 @@ class Cluster(NamedTuple):
     cluster_id: bytes
     shards: int
     """The number of shards at the start; splits made the others."""
-    level: int = 1
+    level: int = FIRST_LEVEL
     """The level up to which nodes may write (``weft hub finalize``). It only grows."""
     splits: tuple[int, ...] = ()
     """The shard that each declared split halves. It only grows, at its end. A split is in force from the SEAL record in
@@ -62,7 +62,7 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     shards: int
     placement: str
     """Name of the rule that places edges in shards."""
-    level: int = 1
+    level: int
     restored: int = 0
     """Nanoseconds since 1970."""
     restored_to: int = 0
@@ -90,7 +90,8 @@ async def open_cluster(
 
     Raises:
         ClusterUnusable: there is no cluster and none is to be created, it has another shard count, a later release made
-            it or raised it to a level that this one does not know, or the file is damaged.
+            it or raised it to a level that this one does not know, a build before the first release made it, or the
+            file is damaged.
         StoreError: the store did not answer.
     """
     found = await _read(store)
@@ -156,7 +157,7 @@ async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Clust
         The cluster as it is now: with one more split than ``known`` if this call declared it.
 
     Raises:
-        ClusterUnusable: there is no cluster, the file is damaged, or its level does not allow splits.
+        ClusterUnusable: there is no cluster, or the file is damaged.
         ValueError: the shard does not exist or cannot split, or there are too many.
         StoreError: the store did not answer; the split may be declared.
     """
@@ -165,11 +166,6 @@ async def declare_split(store: ObjectStore, shard: int, known: Cluster) -> Clust
         cluster = decode(found.data)
         if cluster.splits != known.splits:
             return cluster
-        if cluster.level < SPLIT_LEVEL:
-            raise ClusterUnusable(
-                f"the cluster is at level {cluster.level}, and splits of shards need level {SPLIT_LEVEL}: run `weft "
-                "hub finalize` first, when all nodes are upgraded"
-            )
         declared = cluster._replace(splits=(*cluster.splits, shard))
         _ = declared.tree  # which refuses a split that cannot be
         with contextlib.suppress(PreconditionFailed):
@@ -207,7 +203,7 @@ async def declare_apart(store: ObjectStore, tenant: str, known: Cluster, turn: t
         The cluster as it is now: with the tenant if this call declared it.
 
     Raises:
-        ClusterUnusable: there is no cluster, the file is damaged, or its level does not allow it.
+        ClusterUnusable: there is no cluster, or the file is damaged.
         ValueError: there are too many shards.
         StoreError: the store did not answer; it may be declared.
     """
@@ -216,11 +212,6 @@ async def declare_apart(store: ObjectStore, tenant: str, known: Cluster, turn: t
         cluster = decode(found.data)
         if (cluster.splits, cluster.apart) != (known.splits, known.apart) or _turn(found.data) != turn:
             return cluster
-        if cluster.level < APART_LEVEL:
-            raise ClusterUnusable(
-                f"the cluster is at level {cluster.level}, and tenants are set apart from level {APART_LEVEL} on: run "
-                "`weft hub finalize` first, when all nodes are upgraded"
-            )
         declared = cluster._replace(apart=(*cluster.apart, (tenant, cluster.tree.count)))
         _ = declared.tree  # which refuses one shard too many
         data = _with(_with(found.data, "apart", declared.apart), "placement", TENANT_APART_EDGE)
@@ -271,7 +262,7 @@ def decode(data: bytes) -> Cluster:
     """Return the cluster of the bytes of a ``cluster.json``.
 
     Raises:
-        ClusterUnusable: they are damaged, or of a later release.
+        ClusterUnusable: they are damaged, or written by a later release or before the first one.
     """
     try:
         # The version is decoded alone first: a later release may have changed everything else.
@@ -282,9 +273,12 @@ def decode(data: bytes) -> Cluster:
                 f"the store was written by a later release of Weft (format {version}; this one knows {FORMAT}): "
                 "install that release again"
             )
-        if version == FORMAT and "placement" not in fields:
-            # Every release has written it; states before the first one had the same number.
-            raise ClusterUnusable("this store was written by a pre-release build and cannot be opened. Use a new store")
+        level = fields.get("level")
+        # Builds before the first release had the same number, and first no rule of placement and no level.
+        if version == FORMAT and ("placement" not in fields or level is None):
+            raise ClusterUnusable(str(PreRelease()))
+        if version == FORMAT and isinstance(level, int) and 1 <= level < FIRST_LEVEL:
+            raise ClusterUnusable(str(PreRelease()))
         file = msgspec.json.decode(data, type=_ClusterFile)
         if file.placement not in {TENANT_EDGE, TENANT_APART_EDGE}:
             raise ClusterUnusable(
@@ -296,7 +290,7 @@ def decode(data: bytes) -> Cluster:
         )
         if (
             file.format != FORMAT
-            or file.level < 1
+            or file.level < FIRST_LEVEL
             or not is_shard_count(file.shards)
             or len(cluster.cluster_id) != CLUSTER_ID_BYTES
         ):

@@ -32,7 +32,7 @@ from weft.edge_node.node import EdgeNode
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.chunk_index import BLOCKS_LEVEL, Mark
+from weft.protocols.chunk_index import Mark
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Subscription
 from weft.protocols.payloads import PayloadKind
@@ -376,7 +376,7 @@ def _fold(_folder: Path, rounds: Rounds) -> None:
     """Read and fold chunks with 500 lanes of ten streams each."""
 
     async def follow() -> None:
-        log = await FleetLog.make(BLOCKS_LEVEL, edges=800, streams=10, chunks=4)
+        log = await FleetLog.make(edges=800, streams=10, chunks=4)
         for _ in rounds:
             await log.follow(None)
 

@@ -26,9 +26,9 @@ from weft.protocols.chunk_index import (
     LaneUpdate,
     Mark,
     StreamBlock,
-    blocked,
     decode_footer,
     encode_footer,
+    index_of,
 )
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
@@ -66,7 +66,7 @@ async def write(folder: str, edges: int, streams: int, chunks: int) -> Written:
         for shard, state in enumerate(states):
             log = ShardLog(store, cluster, shard)
             header = ChunkHeader(cluster.cluster_id, n, NOW + n, shard, crcs[shard], n)
-            tail, crcs[shard] = encode_footer(blocked(header, LEVEL_MAX, [], StreamBlock(lanes, [], [])))
+            tail, crcs[shard] = encode_footer(index_of(header, LEVEL_MAX, [], StreamBlock(lanes, [], [])))
             if n < TURNS:
                 apply(state, Chunk(header, decode_footer(tail)[0], crcs[shard]))
             await log.create(n, encode_header(header) + tail)

@@ -19,9 +19,8 @@ from spark_sinks.source.partitions import RECENT_LANES_MAX
 from spark_sinks.source.stream_log import StreamLog
 from weft.protocols.chunk import encode_header
 from weft.protocols.chunk_index import (
-    BLOCKS_LEVEL,
+    LEVEL_MAX,
     Chunk,
-    ChunkFooter,
     ChunkHeader,
     ChunkIndex,
     LaneUpdate,
@@ -29,8 +28,8 @@ from weft.protocols.chunk_index import (
     StreamBlock,
     StreamKey,
     StreamSection,
-    blocked,
     encode_footer,
+    index_of,
 )
 from weft.protocols.shard.fold import fold
 from weft.protocols.shard.shard_state import ShardState
@@ -82,14 +81,14 @@ class FleetLog(NamedTuple):
     chunks: int
 
     @classmethod
-    async def make(cls, level: int, edges: int = EDGES, streams: int = STREAMS, chunks: int = CHUNKS) -> FleetLog:
-        """Write chunks of a level, of a fleet with so many edges in all shards."""
+    async def make(cls, edges: int = EDGES, streams: int = STREAMS, chunks: int = CHUNKS) -> FleetLog:
+        """Write chunks of a fleet with so many edges in all shards."""
         store = CountedStore()
         cluster = await open_cluster(store, SHARDS)
         log, crc = ShardLog(store, cluster, 0), 0
         for n in range(chunks):
             header = ChunkHeader(cluster.cluster_id, n, NOW + n, 0, crc, n)
-            tail, crc = encode_footer(_index(header, level, edges // SHARDS, streams))
+            tail, crc = encode_footer(_index(header, edges // SHARDS, streams))
             await log.create(n, encode_header(header) + bytes(SECTION_BYTES * streams) + tail)
         return cls(store, cluster, chunks)
 
@@ -117,7 +116,7 @@ class FleetLog(NamedTuple):
         )  # fmt: skip
 
 
-def _index(header: ChunkHeader, level: int, edges: int, streams: int) -> ChunkIndex:
+def _index(header: ChunkHeader, edges: int, streams: int) -> ChunkIndex:
     lanes = [
         LaneUpdate(
             TENANT, f"press-shop-{edge:05d}", 0xABCDEF0123456789 + edge, name_of(stream), 1,
@@ -133,9 +132,7 @@ def _index(header: ChunkHeader, level: int, edges: int, streams: int) -> ChunkIn
         )
         for stream in range(streams)
     ]  # fmt: skip
-    if level < BLOCKS_LEVEL:
-        return ChunkFooter(header, 0, level, sections, lanes)
-    return blocked(header, level, sections, StreamBlock(lanes, [], []))
+    return index_of(header, LEVEL_MAX, sections, StreamBlock(lanes, [], []))
 
 
 def name_of(stream: int) -> str:
@@ -162,26 +159,24 @@ def driver_bytes(log: FleetLog, found: Followed, stream: str) -> int:
 
 
 def followers() -> dict[str, Any]:
-    """Follow one stream and all, at both levels of the log."""
+    """Follow one stream and all."""
     result: dict[str, Any] = {"shards": SHARDS, "lanes_per_chunk": EDGES // SHARDS * STREAMS}
     one = frozenset({(TENANT, name_of(3))})
     gc.collect()
     gc.freeze()
     gc.disable()  # as a service has it while it folds
     try:
-        for level in (1, BLOCKS_LEVEL):
-            log = asyncio.run(FleetLog.make(level))
-            for name, only in (("all", None), ("one", one)):
-                found = asyncio.run(log.follow(only))
-                told = f"level_{level}_{name}"
-                lanes = len(found.state.lanes)
-                result[f"{told}_cores"] = round(SHARDS * (found.read_s + found.fold_s), 3)
-                result[f"{told}_mb_per_s"] = round(SHARDS * found.bytes / 1e6, 2)
-                result[f"{told}_requests_per_chunk"] = round(found.requests, 2)
-                result[f"{told}_decode_us_per_lane"] = round(found.read_s / lanes * 1e6, 2)
-                result[f"{told}_fold_us_per_lane"] = round(found.fold_s / lanes * 1e6, 2)
-                if only is not None:
-                    result[f"{told}_driver_mb"] = round(SHARDS * driver_bytes(log, found, name_of(3)) / 1e6, 1)
+        log = asyncio.run(FleetLog.make())
+        for name, only in (("all", None), ("one", one)):
+            found = asyncio.run(log.follow(only))
+            lanes = len(found.state.lanes)
+            result[f"{name}_cores"] = round(SHARDS * (found.read_s + found.fold_s), 3)
+            result[f"{name}_mb_per_s"] = round(SHARDS * found.bytes / 1e6, 2)
+            result[f"{name}_requests_per_chunk"] = round(found.requests, 2)
+            result[f"{name}_decode_us_per_lane"] = round(found.read_s / lanes * 1e6, 2)
+            result[f"{name}_fold_us_per_lane"] = round(found.fold_s / lanes * 1e6, 2)
+            if only is not None:
+                result[f"{name}_driver_mb"] = round(SHARDS * driver_bytes(log, found, name_of(3)) / 1e6, 1)
     finally:
         gc.enable()
         gc.unfreeze()

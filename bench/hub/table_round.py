@@ -20,7 +20,7 @@ from crc32c import crc32c
 from bench.hub.costs import MONTH_S, PRICES
 from weft.commands.hub_settings import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch, chunk
-from weft.protocols.chunk_index import LEVEL_MAX, ChunkHeader, LaneUpdate, Mark, StreamBlock, StreamSection, blocked
+from weft.protocols.chunk_index import LEVEL_MAX, ChunkHeader, LaneUpdate, Mark, StreamBlock, StreamSection, index_of
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
@@ -79,7 +79,7 @@ class Writer:
                     "default", edge, 7, stream, 1, [(first, first + RECORDS)], [], mark, ["plant/{line}/{machine}/#"]
                 )
             )
-        tail, _ = chunk.encode_footer(blocked(header, LEVEL_MAX, sections, StreamBlock(lanes, [], [])))
+        tail, _ = chunk.encode_footer(index_of(header, LEVEL_MAX, sections, StreamBlock(lanes, [], [])))
         whole = b"".join([chunk.encode_header(header), body * self._streams, tail])
         await ShardLog(self._store, self._cluster, state.shard).create(n, whole)
         apply(state, chunk.decode(whole))

@@ -18,9 +18,8 @@ from weft.protocols import chunk as chunks
 from weft.protocols.batch import BatchHeader, Buffer, ClockState
 from weft.protocols.chunk import BootKey, behind, shift
 from weft.protocols.chunk_index import (
-    BLOCKS_LEVEL,
+    FIRST_LEVEL,
     Chunk,
-    ChunkFooter,
     ChunkHeader,
     ChunkIndex,
     ClockUpdate,
@@ -32,7 +31,7 @@ from weft.protocols.chunk_index import (
     StreamBlock,
     StreamKey,
     StreamSection,
-    blocked,
+    index_of,
 )
 from weft.protocols.lane import ORIGINS_MAX, Lane, Origin, by_number
 from weft.protocols.link import RefuseCode
@@ -177,7 +176,9 @@ class ChunkBuilder:
         ended: known lanes that left the state.
     """
 
-    def __init__(self, state: ShardState, bytes_max: int, level: int = 1, ended: EndedLanes | None = None) -> None:
+    def __init__(
+        self, state: ShardState, bytes_max: int, level: int = FIRST_LEVEL, ended: EndedLanes | None = None
+    ) -> None:
         self._state = state
         self._ended = ended
         self._controls: dict[Lane, Control] = {}
@@ -276,11 +277,7 @@ class ChunkBuilder:
 
     def _number(self, lane: Lane) -> int:
         """Return the number by which entries name the lane that is added next."""
-        return self._numbers.get((lane.tenant, lane.stream), 0) if self._has_blocks else len(self._lanes)
-
-    @property
-    def _has_blocks(self) -> bool:
-        return self._level >= BLOCKS_LEVEL
+        return self._numbers.get((lane.tenant, lane.stream), 0)
 
     def _take_clocks(self, session: LaneSession) -> int:
         """Add the clock notices that the state lacks, once for all sessions that have them. Return their number."""
@@ -347,7 +344,7 @@ class ChunkBuilder:
 
     def _block_looks(self, lane: Lane) -> int:
         """Return what records of a lane cost besides its items: a block of its own takes as long as an item."""
-        return int(self._has_blocks and (lane.tenant, lane.stream) not in self._sections)
+        return int((lane.tenant, lane.stream) not in self._sections)
 
     def _section(self, lane: Lane) -> _Section:
         key = lane.tenant, lane.stream
@@ -457,14 +454,12 @@ class ChunkBuilder:
         extensions, level = self._extensions(lanes)
         # The level of the log is carried over, even if this release does not know it.
         level, controls = max(level, self._state.fold_level), [*self._controls.values()]
-        if not self._has_blocks:
-            return ChunkFooter(header, 0, level, sections, lanes, controls, [*self._clocks.values()], extensions)
         clocks = {stream: list(known.values()) for stream, known in self._stream_clocks.items()}
-        return blocked(header, max(level, BLOCKS_LEVEL), sections, StreamBlock(lanes, controls, []), clocks, extensions)
+        return index_of(header, level, sections, StreamBlock(lanes, controls, []), clocks, extensions)
 
     def _extensions(self, lanes: list[LaneUpdate]) -> tuple[dict[int, bytes], int]:
         """Return the release's extensions at the cluster's level, and their highest level."""
-        written, highest = dict[int, bytes](), 1
+        written, highest = dict[int, bytes](), FIRST_LEVEL
         for number, extension in self._state.rules.extensions.items():
             # Written only once every node of the cluster reads it; until then the release can be taken back.
             data = extension.write(self._state.extension(number), lanes) if extension.level <= self._level else None

@@ -25,12 +25,9 @@ from weft.protocols import chunk as chunks
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk import section_entries
 from weft.protocols.chunk_index import (
-    BLOCKS_LEVEL,
     CONTROL_BYTES_MAX,
     Chunk,
-    ChunkFooter,
     ChunkHeader,
-    ChunkIndex,
     Control,
     ControlKind,
     GapRange,
@@ -39,7 +36,7 @@ from weft.protocols.chunk_index import (
     StreamBlock,
     StreamKey,
     StreamSection,
-    blocked,
+    index_of,
 )
 from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.lane import Lane
@@ -188,12 +185,10 @@ async def write_ending(
     *,
     wall_clock: Callable[[], int],
     random_bits: Callable[[int], int],
-    level: int = 1,
 ) -> Ending:
     """Write the plan's changes to the log, concurrently with any nodes that write it.
 
     Args:
-        level: the cluster's level as far as the changes need it; the log may have a higher one.
         wall_clock: nanoseconds since 1970. It raises what makes the call end before anything is written.
         random_bits: for the chunk's nonce.
 
@@ -216,14 +211,9 @@ async def write_ending(
         # Times never go back from chunk to chunk, but for the one record that lowers a wrong one.
         created = wall_clock() if sets_back else max(wall_clock(), state.created)
         header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, random_bits(64))
-        footer: ChunkIndex
-        written = max(level, state.fold_level)
-        if written < BLOCKS_LEVEL:
-            footer = ChunkFooter(header, 0, written, [], ending.updates, ending.controls)
-        else:
-            footer = blocked(header, written, [], StreamBlock(ending.updates, ending.controls, []))
-        tail, crc = chunks.encode_footer(footer)
-        fold(state, chunks.Chunk(header, footer, crc))  # a chunk is permanent: one that does not fit is not written
+        index = index_of(header, state.fold_level, [], StreamBlock(ending.updates, ending.controls, []))
+        tail, crc = chunks.encode_footer(index)
+        fold(state, chunks.Chunk(header, index, crc))  # a chunk is permanent: one that does not fit is not written
         try:
             await log.create(header.n, chunks.encode_header(header) + tail)
         except AlreadyExists:
@@ -294,8 +284,7 @@ async def retire(
 
 
 def set_back(state: ShardState, now: int, reason: str) -> Ending:
-    """Plan to lower the shard's time to the present; nothing if it is not ahead. The cluster has to be at
-    ``BLOCKS_LEVEL``: earlier releases pass over the record.
+    """Plan to lower the shard's time to the present; nothing if it is not ahead.
 
     Args:
         now: nanoseconds since 1970, by a clock that was held against the store's.

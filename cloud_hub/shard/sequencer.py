@@ -25,7 +25,7 @@ from weft.cloud_hub.shard.shard_sessions import Full, Room, ShardSessions
 from weft.config.log_lines import Repeats, left_out
 from weft.config.units import approximate_duration
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk_index import Chunk, ClockUpdate, GapRange, Mark
+from weft.protocols.chunk_index import FIRST_LEVEL, Chunk, ClockUpdate, GapRange, Mark
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.link import RefuseCode
@@ -563,7 +563,7 @@ class Sequencer:
         *,
         clock: HubClock,
         random_bits: Callable[[int], int],
-        level: Callable[[], int] = lambda: 1,
+        level: Callable[[], int] = lambda: FIRST_LEVEL,
         load: Callable[[], Awaitable[ShardState]] | None = None,
         moved: Callable[[], None] = lambda: None,
         pace: CommitPace | None = None,

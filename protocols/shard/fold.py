@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 import msgspec
 
 from weft.protocols.chunk_index import (
-    BLOCKS_LEVEL,
     Chunk,
     ClockUpdate,
     Control,
@@ -35,9 +34,9 @@ from weft.protocols.shard.lane_state import (
     gaps_in_order,
     lane_of,
 )
-from weft.protocols.shard.placement import SPLIT_LEVEL, Split, is_moving, moved_to, moving, seal_of, seals_in_order
+from weft.protocols.shard.placement import Split, is_moving, moved_to, moving, seal_of, seals_in_order
 from weft.protocols.shard.shard_state import BOOTS_MAX, Folded, ShardState
-from weft.protocols.shard.snapshot import FORGET_LEVEL, BootClock, Skip, forgotten
+from weft.protocols.shard.snapshot import BootClock, Skip, forgotten
 from weft.protocols.topics import named_levels
 
 # Control records of lanes: the effect of RETIRE, ADOPT, CONFLICT and DROP on one lane.
@@ -173,9 +172,6 @@ def lowered_gaps(gaps: Sequence[OpenGap], time: int) -> list[OpenGap]:
 # then ``cluster.json`` gives the tenant a shard of its own. So a process that does not know of that shard yet cannot
 # write the tenant's records elsewhere.
 
-APART_LEVEL = 4
-"""Fold level from which on the log may have APART records. Below it they change nothing."""
-
 
 class ApartBody(msgspec.Struct, frozen=True, array_like=True):
     """Body of an APART record, whose tenant is the record's."""
@@ -282,8 +278,7 @@ def folding(state: ShardState, chunk: Chunk) -> Generator[None, None, Folded]:
         else:
             _fold_lane(state, folded, lane, update)
     for control in told.controls:
-        # Below this level nodes of earlier releases fold the chunk otherwise, and two folds of one log must agree.
-        if control.kind == ControlKind.FORGET and chunk.footer.fold_level >= FORGET_LEVEL:
+        if control.kind == ControlKind.FORGET:
             _forget(state, folded, control)
     for clock in told.clocks:
         log = (clock.tenant, clock.edge, clock.log_id)
@@ -349,7 +344,7 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
         return
     if held is None:
         _check_here(state, folded, lane)
-    if held is None and new is not None and _has_time(state, folded.chunk):
+    if held is None and new is not None:
         new = lowered_lane(new, folded.created)  # it left before its shard's time was lowered
     folded.lanes[lane] = new
     folded.others.add(lane)
@@ -360,7 +355,7 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
     kept = list(after_control(gaps, lane, held, new, folded.created))
     if kept != gaps:
         folded.open_gaps[key] = kept
-    if held is None and new is not None and folded.chunk.footer.fold_level >= FORGET_LEVEL:
+    if held is None and new is not None:
         # A FORGET may have removed the stream's levels since. Otherwise they are there, or there is no room for them.
         _fold_fields(state, folded, lane, new.topics)
 
@@ -376,16 +371,11 @@ def _forget(state: ShardState, folded: Folded, control: Control) -> None:
     folded.forgotten[key] = forgotten(control.body, folded.created)
 
 
-def _has_time(state: ShardState, chunk: Chunk) -> bool:
-    """Return whether the log has the level of TIME records."""
-    return max(state.fold_level, chunk.footer.fold_level) >= BLOCKS_LEVEL
-
-
 def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[None, None, None]:
     """Lower the shard's time, and all later times of the hub's clock. About a microsecond for each lane, once. Yields
     after each ``STEP_LANES`` of them."""
     time = told_time(control, folded.chunk.header.created)
-    if time >= folded.created or not _has_time(state, folded.chunk):
+    if time >= folded.created:
         return
     folded.created = time
     for count, (lane, known) in enumerate(state.lanes.items(), 1):
@@ -402,8 +392,6 @@ def _set_back(state: ShardState, folded: Folded, control: Control) -> Generator[
 def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -> Generator[None, None, None]:
     """Take the edges of one half out of the shard: they are in the new one. Yields as ``_set_back``."""
     chunk = folded.chunk
-    if chunk.footer.fold_level < SPLIT_LEVEL:
-        return
     seal, n = seal_of(control.body), chunk.header.n
     # What else the chunk had would have to be divided between two shards.
     if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
@@ -427,8 +415,6 @@ def _seal(state: ShardState, folded: Folded, told: Followed, control: Control) -
 
 def _set_apart(state: ShardState, folded: Folded, told: Followed, control: Control) -> None:
     """Take nothing of a tenant from here on, which gets a shard of its own; or take it again."""
-    if folded.chunk.footer.fold_level < APART_LEVEL:
-        return
     n = folded.chunk.header.n
     if told.sections or told.lanes or told.clocks or len(told.controls) > 1:
         raise Corrupt(f"chunk {n} of shard {state.shard} has an APART record and other things")

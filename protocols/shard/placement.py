@@ -25,7 +25,7 @@ from weft.protocols.lane import NAME_CHARACTERS_MAX, NodeName
 from weft.protocols.ranges import U32, U64, Seq, unpack
 
 TENANT_EDGE, TENANT_APART_EDGE = "tenant-edge", "tenant-apart-edge"
-"""Names of the rule in ``cluster.json``: without tenants that are set apart, and with some (level 4)."""
+"""Names of the rule in ``cluster.json``: without tenants that are set apart, and with some."""
 SHARDS_MAX = 1024
 DIGEST_BYTES = 8
 BITS_MAX = 8 * DIGEST_BYTES
@@ -230,9 +230,6 @@ def opened_by(node: NodeName) -> tuple[NodeName, NodeName]:
 #
 # A SEAL in chunk n moves the edges of one half of the shard to a new one. From chunk n on the shard takes nothing of
 # them. The new shard's state at its number n is that half of the shard's state, and its log begins with chunk n + 1.
-
-SPLIT_LEVEL = 3
-"""Fold level from which on the log may have SEAL records. Below it they change nothing."""
 
 
 class SealBody(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from typing import cast
 
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk_index import (
-    BLOCKS_LEVEL,
+    FIRST_LEVEL,
     LEVEL_MAX,
     RELEASE,
     Chunk,
@@ -25,10 +25,9 @@ from weft.protocols.chunk_index import (
 )
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane, NodeName, Origin
-from weft.protocols.shard import snapshot as snapshot_blocks
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, OpenGap, RetireBody, earliest, lane_of
-from weft.protocols.shard.placement import SPLIT_LEVEL, Split, is_moving, moving
+from weft.protocols.shard.placement import Split, is_moving, moving
 from weft.protocols.shard.snapshot import (
     APART,
     FIELDS_MAX,
@@ -187,7 +186,7 @@ class ShardState:
         self.footer_crc = 0
         self.created = 0
         """Creation time of the last chunk; it goes back only by a TIME record."""
-        self.fold_level = 1
+        self.fold_level = FIRST_LEVEL
         """Highest level in the log."""
         self.drops = 0
         """Number of lanes that have left the state."""
@@ -383,7 +382,7 @@ class ShardState:
         """
         new = ShardState(self.cluster_id, split.shard, self.rules)
         new.n, new.footer_crc, new.created = split.n, footer_crc, created
-        new.fold_level, new.drops, new.apart = max(self.fold_level, SPLIT_LEVEL), self.drops, self.apart
+        new.fold_level, new.drops, new.apart = self.fold_level, self.drops, self.apart
         edges = sorted(moving(self._edges, split.bit))
         for edge in edges:
             for lane, held in sorted(self.edge_lanes(*edge).items()):
@@ -425,11 +424,8 @@ class ShardState:
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
             kept = {number: encoded() for number, encoded in extensions.items()}
             needs = (SPLITS if splits else 0) | (APART if apart else 0)
-            snapshot = Snapshot(*head, needs, *folded, told, [], known, kept)
-            # No node of level 1 reads the store of a log that has reached level 2.
-            if snapshot.fold_level >= BLOCKS_LEVEL:
-                return snapshot_blocks.encode_blocks(snapshot, list(lanes.items()), splits, apart)
-            return snapshots.encode(snapshot, sorted(lanes.items()))
+            snapshot = Snapshot(*head, needs, *folded, told, known, kept, splits, apart)
+            return snapshots.encode(snapshot, list(lanes.items()))
 
         return encode
 
@@ -442,18 +438,18 @@ class ShardState:
 
         Raises:
             Truncated: the bytes end before the snapshot does.
-            UnsupportedVersion: written by a later release.
+            UnsupportedVersion: written by a later release, or (``PreRelease``) before the first one.
             Corrupt: not a snapshot, a checksum that does not match, or bytes after its end; or an earlier release made
                 it without features that this one keeps.
         """
-        return cls.of(snapshot_blocks.decode_blocks(data, only), rules, only)
+        return cls.of(snapshots.decode(data, only), rules, only)
 
     @classmethod
     def of(
         cls, decoded: DecodedSnapshot, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None
     ) -> ShardState:
         """Return the state of a decoded snapshot. Raises as ``decode``."""
-        snapshot, lanes, splits, apart = decoded
+        snapshot, lanes = decoded
         if snapshot.made_with < min(snapshot.fold_level, rules.level):
             raise Corrupt(
                 f"it was made at fold level {snapshot.made_with}, the log had reached {snapshot.fold_level}: it lacks "
@@ -461,8 +457,8 @@ class ShardState:
             )
         state = cls(snapshot.cluster_id, snapshot.shard, rules, only)
         state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
-        state.fold_level, state.drops, state.splits = snapshot.fold_level, snapshot.drops, list(splits)
-        state.apart = frozenset(apart)
+        state.fold_level, state.drops, state.splits = snapshot.fold_level, snapshot.drops, list(snapshot.splits)
+        state.apart = frozenset(snapshot.apart)
         for stream in snapshot.streams:
             if stream.forgotten is None:
                 state._names.setdefault(stream.tenant, {})[stream.stream] = None

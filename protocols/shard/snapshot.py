@@ -7,7 +7,7 @@ snapshot. The parts are immutable: they can be encoded in a thread.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, NamedTuple
 
@@ -16,18 +16,15 @@ from crc32c import crc32c
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_index import GapRange, Mark, StreamKey, check_understood
-from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, Mark, StreamKey, check_understood
+from weft.protocols.errors import Corrupt, PreRelease, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.ranges import U32, U64, Epoch, Nanoseconds, RangeSet, Seq, StoredRanges, unpack
-from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_state import Conflict, GapSet, LaneState, OpenGap, Retirement
 from weft.protocols.shard.placement import BITS_MAX, SHARDS_MAX, Split
 
 # Streams that an operator deleted: FORGET records, and what a shard's state keeps of such a stream.
 
-FORGET_LEVEL = 2
-"""Fold level from which on the log may have FORGET records. Below it they change nothing."""
 FORGOTTEN_MAX = 16_384
 """Maximum number of deleted streams with records in one shard: a state keeps the next offset of each for good."""
 BY_MAX, REASON_MAX = 128, 512
@@ -71,14 +68,14 @@ def forgotten(body: bytes, created: int) -> Forgotten:
 
 
 MAGIC = b"WFN"
-VERSION, BLOCKS_VERSION = 1, 2
-"""Versions: one body with all lanes, and a head with a block of lanes for each stream (level 2)."""
+VERSION = 2
+"""Version 1, with all lanes in one body, was of builds before the first release."""
 _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
 SPLITS = 1
-"""Bit of ``must_understand``: the shard has splits (level 3)."""
+"""Bit of ``must_understand``: the shard has splits."""
 APART = 2
-"""Bit of ``must_understand``: the shard takes nothing of some tenants (level 4)."""
+"""Bit of ``must_understand``: the shard takes nothing of some tenants."""
 UNDERSTOOD = SPLITS | APART
 """Bits of ``must_understand`` that this release knows."""
 LANES_AT_ONCE = 256
@@ -139,7 +136,7 @@ class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
     open_gaps: list[OpenGap] = []
     """Open gaps of lanes that have left the state, by their ends."""
     forgotten: Forgotten | None = None
-    """The stream's deletion; None unless an operator deleted it. Version 1 does not have it."""
+    """The stream's deletion; None unless an operator deleted it."""
 
 
 class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -183,31 +180,33 @@ class LogClocks(msgspec.Struct, frozen=True, array_like=True):
     boots: list[BootClock]
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A shard's state."""
+class Snapshot(NamedTuple):
+    """A shard's state without its lanes."""
 
-    cluster_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    shard: U32
-    n: Annotated[int, Meta(ge=-1)]
-    footer_crc: U32
-    must_understand: U64
+    cluster_id: bytes
+    shard: int
+    n: int
+    footer_crc: int
+    must_understand: int
     """Bits of the features that a reader has to know to use the snapshot at all."""
-    made_with: U32
+    made_with: int
     """The fold level of the node that made it."""
-    fold_level: U32
+    fold_level: int
     """The highest level in the log up to ``n``."""
-    created: Seq
+    created: int
     """Creation time of chunk ``n``."""
-    drops: U64
+    drops: int
     """Number of lanes that have left the state."""
-    streams: list[StreamSnapshot]
-    lanes: list[LaneSnapshot]
-    clocks: list[LogClocks]
-    extensions: dict[U32, bytes]
+    streams: Sequence[StreamSnapshot]
+    clocks: Sequence[LogClocks]
+    extensions: Mapping[int, bytes]
     """Bytes that the fold kept for chunk extensions, by number, ascending."""
+    splits: Sequence[Split] = ()
+    """Splits of the shard."""
+    apart: Sequence[str] = ()
+    """Tenants of which the shard takes nothing, by name."""
 
 
-_DECODER = msgspec.msgpack.Decoder(Snapshot)
 _LANE_DECODER = msgspec.msgpack.Decoder(LaneSnapshot)
 
 
@@ -221,23 +220,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     must_understand: U64
 
 
-class _Streams(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot up to its streams."""
-
-    cluster_id: bytes
-    shard: U32
-    n: int
-    footer_crc: U32
-    must_understand: U64
-    made_with: U32
-    fold_level: U32
-    created: Seq
-    drops: U64
-    streams: list[StreamSnapshot]
-
-
 _HEAD = msgspec.msgpack.Decoder(_Head)
-_STREAMS = msgspec.msgpack.Decoder(_Streams)
 
 
 def with_levels(known: dict[str, str], edge: str, names: list[str]) -> dict[str, str]:
@@ -299,90 +282,27 @@ def decode_lane(data: Buffer) -> LaneSnapshot:
     return unpack(_LANE_DECODER, data, "the state of a lane")
 
 
-def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> bytes:
-    """Encode a snapshot.
-
-    Args:
-        lanes: in the order of their keys, instead of ``snapshot.lanes``. They are converted a few at a time, so that
-            other threads can run in between.
-    """
-    # Written by hand, in pieces: the bytes are equal to those of msgspec for the whole array.
-    head = (
-        snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
-        snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops,
-    )  # fmt: skip
-    encoder = msgspec.msgpack.Encoder()
-    listed = list(lanes)
-    rest = (snapshot.clocks, snapshot.extensions)
-    streams = [msgspec.structs.astuple(each)[:-1] for each in snapshot.streams]
-    parts = [array_head(len(Snapshot.__struct_fields__)), *map(encoder.encode, head), encoder.encode(streams)]
-    parts.append(array_head(len(listed) + len(snapshot.lanes)))
-    parts += map(encoder.encode, snapshot.lanes)
-    parts += lanes_in_pieces(listed)
-    parts += map(encoder.encode, rest)
-    body = b"".join(parts)
-    return with_header(VERSION, body)
-
-
-def with_header(version: int, body: bytes) -> bytes:
-    """Return a body, or a head, behind the header of its version."""
-    return _HEADER.pack(MAGIC + bytes([version]), crc32c(body), len(body)) + body
-
-
-def lanes_in_pieces(lanes: Sequence[tuple[Lane, LaneState]]) -> Iterator[bytes]:
+def _lanes_in_pieces(lanes: Sequence[tuple[Lane, LaneState]]) -> Iterator[bytes]:
     """Yield the msgpack of lanes without the head of their array, a few at a time."""
     for at in range(0, len(lanes), LANES_AT_ONCE):
         some = [lane_snapshot(lane, held) for lane, held in lanes[at : at + LANES_AT_ONCE]]
-        yield msgspec.msgpack.encode(some)[len(array_head(len(some))) :]
+        yield msgspec.msgpack.encode(some)[len(_array_head(len(some))) :]
 
 
-def array_head(length: int) -> bytes:
+def _array_head(length: int) -> bytes:
     """Return the head of a msgpack array, as short as msgspec makes it."""
     if length < 1 << 4:
         return bytes([0x90 | length])
     return struct.pack(">BH", 0xDC, length) if length < 1 << 16 else struct.pack(">BI", 0xDD, length)
 
 
-def decode(data: Buffer) -> Snapshot:
-    """Decode a snapshot.
-
-    Raises:
-        Truncated: the bytes end before the snapshot does.
-        UnsupportedVersion: written by a later release.
-        Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end.
-    """
-    return _unpack(_body(data))
-
-
-def decode_offsets(data: Buffer) -> tuple[tuple[bytes, int], dict[tuple[str, str], int]]:
-    """Return cluster and shard of a snapshot, and the next offset of each (tenant, stream) that has one.
-
-    Raises:
-        Truncated, UnsupportedVersion, Corrupt: as ``decode``.
-    """
-    body = _body(data)
-    check_needs(body)
-    found = unpack(_STREAMS, body, "a snapshot")
-    offsets = {(each.tenant, each.stream): each.next_offset for each in found.streams if each.next_offset}
-    return (found.cluster_id, found.shard), offsets
-
-
-def _body(data: Buffer) -> memoryview:
-    """Return the msgpack of a snapshot of the first version, checked against its header."""
-    if check_header(data) != VERSION:
-        raise UnsupportedVersion("the snapshot has a block for each stream")
-    if len(data) > HEADER_BYTES + body_bytes(data):
-        raise Corrupt("a snapshot's length or checksum does not match")
-    return checked_body(data)
-
-
-def body_bytes(data: Buffer) -> int:
-    """Return the bytes of the body, or of the head, that follow the header."""
+def head_bytes(data: Buffer) -> int:
+    """Return the bytes of the head, which follows the header."""
     return int(_HEADER.unpack_from(data)[2])
 
 
-def checked_body(data: Buffer) -> memoryview:
-    """Return the body, or the head, checked against the header. Raises as ``decode``."""
+def _checked_head(data: Buffer) -> memoryview:
+    """Return the bytes of the head, checked against the header. Raises as ``decode``."""
     _, crc, length = _HEADER.unpack_from(data)
     body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + length]
     if len(body) < length:
@@ -392,35 +312,20 @@ def checked_body(data: Buffer) -> memoryview:
     return body
 
 
-def check_header(data: Buffer) -> int:
-    """Check that the bytes begin a snapshot. Return its version, which this release reads. Raises as ``decode``."""
+def check_header(data: Buffer) -> None:
+    """Check that the bytes begin a snapshot of a version that this release reads. Raises as ``decode``."""
     if len(data) < HEADER_BYTES:
         raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
     magic = bytes(_HEADER.unpack_from(data)[0])
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")
-    if magic[3] not in {VERSION, BLOCKS_VERSION}:
-        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads versions 1 to {BLOCKS_VERSION}")
-    return int(magic[3])
+    if magic[3] < VERSION:
+        raise PreRelease
+    if magic[3] > VERSION:
+        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads version {VERSION}")
 
 
-def check_needs(body: Buffer) -> None:
-    """Refuse a body or head with features that must be understood and are unknown. Raises as ``decode``."""
-    check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
-
-
-def _unpack(body: Buffer) -> Snapshot:
-    try:
-        snapshot = unpack(_DECODER, body, "a snapshot")
-    except Corrupt:
-        # A later release may have changed the rest: its bits are checked before any other field is used.
-        check_needs(body)
-        raise
-    check_understood(snapshot.must_understand, UNDERSTOOD, "a snapshot")
-    return snapshot
-
-
-# Bytes of a snapshot of level 2: a head, and a block of lanes for each (tenant, stream), so that a reader of one
+# Bytes of a snapshot: a head, and a block of lanes for each (tenant, stream), so that a reader of one
 # stream fetches the head and one block (docs/reference/formats/shard-state.md).
 
 
@@ -442,7 +347,7 @@ class StreamPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
-    """The head of a snapshot: as ``Snapshot``, with places instead of lanes and clocks."""
+    """The head of a snapshot: as ``Snapshot``, with places of lanes and clocks."""
 
     cluster_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
     shard: U32
@@ -464,33 +369,23 @@ class SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecodedSnapshot(NamedTuple):
-    """A snapshot of any version."""
+    """A snapshot and its lanes."""
 
     head: Snapshot
-    """Without lanes."""
     lanes: Iterable[tuple[Lane, LaneSnapshot]]
-    splits: Sequence[Split] = ()
-    apart: Sequence[str] = ()
 
 
-_BLOCKS_HEAD = msgspec.msgpack.Decoder(SnapshotHead)
+_SNAPSHOT_HEAD = msgspec.msgpack.Decoder(SnapshotHead)
 _LANES = msgspec.msgpack.Decoder(list[LaneSnapshot])
 _CLOCKS = msgspec.msgpack.Decoder(list[LogClocks])
 
 
-def encode_blocks(
-    snapshot: Snapshot,
-    lanes: Sequence[tuple[Lane, LaneState]],
-    splits: Sequence[Split] = (),
-    apart: Sequence[str] = (),
-) -> bytes:
-    """Encode a snapshot. One state has one encoding.
+def encode(snapshot: Snapshot, lanes: Sequence[tuple[Lane, LaneState]]) -> bytes:
+    """Encode a snapshot. One state has one encoding. Lanes are converted a few at a time, so that other threads can
+    run in between.
 
     Args:
-        snapshot: without lanes.
         lanes: in any order.
-        splits: of the shard.
-        apart: tenants of which the shard takes nothing, by name.
     """
     # Names of the stream once, in the head: the lanes of a block have empty ones.
     ordered = sorted(lanes, key=lambda item: (item[0].tenant, item[0].stream, item[0].edge, item[0].log_id))
@@ -510,20 +405,22 @@ def encode_blocks(
     head = SnapshotHead(
         snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
         snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops, streams,
-        SnapshotPlace(at, len(clocks), crc32c(clocks)), snapshot.extensions, list(splits), list(apart),
+        SnapshotPlace(at, len(clocks), crc32c(clocks)), dict(snapshot.extensions),
+        list(snapshot.splits), list(snapshot.apart),
     )  # fmt: skip
     fields = msgspec.structs.astuple(head)
     told = len(fields) if head.apart else len(fields) - 1 if head.splits else len(fields) - 2
-    body = snapshots.with_header(snapshots.BLOCKS_VERSION, msgspec.msgpack.encode(fields[:told]))
-    return b"".join([body, *parts, clocks])
+    body = msgspec.msgpack.encode(fields[:told])
+    header = _HEADER.pack(MAGIC + bytes([VERSION]), crc32c(body), len(body))
+    return b"".join([header, body, *parts, clocks])
 
 
 def _block(lanes: Sequence[tuple[Lane, LaneState]]) -> bytes:
-    return b"".join([snapshots.array_head(len(lanes)), *snapshots.lanes_in_pieces(lanes)])
+    return b"".join([_array_head(len(lanes)), *_lanes_in_pieces(lanes)])
 
 
-def decode_blocks(data: Buffer, only: Collection[StreamKey] | None = None) -> DecodedSnapshot:
-    """Decode a snapshot of any version.
+def decode(data: Buffer, only: Collection[StreamKey] | None = None) -> DecodedSnapshot:
+    """Decode a snapshot.
 
     Args:
         only: return the lanes and streams of these alone, and no clocks.
@@ -531,16 +428,11 @@ def decode_blocks(data: Buffer, only: Collection[StreamKey] | None = None) -> De
     Raises:
         Truncated: the bytes end before the snapshot does.
         UnsupportedVersion: written by a later release.
+        PreRelease: written by a build before the first release.
         Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end.
     """
-    if snapshots.check_header(data) == snapshots.VERSION:
-        found = snapshots.decode(data)
-        lanes = ((Lane(each.tenant, each.edge, each.log_id, each.stream), each) for each in found.lanes)
-        some = lanes if only is None else ((lane, each) for lane, each in lanes if (lane.tenant, lane.stream) in only)
-        streams = [each for each in found.streams if only is None or (each.tenant, each.stream) in only]
-        return DecodedSnapshot(msgspec.structs.replace(found, lanes=[], streams=streams), some)
     head = decode_head(data)
-    end = HEADER_BYTES + snapshots.body_bytes(data)
+    end = HEADER_BYTES + head_bytes(data)
     whole = end + head.clocks.position + head.clocks.length
     if len(data) < whole:
         raise Truncated(f"a snapshot of {whole} bytes has only {len(data)} of them")
@@ -550,10 +442,14 @@ def decode_blocks(data: Buffer, only: Collection[StreamKey] | None = None) -> De
 
 
 def decode_head(data: Buffer) -> SnapshotHead:
-    """Decode the head of a snapshot of level 2. Raises as ``decode``."""
-    body = snapshots.checked_body(data)
-    snapshots.check_needs(body)
-    head = unpack(_BLOCKS_HEAD, body, "a snapshot's head")
+    """Decode the head of a snapshot. Raises as ``decode``."""
+    check_header(data)
+    body = _checked_head(data)
+    # A later release may have changed the rest: its bits are checked before any other field is used.
+    check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
+    head = unpack(_SNAPSHOT_HEAD, body, "a snapshot's head")
+    if head.fold_level < FIRST_LEVEL:
+        raise PreRelease
     at = 0
     for place in (*(stream.lanes for stream in head.streams), head.clocks):
         if place.position != at:
@@ -584,9 +480,9 @@ def with_lanes(
     clocks = unpack(_CLOCKS, _bytes(head.clocks, data, start), "a snapshot's clocks") if only is None else []
     found = Snapshot(
         head.cluster_id, head.shard, head.n, head.footer_crc, head.must_understand, head.made_with, head.fold_level,
-        head.created, head.drops, [each.stream for each in wanted], [], clocks, head.extensions,
+        head.created, head.drops, [each.stream for each in wanted], clocks, head.extensions, head.splits, head.apart,
     )  # fmt: skip
-    return DecodedSnapshot(found, _lanes(wanted, data, start), head.splits, head.apart)
+    return DecodedSnapshot(found, _lanes(wanted, data, start))
 
 
 def _lanes(wanted: Sequence[StreamPlace], data: Buffer, start: int) -> Iterator[tuple[Lane, LaneSnapshot]]:
@@ -604,17 +500,15 @@ def _bytes(place: SnapshotPlace, data: Buffer, start: int) -> memoryview:
     return found
 
 
-def decode_block_offsets(data: Buffer) -> tuple[tuple[bytes, int], dict[StreamKey, int]]:
+def decode_offsets(data: Buffer) -> tuple[tuple[bytes, int], dict[StreamKey, int]]:
     """Return cluster and shard of a snapshot, and the next offset of each (tenant, stream) that has one.
 
     Args:
-        data: the bytes of a snapshot, of which level 2 needs the head alone.
+        data: the bytes of a snapshot, up to the end of its head at least.
 
     Raises:
         Truncated, UnsupportedVersion, Corrupt: as ``decode``.
     """
-    if snapshots.check_header(data) == snapshots.VERSION:
-        return snapshots.decode_offsets(data)
     head = decode_head(data)
     streams = [each.stream for each in head.streams]
     offsets = {(each.tenant, each.stream): each.next_offset for each in streams if each.next_offset}

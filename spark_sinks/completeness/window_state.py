@@ -326,8 +326,8 @@ RANGES_MAX = 1000
 them are computed without need, and none is lost."""
 UNFINISHED_MAX = 1000
 """Maximum number of windows whose last row is remembered."""
-FORMAT, FORMAT_OF_PLAIN_WINDOWS = 2, 1
-"""Formats of states. Windows of ``_time`` without offset and zone have the one that earlier releases read."""
+FORMAT = 2
+"""Format of states. Builds before the first release wrote format 1, too."""
 _LOWEST = -(1 << 62)
 _PLAIN = "no offset, zone UTC, time _time"
 
@@ -343,15 +343,15 @@ class _Kept(msgspec.Struct, frozen=True):
     fresh: list[tuple[int, int]]
     complete_end: int
     given_end: int
-    definition: Definition = {}
-    chunks: dict[str, tuple[int, int, int]] = {}
-    given: bool = False
-    grid: str = ""
-    reach: list[Stretch] = []
-    broken: list[tuple[int, int]] = []
-    rejected: dict[str, int] = {}
-    unfinished: list[tuple[int, int]] = []
-    usual: tuple[int, int] = (0, 0)
+    definition: Definition
+    chunks: dict[str, tuple[int, int, int]]
+    given: bool
+    grid: str
+    reach: list[Stretch]
+    broken: list[tuple[int, int]]
+    rejected: dict[str, int]
+    unfinished: list[tuple[int, int]]
+    usual: tuple[int, int]
 
 
 class _StoredFormat(msgspec.Struct):
@@ -429,12 +429,12 @@ class WindowState:
     given_end: int = _LOWEST
     """Number below which windows were emitted at least once, complete or not."""
     definition: Definition = field(default_factory=dict)
-    """Definition of the emitted windows; empty in states of older releases."""
+    """Definition of the emitted windows; empty before the first."""
     chunks: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Number, footer CRC and time (ns since 1970) of the chunk with the last record below an offset, if known: it
-    distinguishes the log from one that was restored to an earlier state. States of older releases have none."""
+    distinguishes the log from one that was restored to an earlier state."""
     given: bool = False
-    """True after windows were emitted, so that the sink has rows. States of older releases lack it."""
+    """True after windows were emitted, so that the sink has rows."""
     grid: str = ""
     """Offset, zone and field with the time of the windows; empty for those of ``_time`` without offset and zone."""
     reach: list[Stretch] = field(default_factory=list)
@@ -518,10 +518,9 @@ class WindowState:
 
     def encode(self) -> str:
         """Return the state as JSON, at most about 100 kB."""
-        is_plain = not (self.grid or self.reach or self.broken or self.rejected or self.unfinished)
         return msgspec.json.encode(
             _Kept(
-                FORMAT_OF_PLAIN_WINDOWS if is_plain else FORMAT, self.source, self.every_us,
+                FORMAT, self.source, self.every_us,
                 {str(k): self.offsets[k] for k in sorted(self.offsets)},
                 list(self.pending), list(self.fresh), self.complete_end, self.given_end,
                 self.definition, {str(shard): self.chunks[shard] for shard in sorted(self.chunks)}, self.given,
@@ -546,6 +545,11 @@ class WindowState:
                 raise ReadError(
                     f"the state of the windows was written by a later release of Weft (format {found}; this one knows "
                     f"{FORMAT}): install that release again"
+                )
+            if found < FORMAT:
+                raise ReadError(
+                    "the state of the windows was written by a pre-release build and cannot be opened: delete it to "
+                    "compute all again"
                 )
             kept = msgspec.json.decode(text, type=_Kept)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple, Protocol
 
-from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.errors import CodecError, Corrupt, PreRelease, UnsupportedVersion
 
 # Contract of an object store.
 #
@@ -242,6 +242,8 @@ def naming(key: str) -> Iterator[None]:
     """Add the object's key and advice to errors about damage."""
     try:
         yield
+    except PreRelease:
+        raise  # it is about the store as a whole
     except UnsupportedVersion as error:
         raise UnsupportedVersion(
             f"{key} was written by a later release of Weft ({error}): install that release again"

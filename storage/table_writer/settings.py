@@ -128,9 +128,6 @@ _HOURS = re.compile(r"interval \d+ hours")
 STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
 COLUMNS = ("_offset", "_shard", "_edge", "_seq", "_time")
 """The fixed columns with statistics, in addition to the topic levels of the table."""
-EARLIER_COLUMNS = "_offset,_shard,_edge,_seq,_time"
-"""The property as earlier releases wrote it. Their files have no statistics of ``_edge``."""
-COMPLETE_EARLIER = ("_offset", "_shard", "_seq", "_time")
 LEVELS_WITH_STATISTICS_MAX = 32
 """Maximum number of levels with bounds: each is in the table's log twice for every file. Delta's own default is 32
 columns, too."""
@@ -151,15 +148,11 @@ def new_properties(payload: PayloadKind, statistics: Sequence[str], settings: Ta
 
 
 def changed_properties(now: Mapping[str, str], settings: TableSettings) -> dict[str, str]:
-    """Return the properties of a table that the settings, or this release, want otherwise."""
+    """Return the properties of a table that the settings want otherwise."""
     # Another form is its owner's word.
     wanted = RETENTION_PROPERTIES if settings.retention_hours is not None else ()
     ours = {name for name in wanted if _HOURS.fullmatch(now.get(name, ""))}
-    changed = {name: value for name, value in _retention(settings).items() if name in ours and now[name] != value}
-    if now.get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
-        # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".
-        changed[STATISTICS_PROPERTY] = ",".join(COMPLETE_EARLIER)
-    return changed
+    return {name: value for name, value in _retention(settings).items() if name in ours and now[name] != value}
 
 
 def _retention(settings: TableSettings) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bench.hub.followers import SHARDS, TENANT, FleetLog, Followed, driver_bytes, name_of
-from weft.protocols.chunk_index import LEVEL_MAX, StreamKey
+from weft.protocols.chunk_index import StreamKey
 
 EDGES, STREAMS = 100, 20
 """Edges in the shard, and streams of each."""
@@ -20,7 +20,7 @@ async def followed(log: FleetLog, only: frozenset[StreamKey] | None) -> tuple[Fo
 
 def test_a_follower_of_one_stream_reads_and_keeps_one_stream() -> None:
     async def main() -> None:
-        log = await FleetLog.make(LEVEL_MAX, EDGES * SHARDS, STREAMS, chunks=6)
+        log = await FleetLog.make(EDGES * SHARDS, STREAMS, chunks=6)
         everything, all_s = await followed(log, None)
         one, one_s = await followed(log, frozenset({(TENANT, name_of(3))}))
         assert len(everything.state.lanes) == EDGES * STREAMS

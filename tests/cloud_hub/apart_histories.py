@@ -17,7 +17,6 @@ from tests.cloud_hub.splitting import Edge, SplittingNode
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.splits import Apart, CannotSetApart, Splitter
 from weft.protocols.lane import Lane
-from weft.protocols.shard.fold import APART_LEVEL
 from weft.storage.chunk_log import ShardLog, first_logs, load_every_shard
 from weft.storage.cluster import open_cluster, read_cluster
 from weft.storage.object_store import ObjectStore, StoreError
@@ -63,7 +62,7 @@ async def _begin_shards(inner: ObjectStore, rng: random.Random) -> None:
 async def _simulate(seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     inner = MemoryStore()
-    cluster = await open_cluster(inner, rng.choice([1, 2, 4]), rng.randbytes, APART_LEVEL)
+    cluster = await open_cluster(inner, rng.choice([1, 2, 4]), rng.randbytes)
     nodes = [SplittingNode(inner, cluster, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     edges = [
         Edge(Lane(tenant, f"edge-{number}", number, splitting.STREAM), random.Random(rng.random()))

@@ -18,7 +18,7 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRef
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols import batch, chunk
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
-from weft.protocols.chunk_index import RELEASE, Chunk, FoldRules
+from weft.protocols.chunk_index import FIRST_LEVEL, RELEASE, Chunk, FoldRules
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
@@ -70,7 +70,7 @@ def make_sequencer(
     cluster: Cluster = CLUSTER,
     *,
     rules: FoldRules = RELEASE,
-    level: Callable[[], int] = lambda: 1,
+    level: Callable[[], int] = lambda: FIRST_LEVEL,
     clock: HubClock | None = None,
 ) -> Sequencer:
     return Sequencer(
@@ -93,7 +93,7 @@ class SequencerNode:
         self.rng = rng
         self.settings = settings
         self.rules = RELEASE
-        self.level = 1
+        self.level = FIRST_LEVEL
         """Of the cluster, as the node last read it."""
         self.sequencer: Sequencer | None = None
         self.is_asleep = False

@@ -19,7 +19,6 @@ from tests.cloud_hub.members import BEAT_S, Member
 from tests.cloud_hub.splitting import Follower, check
 from tests.support.outcomes import outcome
 from weft.cloud_hub.cluster import DRAIN_BEATS, KNOWN_BEATS, LEAVING, READ_INTERVAL_S, READY
-from weft.protocols.shard.placement import SPLIT_LEVEL
 from weft.storage.cluster import declare_split, open_cluster, read_cluster
 from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.directory import MemoryStore
@@ -91,7 +90,7 @@ class History:
     async def run(self) -> Counter[str]:
         """Make it, and return what happened."""
         rng = self.rng
-        self.cluster = await open_cluster(self.inner, rng.choice([4, 4, 8]), rng.randbytes, SPLIT_LEVEL)
+        self.cluster = await open_cluster(self.inner, rng.choice([4, 4, 8]), rng.randbytes)
         count = rng.choice([2, 2, 3])
         self.members = [self._member(number) for number in range(count)]
         for member in self.members:

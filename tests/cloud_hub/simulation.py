@@ -25,7 +25,7 @@ from tests.support.outcomes import outcome
 from weft.cloud_hub.clock import PRECISION_NS, TOOK_MAX_NS, WRONG_NS
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending, write_ending
-from weft.protocols.chunk_index import RELEASE, FoldRules, StreamKey
+from weft.protocols.chunk_index import FIRST_LEVEL, RELEASE, FoldRules, StreamKey
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -163,7 +163,7 @@ async def _set_back(store: ObjectStore, rng: random.Random) -> bool:
 
     while True:
         try:
-            did = bool((await write_ending(log, plan, wall_clock=true, random_bits=rng.getrandbits, level=2)).controls)
+            did = bool((await write_ending(log, plan, wall_clock=true, random_bits=rng.getrandbits)).controls)
             check_times(await log.load())
             return did
         except StoreError:
@@ -213,7 +213,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     rng = random.Random(seed)
     level = rules.level if before is None else before.level
     if before is None and rng.random() < 0.5:
-        level = 1  # the cluster was never finalized
+        level = FIRST_LEVEL  # the cluster was never finalized
     inner = MemoryStore((lambda: TRUE_START + now_ns()) if storm in {_jump_clocks, _lower_times} else None)
     nodes = [SequencerNode(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     for node in nodes:

@@ -28,7 +28,6 @@ from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.placement import SPLIT_LEVEL
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs, load_every_shard, missing_shards
 from weft.storage.cluster import Cluster, declare_split, open_cluster, read_cluster
@@ -255,7 +254,7 @@ async def _collect(inner: ObjectStore, cluster: Cluster, found: dict[int, Collec
 async def _simulate(seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     inner = MemoryStore()
-    cluster = await open_cluster(inner, rng.choice([1, 2]), rng.randbytes, SPLIT_LEVEL)
+    cluster = await open_cluster(inner, rng.choice([1, 2]), rng.randbytes)
     nodes = [SplittingNode(inner, cluster, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     edges = [Edge(Lane(TENANT, f"edge-{i}", i, STREAM), random.Random(rng.random())) for i in range(rng.choice([2, 4]))]
     followers = [Follower(inner, cluster, random.Random(rng.random())) for _ in range(2)]

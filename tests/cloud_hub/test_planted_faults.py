@@ -90,7 +90,7 @@ def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
     of = ShardState.of
 
     def believing(decoded: DecodedSnapshot, *how: Any) -> ShardState:
-        return of(decoded._replace(head=msgspec.structs.replace(decoded.head, made_with=LATER.level)), *how)
+        return of(decoded._replace(head=decoded.head._replace(made_with=LATER.level)), *how)
 
     patch.setattr(ShardState, "is_whole", True)
     patch.setattr(ShardState, "of", believing)

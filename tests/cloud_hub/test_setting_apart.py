@@ -192,13 +192,6 @@ async def unreachable() -> None:
     raise ConnectionError
 
 
-async def test_it_needs_its_level(store: ObjectStore) -> None:
-    await open_cluster(store, 2, release_level=3)
-    with pytest.raises(CannotSetApart, match=r"level 3, and tenants are set apart from level 4 on.*weft hub finalize"):
-        await apart(store).set("acme")
-    assert await names(store, "shard-0") == []
-
-
 async def test_a_split_that_comes_between_is_not_forgotten(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new shard has split off before the halved one said that it takes nothing of the tenant."""
     await open_cluster(store, 2)

@@ -14,7 +14,7 @@ from tests.support.slices import SLICE
 from weft.cloud_hub.shard.chunk_builder import Attempt, Drafted
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shard_sessions import Canaries
-from weft.protocols.chunk_index import FoldRules
+from weft.protocols.chunk_index import FIRST_LEVEL, FoldRules
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_a_node_that_answers_canaries_which_came_behind_its_chunk_is_found(monke
 
 
 def test_a_release_that_writes_what_its_level_does_not_allow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = {COUNTED: counting(1)}
+    hasty = {COUNTED: counting(FIRST_LEVEL)}
     monkeypatch.setattr(simulation, "LATER", FoldRules(LATER.level, hasty))
     assert is_broken(simulate_upgrade)

@@ -255,16 +255,6 @@ async def test_a_lane_ends_only_when_the_table_has_what_it_left_in_the_halved_sh
 # -- who may split what
 
 
-async def test_a_split_needs_the_level() -> None:
-    store = MemoryStore()
-    cluster = await open_cluster(store, 1, release_level=2)
-    with pytest.raises(CannotSplit, match="at level 2, and splits need level 3: run `weft hub finalize`"):
-        await declaring.look(store, cluster, 0)
-    with pytest.raises(ClusterUnusable, match="run `weft hub finalize` first"):
-        await declare_split(store, 0, cluster)
-    assert (await read_cluster(store)).splits == ()
-
-
 async def test_what_cannot_be_split_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     store, edge = MemoryStore(), Edge(MOVES)
     async with running_hub(store, shards=2) as hub, edge.linked(hub):
@@ -294,7 +284,7 @@ async def test_a_split_waits_for_the_one_before() -> None:
 
 async def test_of_two_splits_at_once_one_is_declared() -> None:
     store = MemoryStore()
-    known = await open_cluster(store, 1, release_level=3)
+    known = await open_cluster(store, 1)
     first = await declare_split(store, 0, known)
     assert first.splits == (0,)
     assert (await declare_split(store, 0, known)).splits == (0,), "the second is told of the first"
@@ -308,7 +298,7 @@ async def test_of_two_splits_at_once_one_is_declared() -> None:
 @pytest.mark.parametrize("splits", ["[7]", "[-1]", '["0"]', '{"a": 1}', "[" * 40_000])
 async def test_a_list_of_splits_that_names_no_shards_is_damage(splits: str) -> None:
     store = MemoryStore()
-    await open_cluster(store, 1, release_level=3)
+    await open_cluster(store, 1)
     found = await store.get("cluster.json")
     await store.swap("cluster.json", found.data.replace(b'"splits":[]', f'"splits":{splits}'.encode()), found.etag)
     with pytest.raises(ClusterUnusable, match=r"cluster\.json is damaged"):

@@ -142,8 +142,6 @@ async def test_a_stream_in_use_and_one_that_is_not_there_are_refused(store: Obje
         await delete(store, log.cluster, wanted, START + 60 * 10**9)
     with pytest.raises(CannotDelete, match="no stream telemetri of tenant default: `weft streams` lists"):
         await delete(store, log.cluster, wanted._replace(stream=("default", "telemetri")))
-    with pytest.raises(CannotDelete, match="is at level 1, and deleted streams need level 2: run `weft hub finalize`"):
-        await delete(store, log.cluster._replace(level=1), wanted)
     forced = wanted._replace(is_forced=True)
     assert await delete(store, log.cluster, forced, START + 60 * 10**9) == Deleted(4, 2, 1, {0: 4})
     state = await ShardLog(store, log.cluster, 0).load()
@@ -165,7 +163,6 @@ def test_an_edge_that_sends_again_while_its_stream_is_deleted_goes_on_once() -> 
     async def main() -> None:
         store = MemoryStore()
         node = SequencerNode(store, random.Random(3))
-        node.level = 2
         await node.start()
         assert node.sequencer is not None
         lane = Lane("default", "edge-1", 7, "telemetry")
@@ -193,7 +190,6 @@ def test_names_return_to_a_tenant_that_has_as_many_as_it_may() -> None:
     async def main() -> None:
         store = MemoryStore()
         node = SequencerNode(store, random.Random(3), replace(SETTINGS, streams_per_tenant_max=2))
-        node.level = 2
         await node.start()
         assert node.sequencer is not None
         sequencer = node.sequencer
@@ -215,23 +211,6 @@ def test_names_return_to_a_tenant_that_has_as_many_as_it_may() -> None:
         assert await session.open()
         full = sequencer.no_room(lanes[0], [])
         assert full is not None, "the deleted one counts as a new one again"
-        await node.kill()
-
-    virtual_time.run(main())
-
-
-def test_below_level_2_no_chunk_of_a_deletion_is_written() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        node = SequencerNode(store, random.Random(3))
-        await node.start()
-        assert node.sequencer is not None
-        session = Session(node.sequencer, Lane("default", "edge-1", 7, "telemetry"), 1)
-        assert await session.open()
-        before = await read_chunks(store)
-        with pytest.raises(CannotDelete, match="level 1"):
-            await delete(store, CLUSTER._replace(level=1), WANTED._replace(is_forced=True))
-        assert await read_chunks(store) == before
         await node.kill()
 
     virtual_time.run(main())
@@ -261,12 +240,11 @@ async def send_on(nodes: list[SequencerNode], lane: Lane, records: int, rng: ran
 
 
 def simulate_deletions(seed: int) -> int:
-    """Edges send through two nodes, one of which learns of level 2 late, while a stream is deleted again and again."""
+    """Edges send through two nodes, while a stream is deleted again and again."""
 
     async def main() -> int:
         rng, store = random.Random(seed), MemoryStore()
         nodes = [SequencerNode(store, random.Random(rng.random())) for _ in range(2)]
-        nodes[0].level = 2
         for node in nodes:
             await node.start()
         lanes = [Lane("default", f"edge-{at}", at, stream) for at, stream in enumerate(["telemetry", "telemetry", "s"])]
@@ -274,7 +252,6 @@ def simulate_deletions(seed: int) -> int:
         done = 0
         while not all(task.done() for task in sending):
             await asyncio.sleep(rng.random() * 3)
-            nodes[1].level = rng.choice([nodes[1].level, 2])
             wanted = WANTED._replace(keeps_tables=False, is_forced=True)
             with contextlib.suppress(CannotDelete):  # no record came yet
                 done += (await delete(store, TWO, wanted, TRUE_START + now_ns())).shards

@@ -121,7 +121,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("unrouted: {size: 1KiB}", "edge.yaml:3: unrouted.size: expected at least 1MiB, got 1KiB"),
         ("a: [", "edge.yaml:4: this is not YAML"),
         ("node: !!python/object:os.system x", "is given twice"),
-        ("limits: {packet: 1MiB, message: 1MiB}", "edge.yaml:3: limits.message: is given twice, first in line 3"),
+        ("limits: {message: 1MiB, message: 1MiB}", "edge.yaml:3: limits.message: is given twice, first in line 3"),
         ("http: {hosts: 'edge.example.com:8080'}", "http.hosts: expected a host name without port such as edge."),
     ],
 )  # fmt: skip

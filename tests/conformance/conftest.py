@@ -22,7 +22,7 @@ listeners:
 streams:
   kept: {{from: "kept/#"}}
 limits:
-  packet: 64KiB
+  message: 64KiB
 """
 PACKET_BYTES_MAX = 65_536
 

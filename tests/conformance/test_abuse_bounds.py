@@ -222,7 +222,7 @@ def test_packets_that_claim_to_be_huge(node: WatchedNode, healthy: Healthy, befo
 
 
 def test_packets_that_never_end(node: WatchedNode, healthy: Healthy) -> None:
-    """As large as allowed, all but their last byte, from everybody at once: bounded by limits.packet for each"""
+    """As large as allowed, all but their last byte, from everybody at once: bounded by limits.message for each"""
     before = node.memory
     almost = publish("live/a", bytes(60_000), version=5)[:-1]
     clients = [connected(node) for _ in range(CONNECTIONS - 1)]

@@ -28,7 +28,7 @@ streams:
   kept: {{from: "kept/#"}}
 disk: {{budget: 256MiB, segment: 4MiB}}
 limits:
-  packet: 64KiB
+  message: 64KiB
   connect_timeout: 1s
   write_timeout: 2s
   session_expiry: 1s

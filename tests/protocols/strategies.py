@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols import lane as origin
 from weft.protocols.batch import ClockReading, ClockState, Columns
+from weft.protocols.chunk_index import FIRST_LEVEL
 from weft.protocols.lane import Origin
 from weft.protocols.ranges import SEQ_END
 
@@ -153,7 +154,9 @@ CHUNK_HEADERS = st.builds(
 def make_chunk(
     header: chunk.ChunkHeader, lanes: list[chunk.LaneUpdate], sections: list[tuple[str, list[tuple[int, bytes]]]]
 ) -> bytes:
-    """A chunk with one section per (stream name, [(lane index, batch), ...]) of tenant "default"."""
+    """A chunk with one section per (stream name, [(lane, batch), ...]) of tenant "default".
+
+    Lanes are named by their index among those of the stream."""
     parts, streams, at = [chunk.encode_header(header)], [], chunk.HEADER_BYTES
     for name, entries in sections:
         section, count = make_section(entries)
@@ -161,7 +164,8 @@ def make_chunk(
         streams.append(chunk.StreamSection("default", name, 0, count, 0, 0, at, len(section), crc))
         parts.append(section)
         at += len(section)
-    return b"".join([*parts, chunk.encode_footer(chunk.ChunkFooter(header, 0, 1, streams, lanes))[0]])
+    index = chunk.index_of(header, FIRST_LEVEL, streams, chunk.StreamBlock(lanes, [], []))
+    return b"".join([*parts, chunk.encode_footer(index)[0]])
 
 
 def make_section(entries: list[tuple[int, bytes]]) -> tuple[bytes, int]:

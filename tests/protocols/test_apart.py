@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocols.test_splits import CLUSTER, EDGES, SHARD, full, index, update
+from tests.protocols.test_splits import EDGES, full, index, update
 from weft.protocols.chunk_index import APART, BLOCKS, Chunk, Control, ControlKind, StreamBlock
 from weft.protocols.errors import Corrupt
 from weft.protocols.shard import snapshot
-from weft.protocols.shard.fold import APART_LEVEL, apart_body, apply, fold
+from weft.protocols.shard.fold import apart_body, apply, fold
 from weft.protocols.shard.placement import ShardTree, Split
 from weft.protocols.shard.shard_state import ShardState
 
 
-def told(held: ShardState, tenant: str = "acme", *, apart: bool = True, level: int = APART_LEVEL) -> Chunk:
+def told(held: ShardState, tenant: str = "acme", *, apart: bool = True) -> Chunk:
     control = Control(ControlKind.APART, tenant, "", 0, "", apart_body(apart=apart))
-    return index(held, StreamBlock([], [control], []), level, BLOCKS | APART)
+    return index(held, StreamBlock([], [control], []), BLOCKS | APART)
 
 
 def of_acme(held: ShardState) -> Chunk:
@@ -83,19 +83,13 @@ def test_the_new_shard_of_a_split_takes_nothing_of_it_either() -> None:
 
 def test_snapshots_keep_it_and_earlier_releases_do_not_read_them() -> None:
     held = full()
-    plain = snapshot.decode_blocks(held.encode())
-    assert (plain.head.must_understand, plain.apart) == (0, [])
+    plain = snapshot.decode(held.encode()).head
+    assert (plain.must_understand, plain.apart) == (0, [])
     apply(held, told(held))
     again = ShardState.decode(held.encode())
     assert (again.apart, again.encode()) == (held.apart, held.encode())
-    assert snapshot.decode_blocks(held.encode()).head.must_understand == 2
+    assert snapshot.decode(held.encode()).head.must_understand == 2
     assert ShardState.decode(held.encode(), only=frozenset({("default", "s")})).apart == {"acme"}
-
-
-def test_a_record_below_its_level_changes_nothing() -> None:
-    held = ShardState(CLUSTER, SHARD)
-    apply(held, told(held, level=APART_LEVEL - 1))
-    assert held.apart == frozenset()
 
 
 def test_a_record_that_does_not_fit_is_refused() -> None:
@@ -105,9 +99,9 @@ def test_a_record_that_does_not_fit_is_refused() -> None:
     alone = told(held)
     both = StreamBlock([update(EDGES[0], 90, 95)], alone.footer.controls, [])
     with pytest.raises(Corrupt, match="an APART record and other things"):
-        fold(held, index(held, both, APART_LEVEL, BLOCKS | APART))
+        fold(held, index(held, both, BLOCKS | APART))
     control = alone.footer.controls[0]
     for body in (b"", b"\x90", b"\x91\x01"):
         wrong = StreamBlock([], [Control(control.kind, "acme", "", 0, "", body)], [])
         with pytest.raises(Corrupt, match="an APART record"):
-            fold(held, index(held, wrong, APART_LEVEL, BLOCKS | APART))
+            fold(held, index(held, wrong, BLOCKS | APART))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocols.strategies import CHUNK_HEADERS, LANE_UPDATES, batches, make_batch, make_chunk, make_section
-from weft.protocols import chunk
-from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from weft.protocols import chunk, chunk_index
+from weft.protocols.chunk_index import FIRST_LEVEL
+from weft.protocols.errors import CodecError, Corrupt, PreRelease, Truncated, UnsupportedVersion
 from weft.protocols.ranges import SEQ_END
 
 HEADER = chunk.ChunkHeader(b"c" * 16, 3, 4, 0, 5, 6)
@@ -23,8 +26,12 @@ def small_chunk() -> bytes:
     return make_chunk(HEADER, [LANE], [("telemetry", [(0, make_batch())])])
 
 
+def index(streams: list[chunk.StreamSection], lanes: list[chunk.LaneUpdate]) -> chunk.ChunkIndex:
+    return chunk.index_of(HEADER, FIRST_LEVEL, streams, chunk.StreamBlock(lanes, [], []))
+
+
 def footer_bytes(footer: object) -> bytes:
-    """A footer and trailer with a good checksum around any value."""
+    """A head and trailer with a good checksum around any value."""
     body = msgspec.msgpack.encode(footer)
     return body + struct.pack("<II4s", len(body), crc32c(body), chunk.TRAILER_MAGIC)
 
@@ -37,7 +44,7 @@ def footer_bytes(footer: object) -> bytes:
 )
 def test_round_trip(header: chunk.ChunkHeader, told: list[chunk.LaneUpdate], sections: list[list[bytes]]) -> None:
     lanes = [msgspec.structs.replace(lane, tenant="default", stream=f"s{i}") for i, lane in enumerate(told)]
-    named = [(f"s{i}", [(i, data) for data in section]) for i, section in enumerate(sections)]
+    named = [(f"s{i}", [(0, data) for data in section]) for i, section in enumerate(sections)]
     data = make_chunk(header, lanes, named)
     found = chunk.decode(data)
     assert (found.header, found.footer.lanes) == (header, lanes)
@@ -45,7 +52,8 @@ def test_round_trip(header: chunk.ChunkHeader, told: list[chunk.LaneUpdate], sec
         section = data[stream.position : stream.position + stream.length]
         chunk.check_section(section, stream)
         assert stream.stream == name
-        assert [(e.lane, bytes(e.batch)) for e in chunk.section_entries(stream, section, lanes)] == entries
+        of_stream = found.footer.lanes_of(stream)
+        assert [(e.lane, bytes(e.batch)) for e in chunk.section_entries(stream, section, of_stream)] == entries
 
 
 def test_every_changed_byte_and_every_cut_of_a_chunk_is_refused() -> None:
@@ -73,8 +81,11 @@ def test_the_tail_says_how_far_back_the_footer_reaches() -> None:
     data = small_chunk()
     length = chunk.footer_bytes(data[-chunk.TRAILER_BYTES :])
     with pytest.raises(Truncated):
-        chunk.decode_footer(data[1 - length :])
-    assert chunk.decode_footer(data[-length:]) == chunk.decode_footer(data)
+        chunk.decode_tail(data[1 - length :])
+    whole = chunk.decode_tail(data[-length:]).span()
+    with pytest.raises(Truncated):
+        chunk.decode_footer(data[1 - whole :])
+    assert chunk.decode_footer(data[-whole:]) == chunk.decode_footer(data)
 
 
 def test_a_footer_that_claims_more_than_a_reader_fetches_is_corrupt() -> None:
@@ -105,7 +116,7 @@ LATER = 1 << 5
 @pytest.mark.parametrize(
     "footer",
     [
-        [list(HEADER), LATER, 1, [], [], [], []],
+        [list(HEADER), LATER | 1, 9, [], [], []],
         [list(HEADER), LATER, "a new kind of level"],  # whatever else changed with it
         ["another header", LATER],
     ],
@@ -117,16 +128,31 @@ def test_what_must_be_understood_and_is_not_is_a_later_release_and_no_damage(foo
 
 def test_a_footer_that_this_release_does_not_understand_is_not_written_by_it() -> None:
     with pytest.raises(ValueError, match="not written"):
-        chunk.encode_footer(chunk.ChunkFooter(HEADER, LATER, 1, [], []))
+        chunk.encode_footer(replace(index([], []), must_understand=LATER | 1))
 
 
 def test_what_a_later_release_adds_behind_known_fields_is_passed_over() -> None:
-    update, control, clock = [*UPDATE, None, [], None, 0, "more"], [*CONTROL, "more"], [*CLOCK, "more"]
-    later = foot([[*SECTION, "more"]], [update], [control], [clock], {7: b"more"}, ["more"])
-    footer, _ = chunk.decode_footer(footer_bytes(later))
-    plain, _ = chunk.decode_footer(footer_bytes(foot([SECTION], [UPDATE], [CONTROL], [CLOCK], {7: b"more"})))
-    assert footer == plain
-    assert footer.extensions == {7: b"more"}
+    rest: list[Any] = [[], [[3, 4, 1]], ["a/{b}"], None, [], None, 0]
+    of_stream, clock = [3, "pi", 1, b"\xc0"], ["pi", 1, 2, 3, -4, 5]
+    plain = [["pi"], [], [1], [2], [0], [3], [7], [4], {0: rest}, [of_stream], [clock]]
+    more = [*plain[:8], {0: [*rest, "more"]}, [[*of_stream, "more"]], [[*clock, "more"]], "more"]
+    found = []
+    for columns, added in ((plain, []), (more, ["more"])):
+        block = msgspec.msgpack.encode(columns)
+        place = [*PLACE[:3], len(block), crc32c(block), *PLACE[5:], *added]
+        told = head([place], [[*CONTROL, *added]], {7: b"more"}, *added)
+        found.append(chunk.decode_footer(block + footer_bytes(told))[0])
+    (lane,) = found[0].lanes
+    assert (lane.gaps, lane.topics) == ([chunk.GapRange(3, 4, 1)], ["a/{b}"])
+    assert (len(found[0].controls), len(found[0].clocks), found[0].extensions) == (2, 1, {7: b"more"})
+    assert found[1].blocks == found[0].blocks
+    assert (found[1].cluster_controls, found[1].extensions) == (found[0].cluster_controls, found[0].extensions)
+
+
+@pytest.mark.parametrize("footer", [[list(HEADER), 0, 1, [], []], [list(HEADER), 1, FIRST_LEVEL - 1, [], [], {}]])
+def test_an_index_of_a_build_before_the_first_release_is_refused_in_one_sentence(footer: object) -> None:
+    with pytest.raises(PreRelease, match=r"was written by a pre-release build and cannot be opened\. Use a new store"):
+        chunk.decode_footer(footer_bytes(footer))
 
 
 def test_a_header_and_a_footer_of_two_chunks_are_no_chunk() -> None:
@@ -141,52 +167,48 @@ def test_a_chunk_number_past_the_last_is_refused() -> None:
         chunk.decode_header(chunk.encode_header(HEADER._replace(n=chunk.N_MAX + 1)))
 
 
-SECTION = ["default", "s", 0, 1, 0, 0, chunk.HEADER_BYTES, 10, 0]
-UPDATE = ["default", "pi", 1, "s", 2, [[0, 3]], [[3, 4, 1]], [7, 4], ["a/{b}"]]
-CONTROL = [3, "default", "pi", 1, "s", b"\xc0"]
-CLOCK = ["default", "pi", 1, 2, 3, -4, 5]
+STREAM = "default", "s"
+BLOCK = chunk_index.encode_block(chunk.StreamBlock([], [], []))
+PLACE: list[Any] = [
+    *STREAM, chunk.HEADER_BYTES + 10, len(BLOCK), crc32c(BLOCK), 0, 1, 0, 0, chunk.HEADER_BYTES, 10, 0,
+]  # fmt: skip
+CONTROL: list[Any] = [3, "", "", 1, "", b"\xc0"]
 
 
-def foot(streams: list[object], lanes: list[object], *more: object) -> list[object]:
-    """A footer in plain values."""
-    return [list(HEADER), 0, 1, streams, lanes, *more]
+def head(blocks: list[Any], *more: object) -> list[Any]:
+    """The head of an index in plain values."""
+    return [list(HEADER), 1, FIRST_LEVEL, blocks, *more]
 
 
-def changed(fields: list[object], index: int, value: object) -> list[object]:
+def changed(fields: list[Any], index: int, value: object) -> list[Any]:
     return [value if i == index else field for i, field in enumerate(fields)]
 
 
-def test_the_footer_that_the_next_tests_damage_is_good() -> None:
-    chunk.decode_footer(footer_bytes(foot([SECTION], [UPDATE])))
+def test_the_head_that_the_next_tests_damage_is_good() -> None:
+    chunk.decode_footer(BLOCK + footer_bytes(head([PLACE], [CONTROL])))
 
 
 @pytest.mark.parametrize(
     "footer",
     [
-        foot([changed(SECTION, 2, SEQ_END)], []),  # offsets run past the end
-        foot([changed(SECTION, 2, -1)], []),
-        foot([changed(SECTION, 3, 0)], []),  # a section of nothing
-        foot([changed(SECTION, 6, 0)], []),  # it overlaps the header
-        foot([SECTION, SECTION], []),  # they overlap each other
-        foot([changed(SECTION, 7, -1)], []),
-        foot([changed(SECTION, 5, 1 << 63)], []),  # no signed 64-bit column holds this time
-        foot([], [changed(UPDATE, 2, -1)]),
-        foot([], [changed(UPDATE, 4, 1 << 63)]),
-        foot([], [changed(UPDATE, 5, [[0, SEQ_END + 1]])]),
-        foot([], [changed(UPDATE, 7, [1 << 63, 0])]),
-        foot([], [changed(UPDATE, 8, ["t"] * 257)]),
-        foot([], [changed(UPDATE, 3, b"bytes")]),
-        foot([], [[*UPDATE, 0, [[0] * 5] * 2]]),
-        foot([], [[*UPDATE, 0, [], [1, -1]]]),
-        foot([], [[*UPDATE, 0, [], None, 1 << 32]]),
-        foot([], [], [changed(CONTROL, 0, -1)]),
-        foot([], [], [changed(CONTROL, 5, bytes((1 << 20) + 1))]),
-        foot([], [], [], [changed(CLOCK, 4, 1 << 63)]),
-        foot([], [], [], [], {1: "text"}),
-        [changed([*foot([], [])], 0, [b"short", 3, 4, 0, 5, 6])[0], 0, 1, [], []],
-        [changed(list(HEADER), 1, -1), 0, 1, [], []],
-        [list(HEADER), -1, 1, [], []],
-        [list(HEADER), 0, 1],
+        head([changed(PLACE, 5, SEQ_END)]),  # offsets run past the end
+        head([changed(PLACE, 5, -1)]),
+        head([changed(PLACE, 6, 0)]),  # a section of nothing
+        head([changed(PLACE, 9, 0)]),  # it overlaps the header
+        head([PLACE, PLACE]),  # they overlap each other
+        head([changed(PLACE, 10, -1)]),
+        head([changed(PLACE, 8, 1 << 63)]),  # no signed 64-bit column holds this time
+        head([changed(PLACE, 2, chunk.HEADER_BYTES)]),  # the block overlaps the section
+        head([changed(PLACE, 3, -1)]),
+        head([changed(PLACE, 4, 1 << 32)]),
+        head([changed(PLACE, 1, b"bytes")]),
+        head([], [changed(CONTROL, 0, -1)]),
+        head([], [changed(CONTROL, 5, bytes((1 << 20) + 1))]),
+        head([], [], {1: "text"}),
+        [[b"short", 3, 4, 0, 5, 6], 1, FIRST_LEVEL, []],
+        [changed(list(HEADER), 1, -1), 1, FIRST_LEVEL, []],
+        [list(HEADER), -1, FIRST_LEVEL, []],
+        [list(HEADER), 1, FIRST_LEVEL],
         [[]],
         {},
     ],
@@ -210,13 +232,13 @@ def test_a_footer_that_no_reader_would_take_is_not_written(
     streams: list[chunk.StreamSection], lanes: list[chunk.LaneUpdate]
 ) -> None:
     with pytest.raises(ValueError, match="not written"):
-        chunk.encode_footer(chunk.ChunkFooter(HEADER, 0, 1, streams, lanes))
+        chunk.encode_footer(index(streams, lanes))
 
 
 def test_sections_fill_the_space_between_header_and_footer() -> None:
     section, count = make_section([(0, make_batch())])
     stream = chunk.StreamSection("default", "s", 0, count, 0, 0, chunk.HEADER_BYTES, len(section), crc32c(section))
-    tail = chunk.encode_footer(chunk.ChunkFooter(HEADER, 0, 1, [stream], [LANE]))[0]
+    tail = chunk.encode_footer(index([stream], [LANE]))[0]
     chunk.decode(chunk.encode_header(HEADER) + section + tail)
     with pytest.raises(Corrupt, match="fill"):
         chunk.decode(chunk.encode_header(HEADER) + section + b"stowaway" + tail)

@@ -1,10 +1,11 @@
-"""Indexes of level 2: blocks of streams come back as they were, whole or some of them, and damage is refused."""
+"""Indexes of chunks: blocks of streams come back as they were, whole or some of them, and damage is refused."""
 
 from __future__ import annotations
 
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 from tests.protocols.strategies import CHUNK_HEADERS, LANE_UPDATES
 from weft.protocols import chunk, chunk_index
-from weft.protocols.chunk_index import LEVEL_MAX, BlockedFooter, ClockUpdate, Control, LaneUpdate, StreamBlock, blocked
+from weft.protocols.chunk_index import LEVEL_MAX, ClockUpdate, Control, LaneUpdate, StreamBlock, index_of
 from weft.protocols.errors import CodecError, Corrupt, Truncated
+from weft.protocols.ranges import SEQ_END
 
 STREAMS = [("default", "alarms"), ("default", "telemetry"), ("other", "telemetry")]
 KEYS = st.sampled_from(STREAMS)
-GOLDEN = Path(__file__).parents[1] / "vectors/chunk/blocks.json"
+GOLDEN = Path(__file__).parents[1] / "vectors/chunk/two_streams.json"
 
 
 @settings(max_examples=60)
@@ -41,14 +43,13 @@ def test_what_is_told_comes_back_whole_and_by_stream(
     records = [Control(kind, key[0], "pi", 7, key[1], body) for key, kind, body in controls]
     everywhere = Control(200, "", "", 0, "", b"x")
     found_clocks = {key: [ClockUpdate(key[0], "pi", boot, boot, 5, -3, 1)] for key, boot in clocks}
-    made = blocked(header, LEVEL_MAX, [], StreamBlock(lanes, [everywhere, *records], []), found_clocks, {7: b"more"})
+    made = index_of(header, LEVEL_MAX, [], StreamBlock(lanes, [everywhere, *records], []), found_clocks, {7: b"more"})
     tail, crc = chunk.encode_footer(made)
     found, found_crc = chunk.decode_footer(tail)
     assert (found, found_crc) == (made, crc)
     assert sorted(map(repr, found.lanes)) == sorted(map(repr, lanes))
     assert found.controls[0] == everywhere
     some, _ = chunk.decode_footer(tail, frozenset(wanted))
-    assert isinstance(some, BlockedFooter)
     assert some.blocks == {key: block for key, block in made.blocks.items() if key in wanted}
     assert some.cluster_controls == [everywhere]
 
@@ -110,6 +111,48 @@ COLUMNS = chunk_index.BlockColumns(["a", "b"], [], [1, 2], [1, 1], [0, 5], [3, 0
 )
 def test_columns_that_do_not_fit_are_corrupt(columns: object, told: str) -> None:
     with pytest.raises(Corrupt, match=told):
+        chunk_index.decode_block(msgspec.msgpack.encode(columns), ("default", "s"))
+
+
+PLAIN: list[Any] = [["pi"], [], [1], [2], [0], [3], [7], [4], {}, [], []]
+"""Columns of one lane in plain values."""
+
+
+def with_rest(*fields: object) -> list[Any]:
+    return [*PLAIN[:4], [0], [0], *PLAIN[6:8], {0: [*fields]}, *PLAIN[9:]]
+
+
+def with_column(index: int, *values: object) -> list[Any]:
+    return [[*values] if at == index else column for at, column in enumerate(PLAIN)]
+
+
+def test_the_columns_that_the_next_test_damages_are_good() -> None:
+    for good in (PLAIN, with_rest([[0, 3]], [[3, 4, 1]], ["a/{b}"], 2, [], [5, 1], 1)):
+        chunk_index.decode_block(msgspec.msgpack.encode(good), ("default", "s"))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        with_column(0, b"bytes"),
+        with_column(2, -1),
+        with_column(3, 1 << 63),
+        with_column(4, SEQ_END),
+        with_column(6, 1 << 63),
+        with_column(7, "4"),
+        with_column(9, [-1, "pi", 1, b""]),
+        with_column(9, [3, "pi", 1, bytes((1 << 20) + 1)]),
+        with_column(10, ["pi", 1, 2, 1 << 63, -4, 5]),
+        with_rest([[0, SEQ_END + 1]], [], None, None, [], None, 0),
+        with_rest([], [], ["t"] * 257, None, [], None, 0),
+        with_rest([], [], None, None, [[0] * 5] * 2, None, 0),
+        with_rest([], [], None, None, [], [1, -1], 0),
+        with_rest([], [], None, None, [], None, 1 << 32),
+        with_rest([], []),
+    ],
+)
+def test_fields_of_a_block_out_of_bounds_are_corrupt(columns: list[Any]) -> None:
+    with pytest.raises(Corrupt):
         chunk_index.decode_block(msgspec.msgpack.encode(columns), ("default", "s"))
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.protocols.chunk_index import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_index import (
+    FIRST_LEVEL,
+    Chunk,
+    ChunkHeader,
+    Control,
+    ControlKind,
+    GapRange,
+    LaneUpdate,
+    Mark,
+    StreamBlock,
+    index_of,
+)
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -57,7 +68,8 @@ class Log:
     def chunk(self, *updates: LaneUpdate, controls: tuple[Control, ...] = ()) -> None:
         n = self.state.n + 1
         header = ChunkHeader(CLUSTER, n, T + n, 0, self.state.footer_crc, 0)
-        apply(self.state, Chunk(header, ChunkFooter(header, 0, 1, [], list(updates), list(controls)), n + 1))
+        index = index_of(header, FIRST_LEVEL, [], StreamBlock(list(updates), list(controls), []))
+        apply(self.state, Chunk(header, index, n + 1))
 
     def mark(self, of: Lane, time: int, *, epoch: int = 1) -> None:
         self.chunk(LaneUpdate(*of, epoch, [], [], Mark(time, 0), None))

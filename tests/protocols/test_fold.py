@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -11,9 +15,9 @@ from tests.protocols.test_shard_state import CLUSTER, LANE, complete_up_to, next
 from tests.support.later_fold import COUNTED, LATER, Tally
 from weft.protocols import chunk_index
 from weft.protocols.chunk_index import (
+    FIRST_LEVEL,
     LEVEL_MAX,
     Chunk,
-    ChunkFooter,
     ClockUpdate,
     Control,
     ControlKind,
@@ -21,6 +25,8 @@ from weft.protocols.chunk_index import (
     LaneFlag,
     LaneUpdate,
     Mark,
+    StreamBlock,
+    index_of,
 )
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Origin
@@ -39,16 +45,30 @@ def state() -> ShardState:
     return ShardState(CLUSTER, 0)
 
 
-def add(held: ShardState, *updates: LaneUpdate, **footer: object) -> ShardState:
-    """Apply a chunk; ``footer`` replaces fields of its footer."""
-    apply(held, chunk_with(held, *updates, **footer))
+def add(
+    held: ShardState,
+    *updates: LaneUpdate,
+    controls: Sequence[Control] = (),
+    clocks: Sequence[ClockUpdate] = (),
+    **index: Any,
+) -> ShardState:
+    """Apply a chunk; ``index`` replaces fields of its index."""
+    apply(held, chunk_with(held, *updates, controls=controls, clocks=clocks, **index))
     return held
 
 
-def chunk_with(held: ShardState, *updates: LaneUpdate, **footer: object) -> Chunk:
+def chunk_with(
+    held: ShardState,
+    *updates: LaneUpdate,
+    controls: Sequence[Control] = (),
+    clocks: Sequence[ClockUpdate] = (),
+    **index: Any,
+) -> Chunk:
     made = next_chunk(held, *updates)
-    assert isinstance(made.footer, ChunkFooter)
-    return made._replace(footer=msgspec.structs.replace(made.footer, **footer))
+    told = StreamBlock(list(updates), list(controls), [])
+    of_stream = {(LANE.tenant, LANE.stream): list(clocks)} if clocks else {}
+    whole = index_of(made.header, FIRST_LEVEL, list(made.footer.streams), told, of_stream)
+    return made._replace(footer=replace(whole, **index))
 
 
 def control(kind: int, body: bytes = b"") -> Control:
@@ -176,7 +196,7 @@ def test_control_records_that_do_not_fit_are_refused_and_unknown_ones_pass() -> 
     with pytest.raises(Corrupt, match="does not decode"):
         add(held, controls=[control(ControlKind.RETIRE, b"\xc1")])
     before = held.lanes[LANE]
-    passed = (ControlKind.SCHEMA, ControlKind.CONFIG, ControlKind.SEAL, 77)
+    passed = (ControlKind.SCHEMA, ControlKind.CONFIG, 77)
     add(held, controls=[control(kind, b"\xc1") for kind in passed])
     assert held.lanes[LANE] == before
     add(held, controls=[control(ControlKind.DROP)])
@@ -270,9 +290,12 @@ def test_lanes_encoded_a_few_at_a_time_are_one_array(lanes: int) -> None:
     held = state()
     for i in range(lanes):
         held.set_lane(LANE._replace(edge=f"e{i}"), LaneState(epoch=i))
-    snapshot = snapshots.decode(held.encode())
-    assert held.encode()[snapshots.HEADER_BYTES :] == msgspec.msgpack.encode(snapshot)
-    assert len(snapshot.lanes) == lanes
+    data = held.encode()
+    places = [each.lanes for each in snapshots.decode_head(data).streams]
+    start = snapshots.HEADER_BYTES + snapshots.head_bytes(data)
+    found = [data[start + place.position :][: place.length] for place in places]
+    named = [(name._replace(tenant="", stream=""), lane) for name, lane in sorted(held.lanes.items())]
+    assert found == ([msgspec.msgpack.encode([snapshots.lane_snapshot(*each) for each in named])] if lanes else [])
 
 
 def test_a_footer_knows_the_release_that_understands_it() -> None:

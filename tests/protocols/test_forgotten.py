@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, LANES, histories, next_chunk, update
 from weft.protocols.chunk_index import (
+    FIRST_LEVEL,
     Chunk,
-    ChunkFooter,
     Control,
     ControlKind,
-    FoldRules,
     GapRange,
     LaneUpdate,
     StreamBlock,
-    blocked,
+    index_of,
 )
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
@@ -41,17 +40,14 @@ def drop(lane: Lane) -> list[Control]:
     return [Control(ControlKind.RETIRE, *lane, retired), Control(ControlKind.DROP, *lane, b"")]
 
 
-def chunk(state: ShardState, *updates: LaneUpdate, controls: list[Control] = [], level: int = 2) -> Chunk:
+def chunk(state: ShardState, *updates: LaneUpdate, controls: list[Control] = []) -> Chunk:
     made = next_chunk(state, *updates)
-    if level < 2:
-        assert isinstance(made.footer, ChunkFooter)
-        return made._replace(footer=msgspec.structs.replace(made.footer, controls=controls))
     told = StreamBlock(list(updates), controls, [])
-    return made._replace(footer=blocked(made.header, level, list(made.footer.streams), told))
+    return made._replace(footer=index_of(made.header, FIRST_LEVEL, list(made.footer.streams), told))
 
 
-def add(state: ShardState, *updates: LaneUpdate, controls: list[Control] = [], level: int = 2) -> ShardState:
-    apply(state, chunk(state, *updates, controls=controls, level=level))
+def add(state: ShardState, *updates: LaneUpdate, controls: list[Control] = []) -> ShardState:
+    apply(state, chunk(state, *updates, controls=controls))
     return state
 
 
@@ -119,14 +115,6 @@ def test_a_stream_with_a_lane_stays(leaves: bool) -> None:
     assert state.has_stream(*STREAM)
     assert not state.forgotten
     assert state.stream_fields(*STREAM) == ["line"]
-
-
-def test_below_level_2_a_forget_changes_nothing() -> None:
-    def state(*controls: Control) -> ShardState:
-        made = add(ShardState(CLUSTER, 0, FoldRules(1)), update(ranges=[(0, 7)], topics=TOPICS), level=1)
-        return add(made, controls=[*drop(LANE), *controls], level=1)
-
-    assert state(forget()).encode() == state().encode()
 
 
 def test_a_malformed_forget_is_refused_and_changes_nothing() -> None:

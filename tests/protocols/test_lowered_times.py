@@ -7,8 +7,8 @@ import pytest
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, update
 from weft.protocols.chunk_index import (
+    FIRST_LEVEL,
     Chunk,
-    ChunkFooter,
     ChunkHeader,
     Control,
     ControlKind,
@@ -16,7 +16,7 @@ from weft.protocols.chunk_index import (
     Mark,
     StreamBlock,
     StreamSection,
-    blocked,
+    index_of,
 )
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
@@ -33,16 +33,13 @@ SECOND = 10**9
 GONE = Lane("default", "edge-2", 8, "telemetry")
 
 
-def chunk(
-    held: ShardState, created: int, *lanes: LaneUpdate, controls: tuple[Control, ...] = (), level: int = 2
-) -> Chunk:
+def chunk(held: ShardState, created: int, *lanes: LaneUpdate, controls: tuple[Control, ...] = ()) -> Chunk:
     header = ChunkHeader(CLUSTER, held.n + 1, created, 0, held.footer_crc, 0)
     records = sum(end - first for lane in lanes for first, end in lane.ranges)
     base = held.next_offset.get((LANE.tenant, LANE.stream), 0)
     sections = [StreamSection(LANE.tenant, LANE.stream, base, records, 0, 0, 0, 0, 0)] if records else []
     told = StreamBlock(list(lanes), list(controls), [])
-    footer = ChunkFooter(header, 0, level, sections, told.lanes, told.controls)
-    return Chunk(header, footer if level < 2 else blocked(header, level, sections, told), 1000 + held.n)
+    return Chunk(header, index_of(header, FIRST_LEVEL, sections, told), 1000 + held.n)
 
 
 def time_record(time: int) -> Control:
@@ -120,17 +117,16 @@ def test_a_lane_that_left_before_comes_back_without_the_wrong_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("created", "time", "level", "kept"),
+    ("created", "time", "kept"),
     [
-        (NOW + SECOND, WRONG, 2, NOW + SECOND),  # at most the time of its own chunk, which a sound clock made
-        (WRONG + 5, WRONG + 9, 2, WRONG + 5),  # it lowers, and never raises
-        (NOW, NOW, 1, WRONG),  # a log of level 1 may have readers that pass over it
+        (NOW + SECOND, WRONG, NOW + SECOND),  # at most the time of its own chunk, which a sound clock made
+        (WRONG + 5, WRONG + 9, WRONG + 5),  # it lowers, and never raises
     ],
 )
-def test_a_record_is_bounded(created: int, time: int, level: int, kept: int) -> None:
+def test_a_record_is_bounded(created: int, time: int, kept: int) -> None:
     held = ShardState(CLUSTER, 0)
-    apply(held, chunk(held, WRONG, update(ranges=[(0, 1)]), level=level))
-    apply(held, chunk(held, created, controls=(time_record(time),), level=level))
+    apply(held, chunk(held, WRONG, update(ranges=[(0, 1)])))
+    apply(held, chunk(held, created, controls=(time_record(time),)))
     assert held.created == kept
     assert held.lanes[LANE].last_seen == min(WRONG, kept)
 

@@ -63,7 +63,8 @@ def test_a_lane_retired_by_an_earlier_release_has_one() -> None:
     """Its state does not say whether there was a last word."""
     held = at(state(), 150, update(ranges=[(0, 9)], mark=Mark(100, 9)))
     at(held, 500, controls=(control(ControlKind.RETIRE, msgspec.msgpack.encode([2, "gone"])),))
-    [lane] = snapshots.decode(held.encode()).lanes
+    [(name, found)] = snapshots.decode(held.encode()).lanes
+    lane = msgspec.structs.replace(found, tenant=name.tenant, stream=name.stream)
     told = list(msgspec.to_builtins(lane))
     told[-3] = told[-3][:3]  # as it stood: neither what is missing nor a last word
     kept = snapshots.lane_state(snapshots.decode_lane(msgspec.msgpack.encode(told[:-1])))

@@ -126,8 +126,7 @@ CONSTANTS = {
     "batch": (batch.MAGIC, batch.VERSION, b"WFB", 1),
     "segment": (segment.MAGIC, segment.VERSION, b"WFS", 2),
     "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
-    "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 1),
-    "snapshot with blocks": (snapshot.MAGIC, snapshot.BLOCKS_VERSION, b"WFN", 2),
+    "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 2),
     "cluster log entry": (cluster_log.ENTRY_MAGIC, cluster_log.VERSION, b"WFE", 1),
     "cluster log snapshot": (cluster_log.SNAPSHOT_MAGIC, cluster_log.VERSION, b"WFA", 1),
     "segment trailer": (segment.TRAILER_MAGIC, 0, b"WFSE", 0),
@@ -151,7 +150,6 @@ ARRAYS = {
     chunk.LaneUpdate: "tenant edge log_id stream epoch ranges gaps mark topics payload origins floor flags",
     chunk.Control: "kind tenant edge log_id stream body",
     chunk.ClockUpdate: "tenant edge log_id boot_id monotonic offset error",
-    chunk.ChunkFooter: "header must_understand fold_level streams lanes controls clocks extensions",
     chunk_index._Foot: "header must_understand",
     chunk_index.ChunkHead: "header must_understand fold_level blocks controls extensions",
     chunk_index.BlockPlace: (
@@ -172,12 +170,7 @@ ARRAYS = {
     lane_state.Retirement: "time by reason missing",
     lane_state.ConflictBody: "epoch reason",
     shard_state.RetireBody: "by reason missing",
-    snapshot.Snapshot: (
-        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams lanes clocks "
-        "extensions"
-    ),
     snapshot._Head: "cluster_id shard n footer_crc must_understand",
-    snapshot._Streams: "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams",
     snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps forgotten",
     snapshot.ForgetBody: "by reason tabled",
     snapshot.Forgotten: "time by reason tabled",

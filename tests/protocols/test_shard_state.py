@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocols.chunk_index import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.chunk_index import (
+    FIRST_LEVEL,
+    Chunk,
+    ChunkHeader,
+    GapRange,
+    LaneUpdate,
+    Mark,
+    StreamBlock,
+    StreamSection,
+    index_of,
+)
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane, NodeName, Origin
 from weft.protocols.ranges import RangeSet
@@ -49,7 +60,7 @@ def next_chunk(state: ShardState, *updates: LaneUpdate) -> Chunk:
     ]
     n = state.n + 1
     header = ChunkHeader(state.cluster_id, n, 0, state.shard, state.footer_crc, 0)
-    return Chunk(header, ChunkFooter(header, 0, 1, sections, list(updates)), 1000 + n)
+    return Chunk(header, index_of(header, FIRST_LEVEL, sections, StreamBlock(list(updates), [], [])), 1000 + n)
 
 
 def fold(*chunks: list[LaneUpdate]) -> ShardState:
@@ -254,7 +265,7 @@ def test_a_chunk_that_does_not_continue_the_history_changes_nothing() -> None:
         _foreign(state, shard=1),
         _foreign(state, cluster_id=b"x" * 16),
         _foreign(state, previous_footer_crc=5),
-        good._replace(footer=ChunkFooter(good.header, 0, 1, [shifted], good.footer.lanes)),
+        good._replace(footer=replace(good.footer, streams=[shifted])),
         next_chunk(state, update(ranges=[(9, 11)])),
         next_chunk(state, update(gaps=[GapRange(0, 1, 1)])),
         next_chunk(state, update(ranges=[(10, 12)]), update(ranges=[(11, 13)])),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft.protocols import chunk as chunks
 from weft.protocols.chunk_index import (
     BLOCKS,
-    BLOCKS_LEVEL,
+    FIRST_LEVEL,
     SPLITS,
     Chunk,
     ChunkHeader,
@@ -23,7 +23,7 @@ from weft.protocols.chunk_index import (
     Mark,
     StreamBlock,
     StreamSection,
-    blocked,
+    index_of,
 )
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
@@ -32,7 +32,6 @@ from weft.protocols.shard.fold import apply, fold
 from weft.protocols.shard.lane_state import OpenGap
 from weft.protocols.shard.placement import (
     SHARDS_MAX,
-    SPLIT_LEVEL,
     SealBody,
     ShardTree,
     Split,
@@ -55,10 +54,10 @@ def lane(edge: str, stream: str = "s") -> Lane:
     return Lane("default", edge, 7, stream)
 
 
-def index(held: ShardState, told: StreamBlock, level: int = SPLIT_LEVEL, needs: int = BLOCKS) -> Chunk:
+def index(held: ShardState, told: StreamBlock, needs: int = BLOCKS) -> Chunk:
     header = ChunkHeader(CLUSTER, held.n + 1, held.created + 10, held.shard, held.footer_crc, 1)
     sections = [StreamSection("default", "s", held.next_offset.get(("default", "s"), 0), 5, 0, 0, 56, 1, 1)]
-    footer = replace(blocked(header, level, sections if told.lanes else [], told), must_understand=needs)
+    footer = replace(index_of(header, FIRST_LEVEL, sections if told.lanes else [], told), must_understand=needs)
     tail, crc = chunks.encode_footer(footer)
     decoded, _ = chunks.decode_footer(tail)
     assert decoded.must_understand == needs
@@ -69,9 +68,9 @@ def update(edge: str, first: int, end: int) -> LaneUpdate:
     return LaneUpdate(*lane(edge), 1, [(first, end)], [], Mark(end, end), ["plant/{line}"])
 
 
-def seal(held: ShardState, shard: int = NEW, bit: int = BIT, *, level: int = SPLIT_LEVEL) -> Chunk:
+def seal(held: ShardState, shard: int = NEW, bit: int = BIT) -> Chunk:
     body = msgspec.msgpack.encode(SealBody(shard, bit, NONCE))
-    return index(held, StreamBlock([], [Control(ControlKind.SEAL, "", "", 0, "", body)], []), level, BLOCKS | SPLITS)
+    return index(held, StreamBlock([], [Control(ControlKind.SEAL, "", "", 0, "", body)], []), BLOCKS | SPLITS)
 
 
 def full() -> ShardState:
@@ -175,7 +174,7 @@ def test_a_seal_that_does_not_fit_is_refused() -> None:
     for others in (StreamBlock([update(STAYS[0], 900, 905)], [], []), StreamBlock([], [], [clock])):
         mixed = StreamBlock(others.lanes, [*told.footer.controls, *others.controls], [])
         clocks = {("default", "s"): [clock]} if others.clocks else {}
-        footer = blocked(told.header, SPLIT_LEVEL, [], mixed, clocks)
+        footer = index_of(told.header, FIRST_LEVEL, [], mixed, clocks)
         with pytest.raises(Corrupt, match="and other things"):
             fold(held, Chunk(told.header, footer, 1))
     apply(held, told)
@@ -183,14 +182,6 @@ def test_a_seal_that_does_not_fit_is_refused() -> None:
         with pytest.raises(Corrupt, match="a second time, or too late"):
             fold(held, seal(held, shard, bit))
     apply(held, seal(held, 5, 3))
-
-
-def test_below_its_level_a_seal_changes_nothing() -> None:
-    held = full()
-    held.fold_level = BLOCKS_LEVEL
-    before = dict(held.lanes)
-    apply(held, seal(held, level=BLOCKS_LEVEL))
-    assert (held.lanes, held.splits) == (before, [])
 
 
 def test_an_earlier_release_refuses_what_a_split_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,5 +195,5 @@ def test_an_earlier_release_refuses_what_a_split_leaves(monkeypatch: pytest.Monk
     with pytest.raises(UnsupportedVersion):
         chunks.decode_footer(tail)
     with pytest.raises(UnsupportedVersion):
-        snapshot.decode_blocks(after)
-    assert snapshot.decode_blocks(before).splits == []
+        snapshot.decode(after)
+    assert snapshot.decode(before).head.splits == []

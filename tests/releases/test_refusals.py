@@ -20,15 +20,15 @@ from tests.support.processes import weft
 from weft.edge_node.check import data_directory as edge_directory
 from weft.edge_node.check.data_directory import formats_of
 from weft.edge_node.sessions import database as database_file
-from weft.protocols import batch, chunk
+from weft.protocols import batch, chunk, chunk_index
 from weft.protocols import segment as segment_header
-from weft.protocols.chunk_index import LEVEL_MAX
+from weft.protocols.chunk_index import FIRST_LEVEL, LEVEL_MAX
 from weft.protocols.shard import snapshot
 from weft.protocols.shard.placement import shard_of
 from weft.storage import cluster as clusters
 from weft.storage import cluster_log as cluster_entry
 from weft.storage import data_directory, fenced_store, hub_keys
-from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.chunk_log import Manifest, ShardLog, changed
 from weft.storage.cluster import Cluster, open_cluster
 from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.data_directory import FORMATS
@@ -199,7 +199,7 @@ async def later_manifest(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
 
 
 async def later_snapshot(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
-    later.setattr(snapshot, "BLOCKS_VERSION", 9)
+    later.setattr(snapshot, "VERSION", 9)
     await chunks_with(store)
     log = of_shard(store, await open_cluster(store, None))
     key = hub_keys.snapshot_key(SHARD, 0, 1)
@@ -229,7 +229,7 @@ Later = Callable[[ObjectStore, pytest.MonkeyPatch], Coroutine[None, None, None]]
         (later_manifest, "was written by a later release of Weft (the manifest needs features 0x1 of a later release)"),
         (
             later_snapshot,
-            "was written by a later release of Weft (snapshot version 9; this release reads versions 1 to 2)",
+            "was written by a later release of Weft (snapshot version 9; this release reads version 2)",
         ),
         (later_fact, "was written by a later release of Weft (an entry of the cluster log of version 2"),
     ],
@@ -242,10 +242,42 @@ def test_a_store_of_a_later_release_is_refused(
     refused_hub(tmp_path, said)
 
 
-def test_a_store_of_a_state_before_the_first_release_is_refused(tmp_path: Path) -> None:
+EARLY = "this store was written by a pre-release build and cannot be opened. Use a new store"
+
+
+@pytest.mark.parametrize(
+    "fields", ["", ',"placement":"tenant-edge"', ',"placement":"tenant-edge","level":1', ',"placement":"x","level":3']
+)
+def test_a_store_of_a_state_before_the_first_release_is_refused(tmp_path: Path, fields: str) -> None:
     (tmp_path / "store").mkdir()
-    (tmp_path / "store/cluster.json").write_text('{"format":1,"cluster_id":"' + "ab" * 16 + '","shards":2}')
-    refused_hub(tmp_path, "this store was written by a pre-release build and cannot be opened. Use a new store")
+    (tmp_path / "store/cluster.json").write_text(
+        '{"format":1,"cluster_id":"' + "ab" * 16 + f'","shards":{SHARDS}{fields}}}'
+    )
+    refused_hub(tmp_path, EARLY)
+
+
+@pytest.mark.parametrize("what", ["chunk", "snapshot"])
+def test_a_store_that_was_raised_to_the_first_level_is_refused_by_what_its_log_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def write() -> None:
+        store = open_store(str(tmp_path / "store"))
+        logs = await LogWriter.open(store, SHARDS)
+        with monkeypatch.context() as before:
+            if what == "chunk":
+                before.setattr(chunk_index, "FIRST_LEVEL", FIRST_LEVEL - 1)
+                logs.level = FIRST_LEVEL - 1
+            else:
+                before.setattr(snapshot, "VERSION", 1)
+            await logs.append(SHARD, Run(LANE, 0, 3))
+            if what == "snapshot":
+                await logs.snapshot(SHARD)
+                log = of_shard(store, await open_cluster(store, None))
+                manifest, etag = await log.manifest()
+                assert await log.swap_manifest(changed(manifest, watermark=1), etag)
+
+    asyncio.run(write())
+    refused_hub(tmp_path, EARLY)
 
 
 def refused_hub(folder: Path, said: str) -> None:

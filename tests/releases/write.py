@@ -30,7 +30,7 @@ from weft.storage.object_store import open_store
 
 FOLDER = Path(__file__).parent
 SNAPSHOT_WAIT_S = 120.0
-"""A hub makes a snapshot each minute."""
+"""A hub makes a snapshot each minute, once the log has ``CHUNKS_MIN`` more chunks: so messages come one by one."""
 KEPT = ("data", "store", "tokens.json", "edge.token", "lake", "checkpoints")
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
 
@@ -48,13 +48,11 @@ def write(folder: Path) -> dict[str, Any]:
         with fabric.edge():
             fabric.publish(STATE, ["running"], retain=True)
             assert fabric.session(1, subscribe=True) == (False, [], ["running"])
-            for first in range(0, 20, 5):
-                fabric.publish(TELEMETRY, telemetry[first : first + 5])
-                wait_until(lambda n=first + 5: rows(folder) == n)  # type: ignore[misc]
+            publish_one_by_one(fabric, telemetry[:20])
             assert fabric.session(20) == (True, telemetry[:20], [])
             fabric.enqueue(jobs, declare=True)
             fabric.publish(READINGS, readings)
-            fabric.publish(TELEMETRY, telemetry[20:40])
+            publish_one_by_one(fabric, telemetry[20:40], 20)
         # Sessions and queues stand in their files now; what comes next, in the log alone.
         with fabric.edge():
             fabric.post(telemetry[40], "reading-40")
@@ -73,6 +71,13 @@ def write(folder: Path) -> dict[str, Any]:
         "session": telemetry[20:],
         "queue": jobs[2:],
     }
+
+
+def publish_one_by_one(fabric: Fabric, messages: list[str], before: int = 0) -> None:
+    """Publish messages with a chunk and a row for each, after so many others."""
+    for count, message in enumerate(messages, before + 1):
+        fabric.publish(TELEMETRY, [message])
+        wait_until(lambda n=count: rows(fabric.folder) == n)  # type: ignore[misc]
 
 
 def run_spark(folder: Path) -> None:

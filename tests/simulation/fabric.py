@@ -27,7 +27,7 @@ from tests.simulation.network import Network, Session
 from tests.support.silence import silent_logs
 from weft.cloud_hub.admin_facts.documents import Quotas
 from weft.edge_node.links import links
-from weft.protocols.chunk_index import RELEASE, Chunk
+from weft.protocols.chunk_index import FIRST_LEVEL, RELEASE, Chunk
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.lane_state import lane_of
@@ -70,7 +70,7 @@ class Fabric:
         """Of its own, so that a seed has the faults that it had before there were quotas."""
         self.inner = MemoryStore()
         self.nodes = [VirtualNode(self.inner, self._rng()) for _ in range(self.rng.choice([1, 2, 3]))]
-        level = self.rng.choice([1, RELEASE.level])
+        level = self.rng.choice([FIRST_LEVEL, RELEASE.level])
         for node in self.nodes:
             node.level = level
         name_each_other(self.nodes, self.rng)

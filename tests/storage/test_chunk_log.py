@@ -6,7 +6,7 @@ from crc32c import crc32c
 
 from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
-from weft.protocols.chunk_index import GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_index import FIRST_LEVEL, GapRange, LaneUpdate, Mark
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
@@ -37,7 +37,8 @@ class Writer:
         )
         topics = ["x" * 1000] * padding or None
         lane = LaneUpdate("default", "edge", 1, stream, 1, [(base, base + count)], [], Mark(base, base), topics)
-        footer, crc = chunk.encode_footer(chunk.ChunkFooter(header, 0, 1, [placed], [lane]))
+        index = chunk.index_of(header, FIRST_LEVEL, [placed], chunk.StreamBlock([lane], [], []))
+        footer, crc = chunk.encode_footer(index)
         data = chunk.encode_header(header) + section + footer
         await self.log.create(state.n + 1, data)
         apply(state, chunk.decode(data))
@@ -85,7 +86,9 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
         async def first(self, key: str) -> None:
             if key == hub_keys.CLUSTER:
                 await MemoryStore.create(
-                    self, key, b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"tenant-edge"}'
+                    self,
+                    key,
+                    b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"tenant-edge","level":4}',
                 )
 
     assert (await open_cluster(Race(), 4)).cluster_id == b"\xab" * 16
@@ -95,13 +98,19 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
     ("content", "told"),
     [
         (b'{"format":2,"everything":"else"}', "later release"),
-        (b'{"format":1,"cluster_id":"abcd","shards":4,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":0,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"zz","shards":4,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":6,"placement":"tenant-edge"}', "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"by-stream"}', "places edges by"),
+        (b'{"format":1,"cluster_id":"abcd","shards":4,"placement":"tenant-edge","level":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":0,"placement":"tenant-edge","level":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"zz","shards":4,"placement":"tenant-edge","level":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":6,"placement":"tenant-edge","level":4}', "damaged"),
+        (
+            b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4,"placement":"by-stream","level":4}',
+            "places edges by",
+        ),
         (b"nonsense", "damaged"),
-        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":8,"placement":"tenant-edge"}', "set shards to 8"),
+        (
+            b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":8,"placement":"tenant-edge","level":4}',
+            "set shards to 8",
+        ),
     ],
 )
 async def test_a_store_that_cannot_be_used_says_why(store: MemoryStore, content: bytes, told: str) -> None:

@@ -99,7 +99,7 @@ def test_another_store_in_the_place_ends_it_for_good(what: str) -> None:
 def test_a_cluster_that_grows_is_the_same_one() -> None:
     async def scenario() -> None:
         inner = MemoryStore()
-        cluster = await open_cluster(inner, 2, release_level=3)
+        cluster = await open_cluster(inner, 2)
         store = FencedStore(inner, cluster, now_ns, validity_s=0.0)
         await raise_level(store, 5)
         await declare_split(inner, 0, Cluster(cluster.cluster_id, 2, 5))

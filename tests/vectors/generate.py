@@ -22,8 +22,6 @@ from tests.vectors import notation
 from tests.vectors.goldens import (
     APART_CHUNK,
     APART_STATE,
-    BLOCKED_CHUNK,
-    BLOCKED_STATE,
     CHUNK,
     EMPTY_CHUNK,
     EMPTY_STATE,
@@ -41,6 +39,7 @@ from tests.vectors.goldens import (
     SPLIT_STATE,
     STATE,
     TOGETHER,
+    TWO_STREAMS,
     TYPED,
 )
 from tests.vectors.goldens_cluster import ACTED, EMPTY, SEVERAL, SNAPSHOT, WITHDRAWN
@@ -87,14 +86,13 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "chunk": {
         "two_streams": CHUNK,
         "mark_only": EMPTY_CHUNK,
-        "blocks": BLOCKED_CHUNK,
         "seal": SEALED_CHUNK,
         "apart": APART_CHUNK,
     },
     "shard-state": {
         "ended": STATE,
         "empty": EMPTY_STATE,
-        "blocks": BLOCKED_STATE,
+        "two_streams": TWO_STREAMS,
         "split": SPLIT_STATE,
         "apart": APART_STATE,
     },
@@ -134,10 +132,15 @@ def later_chunk() -> bytes:
     """A chunk to which a later release added fields that a reader may skip."""
     whole = notation.encode("chunk", EMPTY_CHUNK)
     length = chunk.footer_bytes(whole)
-    footer = msgspec.msgpack.decode(whole[-length : -chunk.TRAILER_BYTES])
-    footer[4][0] += ["more of a lane", 7]
-    body = msgspec.msgpack.encode([*footer, {"more": "of the footer"}])
-    return whole[:-length] + body + struct.pack("<II4s", len(body), crc32c(body), chunk.TRAILER_MAGIC)
+    head = msgspec.msgpack.decode(whole[-length : -chunk.TRAILER_BYTES])
+    place = head[3][0]
+    columns = msgspec.msgpack.decode(whole[place[2] : place[2] + place[3]], strict=False)
+    columns[8][0] += ["more of a lane", 7]
+    block = msgspec.msgpack.encode([*columns, "more of the block"])
+    place[3:5] = [len(block), crc32c(block)]
+    place.append("more of the place")
+    body = msgspec.msgpack.encode([*head, {"more": "of the head"}])
+    return whole[: place[2]] + block + notation.with_trailer(body)
 
 
 def compressed_messages() -> bytes:
@@ -266,8 +269,14 @@ def file_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     yield "chunk", "over_long", "Corrupt", whole + b"\0"
     yield "chunk", "no_footer", "Corrupt", whole[: chunk.HEADER_BYTES]
     yield "chunk", "footer_longer_than_chunk", "Corrupt", patched(whole, -12, struct.pack("<I", len(whole)))
-    greedy = {**CHUNK, "sections": [{**CHUNK["sections"][1]}], "lanes": CHUNK["lanes"][:1]}
+    greedy = {**CHUNK, "sections": [{**CHUNK["sections"][1]}]}
     greedy["sections"][0]["entries"] = [{**CHUNK["sections"][1]["entries"][0], "take": 3}]
+    yield (
+        "chunk",
+        "of_a_build_before_the_first_release",
+        "PreRelease",
+        notation.encode("chunk", {**CHUNK, "must_understand": 0}),
+    )
     state = notation.encode("shard-state", STATE)
     yield "shard-state", "over_long", "Corrupt", state + b"\0"
     yield (
@@ -276,11 +285,11 @@ def file_rejects() -> Iterator[tuple[str, str, str, bytes]]:
         "UnsupportedVersion",
         notation.encode("shard-state", {**STATE, "must_understand": 4}),
     )
-    yield "chunk", "of_a_later_release", "UnsupportedVersion", notation.encode("chunk", {**CHUNK, "must_understand": 8})
-    blocks = notation.encode("chunk", BLOCKED_CHUNK)
-    length = chunk.footer_bytes(blocks)
-    yield "chunk", "flipped_block", "Corrupt", flipped(blocks, -length - 3)
-    streams = notation.encode("shard-state", BLOCKED_STATE)
+    yield "chunk", "of_a_later_release", "UnsupportedVersion", notation.encode("chunk", {**CHUNK, "must_understand": 9})
+    length = chunk.footer_bytes(whole)
+    yield "chunk", "flipped_block", "Corrupt", flipped(whole, -length - 3)
+    yield "shard-state", "of_a_build_before_the_first_release", "PreRelease", patched(state, 3, b"\x01")
+    streams = notation.encode("shard-state", TWO_STREAMS)
     yield "shard-state", "flipped_block", "Corrupt", flipped(streams, -40)
     yield "shard-state", "cut_block", "Truncated", streams[:-3]
     yield "shard-state", "behind_the_blocks", "Corrupt", streams + b"\0"

@@ -143,6 +143,38 @@ TOGETHER: Notation = {
     "sealed": True,
 }
 OPEN: Notation = {**SEGMENT, "entries": SEGMENT["entries"][:2], "sealed": False}
+_LANES: list[list[object]] = [
+    [
+        "default",
+        "pi-1",
+        0xFEDCBA9876543210,
+        "telemetry",
+        2,
+        [[8, 9]],
+        [[9, 12, 1]],
+        [T, 12],
+        None,
+        None,
+        [[1, 1, "mean", "3", "q80="]],
+        [T + 5, 8],
+        3,
+    ],
+    [
+        "default",
+        "pi-1",
+        0xFEDCBA9876543210,
+        "alarms",
+        2,
+        [[1 << 40, (1 << 40) + 3]],
+        [],
+        None,
+        ["a/{line}"],
+        2,
+        [],
+        None,
+        0,
+    ],
+]
 CHUNK: Notation = {
     "header": {
         "cluster_id": "000102030405060708090a0b0c0d0e0f",
@@ -152,8 +184,8 @@ CHUNK: Notation = {
         "previous_footer_crc": 0xDEADBEEF,
         "nonce": 42,
     },
-    "must_understand": 0,
-    "fold_level": 1,
+    "must_understand": 1,
+    "fold_level": 4,
     "sections": [
         {
             "tenant": "default",
@@ -162,7 +194,7 @@ CHUNK: Notation = {
             "count": 3,
             "first_time": -1,
             "last_time": T,
-            "entries": [{"lane": 1, "skip": 0, "take": 3, "received": T + 9, "batch": FULL}],
+            "entries": [{"lane": 0, "skip": 0, "take": 3, "received": T + 9, "batch": FULL}],
         },
         {
             "tenant": "default",
@@ -171,68 +203,30 @@ CHUNK: Notation = {
             "count": 1,
             "first_time": T,
             "last_time": T + 2_000_000,
-            "entries": [{"lane": 0, "skip": 1, "take": 1, "received": T + 9, "batch": SMALL}],
+            "entries": [{"lane": 1, "skip": 1, "take": 1, "received": T + 9, "batch": SMALL}],
         },
     ],
-    "lanes": [
-        [
-            "default",
-            "pi-1",
-            0xFEDCBA9876543210,
-            "telemetry",
-            2,
-            [[8, 9]],
-            [[9, 12, 1]],
-            [T, 12],
-            None,
-            None,
-            [[1, 1, "mean", "3", "q80="]],
-            [T + 5, 8],
-            3,
-        ],
-        [
-            "default",
-            "pi-1",
-            0xFEDCBA9876543210,
-            "alarms",
-            2,
-            [[1 << 40, (1 << 40) + 3]],
-            [],
-            None,
-            ["a/{line}"],
-            2,
-            [],
-            None,
-            0,
-        ],
-    ],
-    "controls": [
-        [3, "default", "pi-0", 7, "telemetry", base64.b64encode(msgspec.msgpack.encode([2, "scrapped"])).decode()],
-        [99, "default", "", 0, "alarms", "kw=="],
-    ],
-    "clocks": [["default", "pi-1", 0xFEDCBA9876543210, 0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]],
-    "extensions": {"7": "c0"},
-}
-BLOCKED_CHUNK: Notation = {
-    **{name: value for name, value in CHUNK.items() if name not in {"lanes", "clocks"}},
-    "must_understand": 1,
-    "fold_level": 2,
-    "sections": [
-        {**CHUNK["sections"][0], "entries": [{**CHUNK["sections"][0]["entries"][0], "lane": 0}]},
-        {**CHUNK["sections"][1], "entries": [{**CHUNK["sections"][1]["entries"][0], "lane": 1}]},
-    ],
     "blocks": [
-        {"tenant": "default", "stream": "alarms", "lanes": CHUNK["lanes"][1:], "controls": [], "clocks": []},
+        {"tenant": "default", "stream": "alarms", "lanes": _LANES[1:], "controls": [], "clocks": []},
         {
             "tenant": "default",
             "stream": "telemetry",
             "lanes": [
                 ["default", "pi-2", 7, "telemetry", 1, [], [], [T, 4], None, None, [], None, 0],
-                CHUNK["lanes"][0],
+                _LANES[0],
                 ["default", "pi-2", 8, "telemetry", 3, [[0, 2], [5, 6]], [], None, None, None, [], None, 0],
             ],
-            "controls": CHUNK["controls"][:1],
-            "clocks": CHUNK["clocks"],
+            "controls": [
+                [
+                    3,
+                    "default",
+                    "pi-0",
+                    7,
+                    "telemetry",
+                    base64.b64encode(msgspec.msgpack.encode([2, "scrapped"])).decode(),
+                ]
+            ],
+            "clocks": [["default", "pi-1", 0xFEDCBA9876543210, 0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]],
         },
         {
             "tenant": "default",
@@ -243,13 +237,21 @@ BLOCKED_CHUNK: Notation = {
         },
     ],
     "controls": [[99, "", "", 0, "", "kw=="]],
+    "extensions": {"7": "c0"},
 }
 EMPTY_CHUNK: Notation = {
     **CHUNK,
     "sections": [],
-    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"], 0, [], None, 0]],
+    "blocks": [
+        {
+            "tenant": "default",
+            "stream": "telemetry",
+            "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"], 0, [], None, 0]],
+            "controls": [],
+            "clocks": [],
+        }
+    ],
     "controls": [],
-    "clocks": [],
     "extensions": {},
 }
 STATE: Notation = {
@@ -258,8 +260,8 @@ STATE: Notation = {
     "n": 3,
     "footer_crc": 0xDEADBEEF,
     "must_understand": 0,
-    "made_with": 1,
-    "fold_level": 1,
+    "made_with": 4,
+    "fold_level": 4,
     "created": T + 7,
     "drops": 0,
     "streams": [
@@ -299,10 +301,8 @@ STATE: Notation = {
     "extensions": {},
 }
 EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
-BLOCKED_STATE: Notation = {
+TWO_STREAMS: Notation = {
     **STATE,
-    "made_with": 2,
-    "fold_level": 2,
     "streams": [
         {
             "tenant": "default", "stream": "alarms", "next_offset": 0, "fields": [], "named_by": [], "skips": [],
@@ -314,9 +314,8 @@ BLOCKED_STATE: Notation = {
 }  # fmt: skip
 
 SEALED_CHUNK: Notation = {
-    **{name: value for name, value in EMPTY_CHUNK.items() if name not in {"lanes", "clocks"}},
+    **EMPTY_CHUNK,
     "must_understand": 3,
-    "fold_level": 3,
     "controls": [[5, "", "", 0, "", base64.b64encode(msgspec.msgpack.encode([16, 4, 0x0123456789ABCDEF])).decode()]],
     "sections": [],
     "blocks": [],
@@ -324,20 +323,15 @@ SEALED_CHUNK: Notation = {
 APART_CHUNK: Notation = {
     **SEALED_CHUNK,
     "must_understand": 5,
-    "fold_level": 4,
     "controls": [[11, "acme", "", 0, "", base64.b64encode(msgspec.msgpack.encode([True])).decode()]],
 }
 SPLIT_STATE: Notation = {
-    **BLOCKED_STATE,
+    **TWO_STREAMS,
     "must_understand": 1,
-    "made_with": 3,
-    "fold_level": 3,
     "splits": [[16, 4, 2, 0x0123456789ABCDEF], [19, 5, 3, 7]],
 }
 APART_STATE: Notation = {
-    **BLOCKED_STATE,
+    **TWO_STREAMS,
     "must_understand": 2,
-    "made_with": 4,
-    "fold_level": 4,
     "apart": ["acme", "b"],
 }

@@ -17,7 +17,7 @@ from crc32c import crc32c
 from weft.edge_node.queues.state import Changes, read_changes
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.batch import ClockReading, ClockState, Codec, HeaderPairs, HeaderValue
-from weft.protocols.chunk_index import BLOCKS_LEVEL, BlockedFooter, FoldRules, StreamBlock
+from weft.protocols.chunk_index import ChunkIndex, FoldRules, StreamBlock
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.link import split_batches
@@ -143,19 +143,21 @@ def _encode_chunk(meaning: Notation) -> bytes:
         streams.append(chunk.StreamSection(**fields, position=len(data), length=len(section), crc=crc))
         data += section
     extensions = {int(number): bytes.fromhex(body) for number, body in meaning["extensions"].items()}
-    levels = meaning["must_understand"], meaning["fold_level"]
+    needs, level = meaning["must_understand"], meaning["fold_level"]
     controls = msgspec.convert(meaning["controls"], list[chunk.Control])
-    if "blocks" in meaning:
-        told = {(each["tenant"], each["stream"]): _block(each) for each in meaning["blocks"]}
-        of_level_2 = BlockedFooter(header, levels[1], streams, told, controls, extensions, must_understand=levels[0])
-        return data + chunk.encode_footer(of_level_2)[0]
-    lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])
-    clocks = msgspec.convert(meaning["clocks"], list[chunk.ClockUpdate])
-    footer = chunk.ChunkFooter(header, *levels, streams, lanes, controls, clocks, extensions)
-    if footer.must_understand:  # which no release writes that does not know it
-        body = msgspec.msgpack.encode(footer)
-        return data + body + struct.pack("<II4s", len(body), crc32c(body), chunk.TRAILER_MAGIC)
-    return data + chunk.encode_footer(footer)[0]
+    blocks = {(each["tenant"], each["stream"]): _block(each) for each in meaning["blocks"]}
+    index = ChunkIndex(header, level, streams, blocks, controls, extensions)
+    tail = chunk.encode_footer(index)[0]
+    length = chunk.footer_bytes(tail)
+    # Put in afterwards, since no release writes bits that it does not know.
+    head = msgspec.msgpack.decode(tail[-length : -chunk.TRAILER_BYTES])
+    head[1] = needs
+    return data + tail[:-length] + with_trailer(msgspec.msgpack.encode(head))
+
+
+def with_trailer(head: bytes) -> bytes:
+    """The head of a chunk's index with a trailer that fits."""
+    return head + struct.pack("<II4s", len(head), crc32c(head), chunk.TRAILER_MAGIC)
 
 
 def _block(noted: Notation) -> StreamBlock:
@@ -197,14 +199,11 @@ def _decode_chunk(data: bytes) -> Notation:
         "fold_level": footer.fold_level,
         "sections": sections,
     }
-    if isinstance(footer, BlockedFooter):
-        noted["blocks"] = [
-            {"tenant": tenant, "stream": stream, **{name: _builtins(each) for name, each in block._asdict().items()}}
-            for (tenant, stream), block in footer.blocks.items()
-        ]
-        noted["controls"] = _builtins(footer.cluster_controls)
-    else:
-        noted |= {name: _builtins(getattr(footer, name)) for name in ("lanes", "controls", "clocks")}
+    noted["blocks"] = [
+        {"tenant": tenant, "stream": stream, **{name: _builtins(each) for name, each in block._asdict().items()}}
+        for (tenant, stream), block in footer.blocks.items()
+    ]
+    noted["controls"] = _builtins(footer.cluster_controls)
     return {**noted, "extensions": {str(number): body.hex() for number, body in footer.extensions.items()}}
 
 
@@ -270,37 +269,37 @@ def _decode_frames(data: bytes) -> Notation:
 
 
 def _encode_state(meaning: Notation) -> bytes:
-    noted = {**meaning, "cluster_id": base64.b64encode(bytes.fromhex(meaning["cluster_id"])).decode()}
-    splits, apart = msgspec.convert(noted.pop("splits", []), list[Split]), noted.pop("apart", [])
-    noted["streams"] = [_listed(entry) for entry in noted["streams"]]
-    noted["lanes"] = [_listed(entry) for entry in noted["lanes"]]
-    found = msgspec.convert(_listed(noted), snapshot.Snapshot, str_keys=True)
-    if found.fold_level < BLOCKS_LEVEL:
-        return snapshot.encode(found)
-    lanes = [
-        (Lane(each.tenant, each.edge, each.log_id, each.stream), snapshot.lane_state(each)) for each in found.lanes
-    ]
-    return snapshot.encode_blocks(msgspec.structs.replace(found, lanes=[]), lanes, splits, apart)
+    lists = {
+        "streams": msgspec.convert([_listed(each) for each in meaning["streams"]], list[snapshot.StreamSnapshot]),
+        "clocks": msgspec.convert(meaning["clocks"], list[snapshot.LogClocks]),
+        "splits": msgspec.convert(meaning.get("splits", []), list[Split]),
+    }
+    known = {name: value for name, value in meaning.items() if name not in {"lanes", "extensions"}}
+    extensions = {int(number): base64.b64decode(data) for number, data in meaning["extensions"].items()}
+    cluster_id = bytes.fromhex(meaning["cluster_id"])
+    head = snapshot.Snapshot(**{**known, **lists, "cluster_id": cluster_id, "extensions": extensions})
+    lanes = msgspec.convert([_listed(each) for each in meaning["lanes"]], list[snapshot.LaneSnapshot])
+    named = [(Lane(each.tenant, each.edge, each.log_id, each.stream), snapshot.lane_state(each)) for each in lanes]
+    return snapshot.encode(head, named)
 
 
 def _decode_state(data: bytes) -> Notation:
-    found = _decode_snapshot(data)
-    rules = FoldRules(found.made_with)
+    head, lanes = _decode_snapshot(data)
+    rules = FoldRules(head.made_with)
     again = ShardState.decode(data, rules).encode()
-    assert _decode_snapshot(again) == found, "the state says what its snapshot says"
+    assert _decode_snapshot(again) == (head, lanes), "the state says what its snapshot says"
     assert ShardState.decode(again, rules).encode() == again, "one state has one encoding"
-    noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
-    streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in found.streams]
-    noted |= {"streams": streams, "lanes": [*map(_named, found.lanes)]}
-    decoded = snapshot.decode_blocks(data)
-    later = {"splits": _builtins(decoded.splits), "apart": list(decoded.apart)}
-    return noted | {name: value for name, value in later.items() if value}
+    noted = {
+        name: _builtins(value) for name, value in head._asdict().items() if value or name not in {"splits", "apart"}
+    }
+    streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in head.streams]
+    named = [_named(msgspec.structs.replace(each, tenant=lane.tenant, stream=lane.stream)) for lane, each in lanes]
+    return noted | {"cluster_id": head.cluster_id.hex(), "streams": streams, "lanes": named}
 
 
-def _decode_snapshot(data: bytes) -> snapshot.Snapshot:
-    head, lanes, *_ = snapshot.decode_blocks(data)
-    named = [msgspec.structs.replace(held, tenant=lane.tenant, stream=lane.stream) for lane, held in lanes]
-    return msgspec.structs.replace(head, lanes=named)
+def _decode_snapshot(data: bytes) -> tuple[snapshot.Snapshot, list[tuple[Lane, snapshot.LaneSnapshot]]]:
+    head, lanes = snapshot.decode(data)
+    return head, list(lanes)
 
 
 def _named(value: msgspec.Struct) -> Notation:

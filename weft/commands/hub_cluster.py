@@ -30,7 +30,7 @@ from weft.commands.hub_store import acting, decision_options, declare, no_other_
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
-from weft.protocols.chunk_index import BLOCKS_LEVEL, LEVEL_MAX
+from weft.protocols.chunk_index import LEVEL_MAX
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard.lane_state import Missing
@@ -444,8 +444,7 @@ def split(
     and open again within seconds at the new shard. Nothing is lost or doubled, and readers, tables and Spark queries go
     on. No other shard is touched. It cannot be reverted.
 
-    An edge is in one shard as a whole: a split does not help a shard that is busy with one edge. The command needs
-    level 3 (`weft hub finalize`).
+    An edge is in one shard as a whole: a split does not help a shard that is busy with one edge.
 
     \b
     weft hub split hub.yaml 3
@@ -513,7 +512,6 @@ class _Times(NamedTuple):
     """Nanoseconds since 1970 by the store's clock, as far as it tells."""
     off: int
     """This machine's clock minus the store's at least, ns."""
-    level: int
     shards: list[_ShardTime]
 
     def ahead(self, shard: _ShardTime) -> int:
@@ -550,11 +548,6 @@ def clock(
         _show(found, as_json=as_json)
         return
     late = [each.shard for each in _chosen(found, wanted) if found.ahead(each)]
-    if found.level < _level_needed():
-        raise Failed(
-            f"the cluster is at level {found.level}, and this needs level {_level_needed()}: when all nodes run this "
-            "release, `weft hub finalize` first"
-        )
     if late and not yes:
         named = ", ".join(map(str, late))
         confirm(f"lower the time of shard {named} to now? No node may run with a wrong clock", "nothing was lowered")
@@ -569,11 +562,6 @@ def clock(
             click.echo(f"the time of shard {shard} is lowered to now: {reason}")
     else:
         click.echo("nothing was lowered: no such shard has a time in the future")
-
-
-def _level_needed() -> int:
-
-    return BLOCKS_LEVEL
 
 
 def _chosen(found: _Times, wanted: str) -> list[_ShardTime]:
@@ -594,7 +582,7 @@ async def _look(store: ObjectStore) -> _Times:
     found = [state for _, state in await load_every_shard(first_logs(store, cluster), frozenset())]
     shards = [_ShardTime(state.shard, state.n, state.created if state.n >= 0 else None) for state in found]
     off = own.off_ns
-    return _Times(own.now() - off, off, cluster.level, shards)
+    return _Times(own.now() - off, off, shards)
 
 
 async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[int]:
@@ -612,7 +600,6 @@ async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[
             plan,
             wall_clock=now,
             random_bits=random.SystemRandom().getrandbits,
-            level=_level_needed(),
         )
         lowered += [number] if ending.controls else []
     return lowered

@@ -78,7 +78,7 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
 
     Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
     than 10 minutes ago, or whose table lacks records. With --force it takes a stream that edges send to, and waits for
-    the next round of the tables. It needs level 2 (`weft hub finalize`).
+    the next round of the tables.
 
     \b
     weft hub stream delete hub.yaml plant-7/vibration-test --reason "trial is over"

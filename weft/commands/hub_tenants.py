@@ -115,7 +115,7 @@ def set_tenant(
 
     `--isolation` takes a configuration. `--isolation own` sets a tenant apart that has no data yet. Its shards and
     tables get the prefix `tenants/NAME/` in the store, which a policy of the bucket can open alone. It cannot be
-    reverted, and needs level 4 (`weft hub finalize`).
+    reverted.
 
     After a command that did not come to its end, the hub refuses the tenant's edges. Repeat it, or let the shards take
     the tenant again with `--isolation shared`.

@@ -15,13 +15,16 @@ from tests.support.later_fold import LATER
 from weft.cloud_hub import cluster
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership, NotFinalized, finalize
-from weft.protocols.chunk_index import LEVEL_MAX
+from weft.protocols.chunk_index import FIRST_LEVEL, LEVEL_MAX
 from weft.storage import hub_keys, presence
 from weft.storage.chunk_log import Manifest, changed, decode, encode
 from weft.storage.cluster import ClusterUnusable, open_cluster, raise_level, read_level
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.presence import NodeEntry
+
+NEXT = FIRST_LEVEL + 1
+"""Level of a made-up later release."""
 
 
 def member(store: ObjectStore, name: str, level: int, release_level: int) -> Membership:
@@ -38,23 +41,23 @@ def member(store: ObjectStore, name: str, level: int, release_level: int) -> Mem
 def test_the_level_rises_when_the_last_node_of_the_earlier_release_is_gone() -> None:
     async def main() -> None:
         store = MemoryStore()
-        assert (await open_cluster(store, 4, release_level=1)).level == 1
-        old, new = member(store, "old", 1, 1), member(store, "new", 1, 2)
+        assert (await open_cluster(store, 4, release_level=FIRST_LEVEL)).level == FIRST_LEVEL
+        old, new = member(store, "old", FIRST_LEVEL, FIRST_LEVEL), member(store, "new", FIRST_LEVEL, NEXT)
         await old.start("http://a:1")
         await new.start("http://b:1")
-        with pytest.raises(NotFinalized, match=r"level 2 is unknown to node old at http://a:1, weft 0\.1"):
-            await finalize(store, 2, now_ns())
-        assert (new.writes, old.writes) == (1, 1)
+        with pytest.raises(NotFinalized, match=r"level 5 is unknown to node old at http://a:1, weft 0\.4"):
+            await finalize(store, NEXT, now_ns())
+        assert (new.writes, old.writes) == (FIRST_LEVEL, FIRST_LEVEL)
         await old.close()
-        assert await finalize(store, 2, now_ns()) == (1, 2)
-        assert new.writes == 1, "until it reads it"
+        assert await finalize(store, NEXT, now_ns()) == (FIRST_LEVEL, NEXT)
+        assert new.writes == FIRST_LEVEL, "until it reads it"
         await virtual_sleep(cluster.READ_INTERVAL_S + 1)
-        assert new.writes == 2
-        assert await finalize(store, 2, now_ns()) == (2, 2)
+        assert new.writes == NEXT
+        assert await finalize(store, NEXT, now_ns()) == (NEXT, NEXT)
         with pytest.raises(NotFinalized, match="use the release"):
-            await finalize(store, 1, now_ns())
-        with pytest.raises(ClusterUnusable, match="the store is at level 2, this release knows level 1"):
-            await open_cluster(store, 4, release_level=1)
+            await finalize(store, FIRST_LEVEL, now_ns())
+        with pytest.raises(ClusterUnusable, match="the store is at level 5, this release knows level 4"):
+            await open_cluster(store, 4, release_level=FIRST_LEVEL)
         await new.close()
         assert await presence.running(store, now_ns()) == []
 
@@ -70,10 +73,10 @@ async def virtual_sleep(seconds: float) -> None:
 def test_a_killed_node_counts_as_gone_after_five_minutes_and_a_running_one_never() -> None:
     async def main() -> None:
         store = MemoryStore()
-        await open_cluster(store, 4, release_level=1)
-        killed = NodeEntry("killed", "", "weft", 1, now_ns())
+        await open_cluster(store, 4, release_level=FIRST_LEVEL)
+        killed = NodeEntry("killed", "", "weft", FIRST_LEVEL, now_ns())
         await store.create(hub_keys.node_key("killed"), msgspec.json.encode(killed))
-        alive = member(store, "alive", 1, 2)
+        alive = member(store, "alive", FIRST_LEVEL, NEXT)
         await alive.start("")
         await virtual_sleep(299)
         assert [node.id for node in await presence.running(store, now_ns())] == ["alive", "killed"]
@@ -89,12 +92,12 @@ def test_a_killed_node_counts_as_gone_after_five_minutes_and_a_running_one_never
 def test_a_node_that_slept_through_an_upgrade_takes_no_more_links() -> None:
     async def main() -> None:
         store = MemoryStore()
-        await open_cluster(store, 4, release_level=1)
-        node = member(store, "n", 1, 1)
+        await open_cluster(store, 4, release_level=FIRST_LEVEL)
+        node = member(store, "n", FIRST_LEVEL, FIRST_LEVEL)
         await node.start("")
-        await raise_level(store, 2)
+        await raise_level(store, NEXT)
         await virtual_sleep(cluster.READ_INTERVAL_S + 1)
-        assert (node.is_outdated, node.writes) == (True, 1)
+        assert (node.is_outdated, node.writes) == (True, FIRST_LEVEL)
         await node.close()
 
     virtual_time.run(main())
@@ -102,22 +105,22 @@ def test_a_node_that_slept_through_an_upgrade_takes_no_more_links() -> None:
 
 async def test_an_entry_that_does_not_decode_may_be_any_release(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    await open_cluster(store, 4, release_level=1)
+    await open_cluster(store, 4, release_level=FIRST_LEVEL)
     await store.create(hub_keys.node_key("x"), b"?")
     with pytest.raises(NotFinalized, match="an entry that does not decode"):
-        await finalize(store, 2, NS)
+        await finalize(store, NEXT, NS)
 
 
 async def test_what_a_later_release_put_into_the_cluster_file_stays() -> None:
     store = MemoryStore()
-    await open_cluster(store, 4, release_level=1)
+    await open_cluster(store, 4, release_level=FIRST_LEVEL)
     found = await store.get(hub_keys.CLUSTER)
     later = {**msgspec.json.decode(found.data), "regions": [{"name": "eu"}]}
     await store.swap(hub_keys.CLUSTER, msgspec.json.encode(later), found.etag)
-    await raise_level(store, 3)
-    await raise_level(store, 2)
-    assert msgspec.json.decode((await store.get(hub_keys.CLUSTER)).data) == {**later, "level": 3}
-    assert await read_level(store) == 3
+    await raise_level(store, NEXT + 1)
+    await raise_level(store, NEXT)
+    assert msgspec.json.decode((await store.get(hub_keys.CLUSTER)).data) == {**later, "level": NEXT + 1}
+    assert await read_level(store) == NEXT + 1
 
 
 def test_what_a_later_release_put_into_the_manifest_stays() -> None:

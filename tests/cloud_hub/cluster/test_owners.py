@@ -28,6 +28,7 @@ from weft.cloud_hub.cluster import (
     divide,
 )
 from weft.config.schema import ADVERTISED_BYTES_MAX, UNITS
+from weft.protocols.chunk_index import FIRST_LEVEL
 from weft.protocols.shard.placement import SHARDS_MAX
 from weft.storage import hub_keys
 from weft.storage.object_store import StoreError
@@ -96,8 +97,9 @@ class Process:
             is_drained=lambda host, name: self.is_drained,
         )  # fmt: skip
         self.membership = Membership(
-            self.store, node_id, software="weft", level=1, release_level=1, clock=HubClock(now_ns, now_ns),
-            owners=self.owners, work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),
+            self.store, node_id, software="weft", level=FIRST_LEVEL, release_level=FIRST_LEVEL,
+            clock=HubClock(now_ns, now_ns), owners=self.owners,
+            work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),
         )  # fmt: skip
         await self.membership.look()
         await self.membership.start(self.site.advertise[self.site.process])
@@ -397,7 +399,14 @@ def test_the_entry_of_a_process_with_the_longest_names_and_all_shards_counts(let
         store = MemoryStore()
         clock = HubClock(lambda: 1_800_000_000_000_000_000, lambda: 0)
         membership = Membership(
-            store, "0" * 16, software="weft 1", level=1, release_level=1, clock=clock, owners=owners, work=lambda: work
+            store,
+            "0" * 16,
+            software="weft 1",
+            level=FIRST_LEVEL,
+            release_level=FIRST_LEVEL,
+            clock=clock,
+            owners=owners,
+            work=lambda: work,
         )
         return membership._entry(1)
 

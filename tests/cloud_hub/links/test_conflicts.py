@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_ends import conflicts, note_conflicts
 from weft.protocols.chunk import encode_header
-from weft.protocols.chunk_index import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, encode_footer
+from weft.protocols.chunk_index import Chunk, ChunkHeader, Control, ControlKind, StreamBlock, encode_footer, index_of
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, FrameEncoder, Hello, LaneOpen
 from weft.protocols.shard.fold import fold
@@ -52,7 +52,8 @@ async def decide(store: MemoryStore, hub: Hub) -> None:
     log = ShardLog(store, hub.cluster, shard_of(LANE.tenant, LANE.edge, 2))
     state = await log.load()
     header = ChunkHeader(state.cluster_id, state.n + 1, state.created, state.shard, state.footer_crc, 99)
-    footer = ChunkFooter(header, 0, state.fold_level, [], [], [Control(ControlKind.ADOPT, *LANE, b"")])
+    told = StreamBlock([], [Control(ControlKind.ADOPT, *LANE, b"")], [])
+    footer = index_of(header, state.fold_level, [], told)
     tail, crc = encode_footer(footer)
     fold(state, Chunk(header, footer, crc))
     await log.create(header.n, encode_header(header) + tail)

@@ -17,7 +17,7 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.cloud_hub.shard.lane_ends import Ending
-from weft.protocols.chunk_index import BLOCKS_LEVEL, Chunk, ChunkHeader, Mark, StreamBlock, blocked, encode_footer
+from weft.protocols.chunk_index import FIRST_LEVEL, Chunk, ChunkHeader, Mark, StreamBlock, encode_footer, index_of
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.fold import STEP_LANES, folding
@@ -35,7 +35,7 @@ async def set_back(log: ShardLog, now: int) -> Ending:
     async def plan(state: ShardState) -> Ending:
         return lane_ends.set_back(state, now, "a node was of 2040")
 
-    return await lane_ends.write_ending(log, plan, wall_clock=lambda: now, random_bits=lambda _: 3, level=BLOCKS_LEVEL)
+    return await lane_ends.write_ending(log, plan, wall_clock=lambda: now, random_bits=lambda _: 3)
 
 
 def test_a_lane_of_2040_is_not_kept_for_ever_and_not_ended_early(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +129,7 @@ async def test_chunks_of_2040_are_collected_once_the_time_is_lowered() -> None:
 
 def of_2040(lanes: int) -> ShardState:
     state = ShardState(b"0123456789abcdef", 0)
-    state.created, state.fold_level = START + YEARS, BLOCKS_LEVEL
+    state.created = START + YEARS
     for number in range(lanes):
         held = LaneState(mark=Mark(START, 1), ranges=RangeSet([(0, 1)]))
         held.last_seen = state.created
@@ -140,7 +140,7 @@ def of_2040(lanes: int) -> ShardState:
 def lowering(state: ShardState) -> Chunk:
     ending = lane_ends.set_back(state, START, "a node was of 2040")
     header = ChunkHeader(state.cluster_id, state.n + 1, START, state.shard, state.footer_crc, 1)
-    index = blocked(header, BLOCKS_LEVEL, [], StreamBlock([], ending.controls, []))
+    index = index_of(header, FIRST_LEVEL, [], StreamBlock([], ending.controls, []))
     return Chunk(header, index, encode_footer(index)[1])
 
 

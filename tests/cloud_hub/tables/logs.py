@@ -13,17 +13,14 @@ from deltalake import DeltaTable
 from weft.protocols import batch, chunk
 from weft.protocols.batch import ClockReading, ClockState, Flag
 from weft.protocols.chunk_index import (
-    BLOCKS_LEVEL,
     LEVEL_MAX,
-    ChunkFooter,
     ChunkHeader,
-    ChunkIndex,
     ClockUpdate,
     GapRange,
     LaneUpdate,
     StreamBlock,
     StreamSection,
-    blocked,
+    index_of,
 )
 from weft.protocols.lane import Lane, Origin
 from weft.protocols.shard.fold import apply
@@ -101,9 +98,8 @@ class LogWriter:
         lanes = [_update(run) for run in runs]
         sections = []
         for tenant, stream in dict.fromkeys((run.lane.tenant, run.lane.stream) for run in runs):
-            mine = [(i, run) for i, run in enumerate(runs) if (run.lane.tenant, run.lane.stream) == (tenant, stream)]
-            if self.level >= BLOCKS_LEVEL:  # which numbers the lanes of each stream
-                mine = [(i, run) for i, (_, run) in enumerate(mine)]
+            of_stream = [run for run in runs if (run.lane.tenant, run.lane.stream) == (tenant, stream)]
+            mine = list(enumerate(of_stream))  # the lanes of each stream are numbered
             body = b"".join(
                 chunk.encode_entry_header(i, 0, run.count, len(run.encode()), self.created + i) + run.encode()
                 for i, run in mine
@@ -113,12 +109,9 @@ class LogWriter:
             position = sum(map(len, parts))
             sections.append(StreamSection(tenant, stream, base, count, START, START, position, len(body), crc32c(body)))
             parts.append(body)
-        footer: ChunkIndex = ChunkFooter(header, 0, self.level, sections, lanes, clocks=_clocks(runs))
-        if self.level >= BLOCKS_LEVEL:
-            keys = {(each.tenant, each.stream) for each in sections}
-            clocks = {key: _clocks([run for run in runs if (run.lane.tenant, run.lane.stream) == key]) for key in keys}
-            footer = blocked(header, self.level, sections, StreamBlock(lanes, [], []), clocks)
-        tail, _ = chunk.encode_footer(footer)
+        keys = {(each.tenant, each.stream) for each in sections}
+        clocks = {key: _clocks([run for run in runs if (run.lane.tenant, run.lane.stream) == key]) for key in keys}
+        tail, _ = chunk.encode_footer(index_of(header, self.level, sections, StreamBlock(lanes, [], []), clocks))
         data = b"".join([*parts, tail])
         await ShardLog(self.store, self.cluster, shard).create(header.n, data)
         apply(state, chunk.decode(data))

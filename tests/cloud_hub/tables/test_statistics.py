@@ -22,7 +22,7 @@ from deltalake.schema import Field, PrimitiveType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
+from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table.actions import DataFile
@@ -32,7 +32,7 @@ from weft.storage.table.parquet import FileStatistics
 from weft.storage.table.rows import LATER_COLUMNS, TIMESTAMP, row_schema
 from weft.storage.table_writer.maintenance import Maintenance
 from weft.storage.table_writer.parquet_file import ParquetFile
-from weft.storage.table_writer.settings import EARLIER_COLUMNS, STATISTICS_PROPERTY, TableSettings, statistics_columns
+from weft.storage.table_writer.settings import STATISTICS_PROPERTY, TableSettings, statistics_columns
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LEVELS = ["line", "machine"]
@@ -225,46 +225,6 @@ async def test_joined_files_keep_statistics(directory: ObjectStore) -> None:
     assert [(each["min.line"], each["max.line"]) for each in actions] == [("a", "b"), ("c", "c")]
     assert [each["null_count.machine"] for each in actions] == [0, 0]
     assert skipped(table(directory), ds.field("line") == "c") == 1
-
-
-def earlier_table(directory: ObjectStore) -> None:
-    """A table as earlier releases made it: its files have no bounds of ``_edge`` and of levels."""
-    uri, options = directory.location("tables/default/telemetry")
-    Path(uri.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
-    DeltaHandle.create(uri, options, row_schema(["line", "machine"]), {STATISTICS_PROPERTY: EARLIER_COLUMNS})
-
-
-async def test_a_table_of_an_earlier_release_loses_no_row_to_a_filter(
-    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """deltalake takes bounds that the property promises, and a file lacks, for bounds that no value meets."""
-    earlier_table(directory)
-    log = await LogWriter.open(directory)
-    data_file = ParquetFile.data_file
-
-    def without_edge(self: ParquetFile, *arguments: Any) -> DataFile:
-        file = data_file(self, *arguments)
-        stats = json.loads(file.stats)
-        for part in ("minValues", "maxValues", "nullCount"):
-            stats[part] = {
-                name: value for name, value in stats[part].items() if name in EARLIER_COLUMNS and name != "_edge"
-            }
-        return file._replace(stats=json.dumps(stats))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ParquetFile, "data_file", without_edge)
-        await log.append(0, Run(LANE, 0, 3, topics=TOPICS))
-        tierer = await new_tierer(directory, log)
-        patch.setattr(tierer, "_opened", True)
-        await tierer.log.sync(-1)
-        await drain(tierer)
-    press_1 = ds.field("_edge") == "press-1"
-    assert table(directory).to_pyarrow_dataset().to_table(filter=press_1).num_rows == 0, "deltalake has changed"
-    await log.append(0, Run(LANE, 3, 4))
-    await drain(await new_tierer(directory, log))
-    assert table(directory).to_pyarrow_dataset().to_table(filter=press_1).num_rows == 7
-    assert pl.scan_delta(table(directory)).filter(pl.col("_edge") == "press-1").collect().height == 7
-    assert contents(directory) == expected({0: [Run(LANE, 0, 7)]})
 
 
 async def test_a_level_that_comes_later_hides_no_row(directory: ObjectStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_sinks import ReadError
-from spark_sinks.completeness.window_state import STATE_KEY
 from tests.spark_sinks.completeness.conftest import EDGES, PER_HOUR, Fleet
 from tests.spark_sinks.completeness.test_windows import Table, recomputed, windows
 
@@ -40,20 +38,3 @@ def test_a_state_of_a_log_that_was_restored_and_has_grown_past_it_is_refused(
     again = Table()
     windows(spark, fleet, again, tmp_path / "new").awaitTermination()
     assert again.values() == recomputed(spark, fleet)
-
-
-@pytest.mark.slow
-def test_a_state_of_an_earlier_release_goes_on(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
-    table, checkpoint = Table(), tmp_path / "checkpoint"
-    fleet.hours(0, 2)
-    windows(spark, fleet, table, checkpoint).awaitTermination()
-    file = checkpoint / STATE_KEY
-    state = json.loads(file.read_text())
-    assert state["chunks"].keys() == {shard for shard, offset in state["offsets"].items() if offset}
-    assert state["given"] is True
-    del state["chunks"], state["given"]
-    file.write_text(json.dumps(state))
-    fleet.hours(2, 3)
-    windows(spark, fleet, table, checkpoint).awaitTermination()
-    assert table.values() == recomputed(spark, fleet)
-    assert json.loads(file.read_text())["chunks"].keys() == state["offsets"].keys()

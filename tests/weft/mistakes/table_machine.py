@@ -217,7 +217,7 @@ MACHINE = [
             "store: store\nlisten: 127.0.0.1:0\nshards: 8\n",
             **{
                 "store/cluster.json": (
-                    '{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4,"placement":"tenant-edge"}'
+                    '{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4,"placement":"tenant-edge","level":4}'
                 )
             },
         ),
@@ -233,7 +233,7 @@ MACHINE = [
             "store: store\nlisten: 127.0.0.1:0\nshards: 8\n",
             **{
                 "store/cluster.json": (
-                    '{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4,"placement":"tenant-edge"}'
+                    '{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4,"placement":"tenant-edge","level":4}'
                 )
             },
         ),
