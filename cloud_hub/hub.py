@@ -297,6 +297,7 @@ class HubStore:
     async def close(self) -> None:
         """Stop what runs in the background."""
         await self._task.close()
+        await self.disk.close()
 
     async def _race(self, store: ObjectStore, second: ObjectStore | None, note: str) -> None:
         """Race a store that an earlier start has raced: another server may answer at its address by now."""

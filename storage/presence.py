@@ -392,8 +392,8 @@ class Presence:
 
     async def close(self) -> None:
         """Stop, and remove the entry: the others know at their next look."""
-        if not await self._task.close():
-            return
+        if not await self._task.close() and not self._beats:
+            return  # it has written none, not even with an unknown outcome
         try:
             await self._store.delete(self._key(self._own))
         except StoreError as error:
@@ -539,6 +539,8 @@ class _Beat(msgspec.Struct, frozen=True):
     """Name of the hub process, for people."""
     joins: bool = False
     """True while others that are alive may not know of it yet: they go on with all tables until it has said no."""
+    follows: bool = True
+    """Whether it knows all tables, also those that others make. Releases that do not say so may."""
 
     troubles: tuple[TableTrouble, ...] = ()
     """Troubles of the tables that it makes, as many as fit."""
@@ -557,6 +559,7 @@ class Keepers:
         monotonic: seconds.
         changed: called when other tables may be this keeper's.
         node: name of the hub process, for people.
+        follows: whether it knows all tables, also those that others make.
     """
 
     def __init__(
@@ -569,11 +572,12 @@ class Keepers:
         *,
         claim: Claim | None = None,
         node: str = "",
+        follows: bool = True,
     ) -> None:
         self._store, self._own, self._monotonic, self._changed = store, own, monotonic, changed
         self._beat_s = max(BEAT_MIN_S, min(KEEPER_BEAT_S, interval_s))
         self._alone_s = max(BEAT_MIN_S, min(ALONE_S, interval_s))
-        self._claim, self._node = claim, node
+        self._claim, self._node, self._follows = claim, node, follows
         self._etag: str | None = None
         self._count = 0
         self._others = Entries(own, MISSED_MAX * self._beat_s, KEEPER_FORGET_S)
@@ -605,7 +609,7 @@ class Keepers:
 
     async def close(self) -> None:
         """Leave: the others take over at their next look."""
-        if await self._task.close():
+        if await self._task.close() or self._count:
             with contextlib.suppress(StoreError, NotFound):
                 await self._store.delete(hub_keys.keeper_key(self._own))
 
@@ -620,8 +624,15 @@ class Keepers:
         return self._first(self._claiming(stream) or self._hubs(), stream) == self._own
 
     def keeps_beside(self, stream: StreamKey) -> bool:
-        """Return whether this keeper makes what stands beside a stream's table, which no claim covers."""
-        return self._first(self._hubs(), stream) == self._own
+        """Return whether this keeper makes what stands beside a stream's table, which no claim covers.
+
+        Of the hub processes, one that follows all tables does: it answers for its host, so what it says of quality
+        rules, quarantines and latest tables is there for whoever asks. Another one does as long as none has joined.
+        """
+        hubs = self._hubs()
+        following = {name: each for name, each in hubs.items() if each.follows}
+        is_there = any(not each.joins for each in following.values()) or all(each.joins for each in hubs.values())
+        return self._first(following if following and is_there else hubs, stream) == self._own
 
     def claimed_by(self, stream: StreamKey) -> Claim | None:
         """Return the claim of one that is alive and makes a stream's table; None if hub processes make it."""
@@ -645,7 +656,7 @@ class Keepers:
         return next((each for each in hubs[first].troubles if (each.tenant, each.stream) == stream), None)
 
     def _all(self) -> dict[str, _Beat]:
-        return {**self._alive, self._own: _Beat(0, self._claim, self._node, self._is_joining())}
+        return {**self._alive, self._own: _Beat(0, self._claim, self._node, self._is_joining(), self._follows)}
 
     def _hubs(self) -> dict[str, _Beat]:
         return {name: each for name, each in self._all().items() if each.claim is None}
@@ -718,11 +729,10 @@ class Keepers:
         key, self._count = hub_keys.keeper_key(self._own), self._count + 1
         joins = self._joins_until is not None and self._monotonic() < self._joins_until
         told = tuple(map(_shortened, self.troubles[:TROUBLES_MAX]))
-        while (
-            len(content := msgspec.json.encode(_Beat(self._count, self._claim, self._node, joins, told))) > BEAT_BYTES
-        ):
+        beat = _Beat(self._count, self._claim, self._node, joins, self._follows, told)
+        while len(content := msgspec.json.encode(beat)) > BEAT_BYTES:
             # Troubles are information; the beat itself must fit its bound, or the process would count as gone.
-            told = told[: len(told) // 2]
+            beat = msgspec.structs.replace(beat, troubles=beat.troubles[: len(beat.troubles) // 2])
         try:
             if self._etag is None:
                 self._etag = await self._store.create(key, content)
@@ -756,9 +766,9 @@ class Keepers:
             self._repeats.forget(what)
 
 
-def _terms(beat: _Beat) -> tuple[Claim | None, str, bool]:
+def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool]:
     """Return what decides who makes which tables."""
-    return beat.claim, beat.node, beat.joins
+    return beat.claim, beat.node, beat.joins, beat.follows
 
 
 def _shortened(trouble: TableTrouble) -> TableTrouble:

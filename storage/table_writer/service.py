@@ -438,7 +438,9 @@ class TableService:
         own = name or secrets.token_hex(8)
         # Who makes a table is only a hint about who works. The table's version decides, so two that both believe it do
         # no harm.
-        self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node)
+        self._keepers = Keepers(
+            store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node, follows=follows
+        )
         self._makes_all = False
         self._round: TablePositions | None = None
         """Positions that were read in ``opened_once``."""

@@ -12,13 +12,13 @@ import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, contents, table
-from tests.cloud_hub.tables.test_requests import CountingStore
+from tests.cloud_hub.tables.test_requests import AnswersNoCreate, CountingStore
 from tests.support.processes import weft
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.storage import hub_keys
-from weft.storage.object_store import open_store
+from weft.storage.object_store import StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.presence import ENTRIES_MAX, ENTRY_BYTES_MAX, Keepers
 from weft.storage.table_writer.service import TableService
@@ -202,6 +202,60 @@ async def test_while_processes_join_each_table_has_a_maker_but_for_a_beat() -> N
     for stream in STREAMS:
         key = "default", stream
         assert {each.process_of(key) for each in keepers} == {makers(stream)[0]._node}
+
+
+async def test_what_stands_beside_tables_falls_to_those_who_follow_all_of_them() -> None:
+    """A host's first process answers for it, so it must have what is said of quality rules and latest tables."""
+    now, store = 100.0, MemoryStore()
+    keepers: dict[str, Keepers] = {}
+
+    async def joins(name: str, *, follows: bool) -> None:
+        keepers[name] = Keepers(store, name, 120.0, lambda: now, follows=follows)
+        await keepers[name].start()
+        await keepers[name]._task.close()
+
+    async def beats(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            now += 5
+            for each in keepers.values():
+                await each.look()
+
+    def beside() -> set[str]:
+        found = [
+            (name, key) for name, each in keepers.items() for key in STREAMS if each.keeps_beside(("default", key))
+        ]
+        assert sorted(key for _, key in found) == STREAMS, "each falls to one"
+        return {name for name, _ in found}
+
+    for host in "ab":
+        for process in range(3):
+            await joins(f"{host}{process}", follows=process == 0)
+    await beats(12)
+    assert {name for name, each in keepers.items() if any(each.keeps(("default", key)) for key in STREAMS)} - {
+        "a0",
+        "b0",
+    }
+    assert beside() == {"a0", "b0"}
+    for killed in ("a0", "b0"):
+        del keepers[killed]
+    await beats(5)
+    assert beside() <= {"a1", "a2", "b1", "b2"}, "none is there that follows all tables"
+    await joins("a0-again", follows=True)
+    await beats(1)
+    assert "a0-again" not in beside(), "another one does it while this one joins"
+    await beats(12)
+    assert beside() == {"a0-again"}
+
+
+async def test_who_ends_in_its_first_look_leaves_no_object() -> None:
+    store = MemoryStore()
+    keeper = Keepers(AnswersNoCreate(store), "a", 120.0, lambda: 100.0)  # type: ignore[arg-type]
+    with pytest.raises(StoreError):
+        await keeper.look()
+    assert [item.key for item in await store.list(hub_keys.KEEPERS)] == [hub_keys.keeper_key("a")]
+    await keeper.close()
+    assert await store.list(hub_keys.KEEPERS) == []
 
 
 async def test_who_joins_none_that_lives_makes_all_tables_once_those_are_gone() -> None:
