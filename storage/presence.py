@@ -540,7 +540,7 @@ class _Beat(msgspec.Struct, frozen=True):
     joins: bool = False
     """True while others that are alive may not know of it yet: they go on with all tables until it has said no."""
     follows: bool = True
-    """Whether it knows all tables, also those that others make. Releases that do not say so may."""
+    """True if it knows all tables, also those that others make. Releases that do not say so may."""
 
     troubles: tuple[TableTrouble, ...] = ()
     """Troubles of the tables that it makes, as many as fit."""
@@ -626,8 +626,8 @@ class Keepers:
     def keeps_beside(self, stream: StreamKey) -> bool:
         """Return whether this keeper makes what stands beside a stream's table, which no claim covers.
 
-        Of the hub processes, one that follows all tables does: it answers for its host, so what it says of quality
-        rules, quarantines and latest tables is there for whoever asks. Another one does as long as none has joined.
+        Of the hub processes, one that follows all tables does: it answers for its host, so operators find there what
+        it says of quality rules, quarantines and latest tables. Another one does as long as none has joined.
         """
         hubs = self._hubs()
         following = {name: each for name, each in hubs.items() if each.follows}

@@ -127,7 +127,7 @@ async def test_the_processes_of_a_host_share_its_tables_and_each_says_which_it_m
         await until(are_rows)
         now = {stream: each["rows_moved"] - moved[stream] for stream, each in (await tables(second)).items()}
         assert set(now.values()) == {10}, "it has made the new rows of its tables"
-        assert first.health().unhealthy() == second.health().unhealthy() == []
+        assert first.health.unhealthy() == second.health.unhealthy() == []
         assert first._tables.maker is not None
         config = tmp_path / "hub.yaml"
         config.write_text(f"listen: 127.0.0.1:{port}\nstore: {tmp_path}\n")
