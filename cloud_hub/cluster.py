@@ -26,8 +26,20 @@ from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkRefused
 from weft.storage import hub_keys, presence
 from weft.storage.cluster import Cluster, ClusterUnusable, raise_level, read_cluster, read_level
-from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Intake, NodeEntry, Presence, Seen, decode_entry
+from weft.storage.object_store import ObjectStore, StoreError, Written
+from weft.storage.presence import (
+    ALONE_BEATS,
+    BEAT_S,
+    FORGET_S,
+    MISSED_MAX,
+    Intake,
+    NodeEntry,
+    Pace,
+    Participant,
+    Presence,
+    Seen,
+    decode_entry,
+)
 
 # Division of a store's shards among hub processes: one function of who is there, so that all who see the same agree.
 #
@@ -514,7 +526,7 @@ class KnownCluster:
         self.cluster = cluster
 
 
-class Membership:
+class Membership(Participant):
     """A node's part in its cluster.
 
     Args:
@@ -551,10 +563,11 @@ class Membership:
         """Number of shards beyond those of the cluster's beginning, as last told."""
         self._soon = asyncio.Event()
         self._repeats = Repeats()
+        beat_s = BEAT_S if owners is None else owners.beat_s
         self._presence = Presence(
-            store, hub_keys.NODES, node_id, self._entry, boot=clock.boot, looked=self._looked, wrote=clock.wrote,
-            beat_s=BEAT_S if owners is None else owners.beat_s, alone_write_s=ANNOUNCE_INTERVAL_S,
-            is_watched=None if owners is None else owners.beats,
+            store, hub_keys.NODES, node_id, self,
+            pace=Pace(beat_s, ALONE_BEATS * beat_s, ANNOUNCE_INTERVAL_S, FORGET_S),
+            monotonic=asyncio.get_running_loop().time,
         )  # fmt: skip
         self._task = BackgroundTask()
 
@@ -629,7 +642,8 @@ class Membership:
         await self._task.close()
         await self._presence.close()
 
-    def _entry(self, beat: int) -> bytes:
+    def content(self, beat: int) -> bytes:
+        """Return the entry of the process."""
         entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now(), beat)
         if self._owners is not None:
             interval_s = self._owners.beat_s if self._owners.beats() else ANNOUNCE_INTERVAL_S
@@ -639,9 +653,22 @@ class Membership:
             )  # fmt: skip
         return msgspec.json.encode(entry)
 
-    async def _looked(self) -> None:
+    async def looked(self, others: Mapping[str, Seen]) -> None:
+        """Divide the shards among those that are there."""
         if self._owners is not None:
-            await self._owners.look(self._presence.others())
+            await self._owners.look(others)
+
+    def is_watched(self) -> bool | None:
+        """Return whether processes of other machines look: those of one machine know of each other."""
+        return None if self._owners is None else self._owners.beats()
+
+    def boot(self) -> int:
+        """Return the boot clock."""
+        return self._clock.boot()
+
+    def wrote(self, before: int, after: int, written: Written) -> None:
+        """Hold the clock against the store's."""
+        self._clock.wrote(before, after, written)
 
     def read_soon(self) -> None:
         """Read the cluster now: a log has a split that this node may not know."""
