@@ -22,11 +22,24 @@ from weft.bounds.rounds import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.link import Hello, RefuseCode
+from weft.protocols.shard.placement import ShardTree
 from weft.replication.runner import LinkRefused
 from weft.storage import hub_keys, presence
 from weft.storage.cluster import Cluster, ClusterUnusable, raise_level, read_cluster, read_level
-from weft.storage.object_store import ObjectStore, StoreError
-from weft.storage.presence import ALONE_BEATS, BEAT_S, MISSED_MAX, Intake, NodeEntry, Presence, Seen, decode_entry
+from weft.storage.object_store import ObjectStore, StoreError, Written
+from weft.storage.presence import (
+    ALONE_BEATS,
+    BEAT_S,
+    FORGET_S,
+    MISSED_MAX,
+    Intake,
+    NodeEntry,
+    Pace,
+    Participant,
+    Presence,
+    Seen,
+    decode_entry,
+)
 
 # Division of a store's shards among hub processes: one function of who is there, so that all who see the same agree.
 #
@@ -120,7 +133,6 @@ class Owners:
 
     Args:
         shards: returns their number in the store, which grows by splits.
-        changed: called when shards have other owners.
         beat_s: interval at which processes write their entries.
         cluster: id of the cluster, and moment of its last restore: entries of others do not count.
         is_drained: whether an operator wants a process to give its shards to others, given its machine and its name.
@@ -134,7 +146,6 @@ class Owners:
         site: Site,
         node_id: str,
         *,
-        changed: Callable[[], Awaitable[None]],
         cluster: tuple[str, int] = ("", 0),
         is_drained: Callable[[str, str], bool] = lambda host, name: False,  # noqa: ARG005
         monotonic: Callable[[], float] = time.monotonic,
@@ -144,11 +155,11 @@ class Owners:
         self.beat_s = beat_s
         self._shards, self._site, self._id = shards, site, node_id
         self._cluster = cluster
-        self._changed, self._monotonic, self._wall = changed, monotonic, wall_clock
+        self._monotonic, self._wall = monotonic, wall_clock
+        self._watchers: list[Callable[[], Awaitable[None]]] = []
         self.own = site.name(site.process)
         """Name of this process."""
-        self.port = site.port
-        """Port at which it listens."""
+        self._port = site.port
         self.since = wall_clock()
         self._started = monotonic()
         self._joined_at: float | None = None
@@ -185,6 +196,14 @@ class Owners:
         """Return whether this process gives its shards to others, because it ends or is drained. A drained one keeps
         all shards, and serves all edges, while no other process is there that owns some."""
         return self._leaves or (self.state == LEAVING and self.is_relieved)
+
+    def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Call ``changed`` each time that shards have other owners, before a look ends."""
+        self._watchers.append(changed)
+
+    def listens(self, port: int) -> None:
+        """Take the port at which the process listens, for its entry."""
+        self._port = port
 
     def owner(self, shard: int) -> str:
         """Return the name of the process that owns a shard."""
@@ -234,7 +253,7 @@ class Owners:
         self._note_write(interval_s)
         site = self._site
         return msgspec.structs.replace(
-            entry, name=self.own, since=self.since, host=site.host, port=self.port, process=site.process,
+            entry, name=self.own, since=self.since, host=site.host, port=self._port, process=site.process,
             advertise=site.advertise[site.process] if site.advertise else "", weight=site.weight, state=self.state,
             interval_s=interval_s, cluster=self._cluster[0], restored=self._cluster[1],
         )  # fmt: skip
@@ -379,7 +398,8 @@ class Owners:
             moved = sum(old != new for old, new in zip(before, owners, strict=False))
             own = sum(name == self.own for name in owners)
             logger.info("%d processes share %d shards, %d here; moved: %d", len(among), count, own, moved)
-            await self._changed()
+            for changed in self._watchers:
+                await changed()
 
 
 def owned_by(entries: Iterable[NodeEntry], shards: int, now: int) -> dict[str, list[int]]:
@@ -461,6 +481,10 @@ class NotFinalized(Exception):
     """The level cannot be raised. The message has the reason and advice."""
 
 
+async def _nothing(_: Cluster) -> None:
+    """Do nothing with a cluster that has grown."""
+
+
 class Work(NamedTuple):
     """Work of a process at present, for its entry."""
 
@@ -479,7 +503,30 @@ class Work(NamedTuple):
     """Rate of what links bring."""
 
 
-class Membership:
+class KnownCluster:
+    """The cluster as a process read it last: splits make more shards while it runs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def now(self) -> Cluster:
+        """Return the cluster."""
+        return self.cluster
+
+    def tree(self) -> ShardTree:
+        """Return its shards."""
+        return self.cluster.tree
+
+    def count(self) -> int:
+        """Return the number of its shards."""
+        return self.cluster.tree.count
+
+    def grow(self, cluster: Cluster) -> None:
+        """Take the same cluster with more shards."""
+        self.cluster = cluster
+
+
+class Membership(Participant):
     """A node's part in its cluster.
 
     Args:
@@ -488,8 +535,6 @@ class Membership:
         release_level: the highest level that this release knows.
         clock: held against the store's each time that the entry is written again.
         owners: told who is there; None for a node that takes no part in the division of shards.
-        work: the process's work at present.
-        grown: called with the cluster, when it was read and has more shards.
     """
 
     def __init__(
@@ -502,8 +547,6 @@ class Membership:
         release_level: int,
         clock: HubClock,
         owners: Owners | None = None,
-        work: Callable[[], Work] = Work,
-        grown: Callable[[Cluster], Awaitable[None]] | None = None,
     ) -> None:
         self.node_id = node_id
         self.level = level
@@ -513,15 +556,18 @@ class Membership:
         self._software = software
         self._clock = clock
         self._owners = owners
-        self._work = work
+        self._work: Callable[[], Work] = Work
+        """Returns the process's work at present: none before it serves anyone."""
         self._url = ""
-        self._grown, self._added = grown, 0
+        self._added = 0
+        """Number of shards beyond those of the cluster's beginning, as last told."""
         self._soon = asyncio.Event()
         self._repeats = Repeats()
+        beat_s = BEAT_S if owners is None else owners.beat_s
         self._presence = Presence(
-            store, hub_keys.NODES, node_id, self._entry, boot=clock.boot, looked=self._looked, wrote=clock.wrote,
-            beat_s=BEAT_S if owners is None else owners.beat_s, alone_write_s=ANNOUNCE_INTERVAL_S,
-            is_watched=None if owners is None else owners.beats,
+            store, hub_keys.NODES, node_id, self,
+            pace=Pace(beat_s, ALONE_BEATS * beat_s, ANNOUNCE_INTERVAL_S, FORGET_S),
+            monotonic=asyncio.get_running_loop().time,
         )  # fmt: skip
         self._task = BackgroundTask()
 
@@ -548,15 +594,21 @@ class Membership:
         """
         await self._presence.look(writes=False)
 
-    async def start(self, url: str) -> None:
+    async def start(
+        self, url: str, work: Callable[[], Work] = Work, grown: Callable[[Cluster], Awaitable[None]] = _nothing
+    ) -> None:
         """Announce the node, and keep entry and level fresh.
+
+        Args:
+            work: returns the process's work at present.
+            grown: called with the cluster, when it was read and has more shards.
 
         Raises:
             StoreError: the store did not answer.
         """
-        self._url = url
+        self._url, self._work = url, work
         await self._presence.start()
-        self._task.start(self._read_levels(), name="cluster-level")
+        self._task.start(self._read_levels(grown), name="cluster-level")
 
     def look_now(self) -> None:
         """Divide the shards at once, and tell the others: an operator has drained some process."""
@@ -590,7 +642,8 @@ class Membership:
         await self._task.close()
         await self._presence.close()
 
-    def _entry(self, beat: int) -> bytes:
+    def content(self, beat: int) -> bytes:
+        """Return the entry of the process."""
         entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now(), beat)
         if self._owners is not None:
             interval_s = self._owners.beat_s if self._owners.beats() else ANNOUNCE_INTERVAL_S
@@ -600,32 +653,45 @@ class Membership:
             )  # fmt: skip
         return msgspec.json.encode(entry)
 
-    async def _looked(self) -> None:
+    async def looked(self, others: Mapping[str, Seen]) -> None:
+        """Divide the shards among those that are there."""
         if self._owners is not None:
-            await self._owners.look(self._presence.others())
+            await self._owners.look(others)
+
+    def is_watched(self) -> bool | None:
+        """Return whether processes of other machines look: those of one machine know of each other."""
+        return None if self._owners is None else self._owners.beats()
+
+    def boot(self) -> int:
+        """Return the boot clock."""
+        return self._clock.boot()
+
+    def wrote(self, before: int, after: int, written: Written) -> None:
+        """Hold the clock against the store's."""
+        self._clock.wrote(before, after, written)
 
     def read_soon(self) -> None:
         """Read the cluster now: a log has a split that this node may not know."""
         self._soon.set()
 
-    async def _read_levels(self) -> None:
+    async def _read_levels(self, grown: Callable[[Cluster], Awaitable[None]]) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._soon.wait(), READ_INTERVAL_S)
             self._soon.clear()
             try:
-                await self._read_level()
+                await self._read_level(grown)
             except (StoreError, ClusterUnusable) as error:
                 count = self._repeats.say(str(error), asyncio.get_running_loop().time())
                 if count is not None:
                     logger.warning("the cluster's level: %s%s", error, left_out(count))
 
-    async def _read_level(self) -> None:
+    async def _read_level(self, grown: Callable[[Cluster], Awaitable[None]]) -> None:
         cluster = await read_cluster(self._store)
         level = cluster.level
-        if self._grown is not None and cluster.tree.count - cluster.shards > self._added:
+        if cluster.tree.count - cluster.shards > self._added:
             self._added = cluster.tree.count - cluster.shards
-            await self._grown(cluster)
+            await grown(cluster)
         if level > self.level:
             logger.info("the cluster is at level %d now", level)
             self.level = level

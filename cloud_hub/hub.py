@@ -12,9 +12,9 @@ import platform
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from aiohttp import web
 
@@ -22,7 +22,7 @@ from weft.bounds import Refusals
 from weft.bounds.rounds import BackgroundTask
 from weft.cloud_hub.admin_facts.acts import OwnActs
 from weft.cloud_hub.admin_facts.credentials import TokenUse
-from weft.cloud_hub.admin_facts.declarations import Declarations
+from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
 from weft.cloud_hub.admin_facts.requests import (
     ActsRequests,
     NodeRequests,
@@ -33,16 +33,24 @@ from weft.cloud_hub.admin_facts.requests import (
 )
 from weft.cloud_hub.admin_facts.tenants import LinkQuota, TenantCounts, Tenants
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.application import Api, FleetRequests, Health
+from weft.cloud_hub.api.application import Api, FleetRequests, Health, ProcessRequests
 from weft.cloud_hub.api.edge_reports import newest
 from weft.cloud_hub.api.listener import SHUTDOWN_S, HubListener
-from weft.cloud_hub.api.metrics import REPORTS_AGE_S, EdgeFigures, Metrics, StreamFigures, StreamRates, followed
+from weft.cloud_hub.api.metrics import (
+    REPORTS_AGE_S,
+    EdgeFigures,
+    Metrics,
+    ShardPositions,
+    StreamFigures,
+    StreamRates,
+    followed,
+)
 from weft.cloud_hub.api.records import ShardViews
 from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummaries, StreamCompleteness
 from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.cluster import Membership, Owners, Site, Work, software
+from weft.cloud_hub.cluster import KnownCluster, Membership, Owners, Site, Work, software
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
@@ -54,17 +62,16 @@ from weft.cloud_hub.openapi.document import Asked, SelfDescription
 from weft.cloud_hub.pipelines import FIGURES_READ_S, PipelineRequests
 from weft.cloud_hub.pulls import HubPulls, PullRequests
 from weft.cloud_hub.regions.regions import RegionLink, RegionRequests, Regions
-from weft.cloud_hub.rollouts import ConfiguredLink, FleetConfigs
+from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
 from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
-from weft.cloud_hub.splits import Clocks, Load, ShardMaker
-from weft.cloud_hub.tables.hub_tables import HubTables
+from weft.cloud_hub.splits import Clocks, EveryLog, Load, ShardMaker
+from weft.cloud_hub.tables.hub_tables import hub_tables
 from weft.config.log_lines import Throttle
 from weft.config.metrics.exposition import Sample
-from weft.config.units import is_bucket
+from weft.config.units import is_bucket as is_bucket_uri
 from weft.protocols.chunk_index import RELEASE, FoldRules
-from weft.protocols.payloads import PayloadKind
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import RegionPositions
 from weft.storage.cluster import NEW_SHARDS, Cluster, ClusterUnusable, open_cluster, read_cluster
@@ -78,55 +85,43 @@ from weft.storage.object_store.probe import probe_in_sequence, race, raced_key
 
 
 class ToEdges:
-    """The way down of one process.
+    """The way down of one process, except for messages, which ``down`` has: links bring these up to their end.
 
     Args:
+        down: the messages to edges.
         links: the open links of this process.
         messages_per_s: messages that a tenant publishes a second.
-        monotonic: seconds.
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        cluster_id: bytes,
-        declared: Declarations,
-        shards: Shards,
-        owners: Owners,
-        *,
-        clock: HubClock,
-        links: Callable[[], Iterable[ConfiguredLink]],
-        messages_per_s: float,
-        monotonic: Callable[[], float],
-    ) -> None:
+        self, store: ObjectStore, cluster_id: bytes, declared: Declarations, shards: Shards, owners: Owners, *,
+        clock: HubClock, links: OpenLinks, down: HubDown, messages_per_s: float,
+    ) -> None:  # fmt: skip
         self._declared, self._shards, self._owners, self._clock = declared, shards, owners, clock
-        self.down = HubDown(shards, clock.now)
+        self._down = down
         self.fleet = FleetConfigs(
-            store, cluster_id, declared, places=shards.places, is_own=owners.is_own, now=clock.now, links=links
+            store, cluster_id, declared, places=shards.places, is_own=owners.is_own, now=clock.now, links=links.__iter__
         )
-        self._rates = message_rates(messages_per_s, monotonic)
+        self._rates = message_rates(messages_per_s, time.monotonic)
         self.pulls = HubPulls(store, cluster_id, declared, shards, is_own=owners.is_own, clock=clock)
-        self._is_started = False
 
     def start(self) -> None:
         """Begin, when the declared facts are known."""
-        self._is_started = True
         self.fleet.start()
         self.pulls.start()
 
     def add_to(self, application: web.Application, access: Access) -> None:
         """Add the requests to the application of the API."""
         Messages(
-            self.down, self._shards, access, self._owners.elsewhere, self._clock, groups=self._declared.groups,
+            self._down, self._shards, access, self._owners.elsewhere, self._clock, groups=self._declared.groups,
             rates=self._rates,
         ).add_to(application)  # fmt: skip
         PullRequests(self.pulls, self._declared.pulls, self._shards, access, self._clock).add_to(application)
 
     async def close(self) -> None:
-        """Stop, except for messages, which links still bring: ``down.close`` ends them."""
-        if self._is_started:
-            await self.pulls.close()
-            await self.fleet.close()
+        """Stop."""
+        await self.pulls.close()
+        await self.fleet.close()
 
 
 # The disk of a store in a folder: its free space, and how long that lasts. A bucket has no such bound.
@@ -234,94 +229,17 @@ NOTE_S = 5.0
 """Longest time that a process takes to withdraw its note about a store that breaks its promises, before it ends."""
 
 
-class HubStore:
-    """The store of one hub process.
+class StoreStart:
+    """The steps by which a process begins with its store.
 
     Args:
-        given: instead of opening ``settings.store``.
-        level: the highest level that the release knows.
+        is_bucket: whether a step is made again that the store does not answer.
     """
 
-    def __init__(self, settings: HubSettings, given: ObjectStore | None, clock: HubClock, level: int) -> None:
-        self._settings, self._given, self._clock, self._level = settings, given, clock, level
-        self._is_bucket = given is None and is_bucket(settings.store)
+    def __init__(self, *, is_bucket: bool) -> None:
+        self._is_bucket = is_bucket
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
-        self._races_later: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self._task = BackgroundTask()
-        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.fence: FencedStore
-        """The store of the cluster, once it is open."""
-        self.disk: StoreDisk
-        """Its disk, once it is open."""
-
-    async def open(self) -> tuple[ObjectStore, Cluster]:
-        """Try the store, and return it, with the cluster in it; make one in an empty store, if the settings allow it.
-
-        Raises:
-            StoreUnfit, StoreError: the store breaks its promises, or does not answer.
-            ClusterUnusable: it cannot be used for this hub, or holds none.
-        """
-        settings = self._settings
-        store = self._given or open_store(settings.store, settings.store_options)
-        second = open_store(settings.store, settings.store_options) if self._is_bucket else None
-        if not settings.begins:
-            await self._there(store)
-        await self.answered(lambda: check_store(store, self._level))  # before the probe, which writes
-        await self.answered(lambda: probe_in_sequence(store))
-        note = await self.answered(lambda: raced_key(store))
-        if note is None or not await self.answered(lambda: self._is_noted(store, note)):
-            await self.answered(lambda: race(store, second))
-        else:
-            self._races_later = partial(self._race, store, second, note)
-        cluster = await self.answered(
-            lambda: open_cluster(
-                store, settings.shards, release_level=self._level, new_shards=NEW_SHARDS if settings.begins else None
-            )
-        )
-        self.fence = FencedStore(bare(store), cluster, self._clock.boot)
-        self.disk = StoreDisk(self.fence.inner, time.monotonic)
-        store = PlacedStore(self.fence)
-        await self.answered(lambda: self._clock.measure(store))
-        if note is not None:
-            with contextlib.suppress(StoreError, AlreadyExists):
-                await store.create(note, b"weft probe: raced")
-        return store, cluster
-
-    def listens(self) -> None:
-        """Begin what the start has left for the time when the process serves edges."""
-        self.disk.start()
-        if self._races_later is not None:
-            self._task.start(self._races_later(), name="store-race")
-
-    async def close(self) -> None:
-        """Stop what runs in the background."""
-        await self._task.close()
-
-    async def _race(self, store: ObjectStore, second: ObjectStore | None, note: str) -> None:
-        """Race a store that an earlier start has raced: another server may answer at its address by now."""
-        await asyncio.sleep(RACE_AFTER_S * (1 + self._settings.process))  # those of a node one after the other
-        while True:
-            try:
-                await race(store, second)
-                return
-            except StoreError as error:
-                _logger.info("the store is raced again later: %s", error)
-            except StoreUnfit as error:
-                # Before the process ends, since the next start then races before it serves anyone.
-                with contextlib.suppress(StoreError, TimeoutError):
-                    async with asyncio.timeout(NOTE_S):
-                        await bare(store).delete(note)
-                self._unfit.set_result(str(error))
-                return
-            await asyncio.sleep(RACE_AFTER_S)
-
-    async def _is_noted(self, store: ObjectStore, note: str) -> bool:
-        try:
-            await store.get(note)
-        except NotFound:
-            return False
-        return True
 
     async def answered(self, step: Callable[[], Awaitable[T]]) -> T:
         """Make a step of the start. A bucket that does not answer is asked again for some seconds, as a start from the
@@ -341,7 +259,7 @@ class HubStore:
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_MAX_S)
 
-    async def _there(self, store: ObjectStore) -> None:
+    async def there(self, store: ObjectStore) -> None:
         """Wait until the store is in its place, which held a hub before."""
         wait, is_told = RETRY_MIN_S, False
         while True:
@@ -357,6 +275,95 @@ class HubStore:
             await asyncio.sleep(wait)
             wait = min(2 * wait, RETRY_MAX_S)
 
+
+class HubStore:
+    """The store of one hub process, which was tried; ``open`` makes it.
+
+    Args:
+        start: the steps of the process's start.
+        raced: the store, a second door to it and the note about an earlier race, where the race was left for later.
+        process: number of the process on its machine.
+    """
+
+    def __init__(
+        self, store: ObjectStore, cluster: Cluster, fence: FencedStore, start: StoreStart, *,
+        raced: tuple[ObjectStore, ObjectStore | None, str] | None, process: int,
+    ) -> None:  # fmt: skip
+        self.store, self.cluster, self.fence, self.steps = store, cluster, fence, start
+        self.disk = StoreDisk(fence.inner, time.monotonic)
+        self._raced, self._process = raced, process
+        self._task = BackgroundTask()
+        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def open(cls, settings: HubSettings, given: ObjectStore | None, clock: HubClock, level: int) -> HubStore:
+        """Try the store, and return it, with the cluster in it; make one in an empty store, if the settings allow it.
+
+        Args:
+            given: instead of opening ``settings.store``.
+            clock: is held against the store's.
+            level: the highest level that the release knows.
+
+        Raises:
+            StoreUnfit, StoreError: the store breaks its promises, or does not answer.
+            ClusterUnusable: it cannot be used for this hub, or holds none.
+        """
+        is_bucket = given is None and is_bucket_uri(settings.store)
+        start = StoreStart(is_bucket=is_bucket)
+        store = given or open_store(settings.store, settings.store_options)
+        second = open_store(settings.store, settings.store_options) if is_bucket else None
+        if not settings.begins:
+            await start.there(store)
+        await start.answered(lambda: check_store(store, level))  # before the probe, which writes
+        await start.answered(lambda: probe_in_sequence(store))
+        note = await start.answered(lambda: raced_key(store))
+        raced = None
+        if note is None or not await start.answered(lambda: _is_noted(store, note)):
+            await start.answered(lambda: race(store, second))
+        else:
+            raced = store, second, note
+        cluster = await start.answered(
+            lambda: open_cluster(
+                store, settings.shards, release_level=level, new_shards=NEW_SHARDS if settings.begins else None
+            )
+        )
+        fence = FencedStore(bare(store), cluster, clock.boot)
+        placed = PlacedStore(fence)
+        await start.answered(lambda: clock.measure(placed))
+        if note is not None:
+            with contextlib.suppress(StoreError, AlreadyExists):
+                await placed.create(note, b"weft probe: raced")
+        return cls(placed, cluster, fence, start, raced=raced, process=settings.process)
+
+    def start(self) -> None:
+        """Begin what the start of the process has left for the time when it serves edges."""
+        self.disk.start()
+        if self._raced is not None:
+            self._task.start(self._race(*self._raced), name="store-race")
+
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        await self._task.close()
+        await self.disk.close()
+
+    async def _race(self, store: ObjectStore, second: ObjectStore | None, note: str) -> None:
+        """Race a store that an earlier start has raced: another server may answer at its address by now."""
+        await asyncio.sleep(RACE_AFTER_S * (1 + self._process))  # those of a node one after the other
+        while True:
+            try:
+                await race(store, second)
+                return
+            except StoreError as error:
+                _logger.info("the store is raced again later: %s", error)
+            except StoreUnfit as error:
+                # Before the process ends, since the next start then races before it serves anyone.
+                with contextlib.suppress(StoreError, TimeoutError):
+                    async with asyncio.timeout(NOTE_S):
+                        await bare(store).delete(note)
+                self._unfit.set_result(str(error))
+                return
+            await asyncio.sleep(RACE_AFTER_S)
+
     async def failed(self) -> str:
         """Wait until the process cannot go on with the store, and return the reason."""
         replaced = asyncio.create_task(self.fence.replaced.wait())
@@ -368,6 +375,14 @@ class HubStore:
         return self._unfit.result() if self._unfit.done() else self.fence.trouble or ""
 
 
+async def _is_noted(store: ObjectStore, note: str) -> bool:
+    try:
+        await store.get(note)
+    except NotFound:
+        return False
+    return True
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -376,290 +391,354 @@ def boot_time_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-class Hub:
-    """A hub node.
+# The parts of a hub process, in the order of their start.
 
-    Args:
-        store: instead of opening ``settings.store``.
-        wall_clock: nanoseconds since 1970.
-        boot_clock: nanoseconds on a clock that counts suspend.
-        rules: rules by which the release writes and folds chunks.
 
-    Raises:
-        TokensUnusable, OSError: the tokens file cannot be used.
-    """
+def _nothing() -> None:
+    """Do nothing."""
+
+
+async def _done(step: Callable[[], Awaitable[None] | None]) -> None:
+    """Make a step, whether it has to be waited for or not."""
+    if (waits := step()) is not None:
+        await waits
+
+
+class Part(Protocol):
+    """A part of the process: the hub starts and ends it without knowing what it is."""
+
+    def start(self) -> Awaitable[None] | None:
+        """Begin to work."""
+
+    def close(self) -> Awaitable[None] | None:
+        """End, also if the start failed or never was. Parts that were started later have ended by then."""
+
+
+class Step:
+    """A part of which the hub only has the start, or the end."""
 
     def __init__(
         self,
+        start: Callable[[], Awaitable[None] | None] = _nothing,
+        close: Callable[[], Awaitable[None] | None] = _nothing,
+    ) -> None:
+        self.start, self.close = start, close
+
+
+class Hub:
+    """A running hub process; ``open`` makes it.
+
+    Args:
+        store: the store, which was tried.
+        rules: rules by which the release writes and folds chunks.
+    """
+
+    def __init__(self, settings: HubSettings, clock: HubClock, store: HubStore, rules: FoldRules) -> None:
+        self._settings, self._clock, self._store, self._rules = settings, clock, store, rules
+        self._random_bits = random.SystemRandom().getrandbits
+        self._refusals = Refusals(time.monotonic)
+        self._known = KnownCluster(store.cluster)
+        self._closing = contextlib.AsyncExitStack()
+        self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, clock.now)
+        self._frames = FrameBudget(self._refusals, time.monotonic)
+        self._link_log = HubLinkLog(time.monotonic)
+        self._listener = HubListener(settings, self._refusals)
+        self._make_members()
+        self._make_work()
+        self._make_answers()
+        throttle = Throttle()
+        # Thousands of edges connect at once after a restart.
+        of_links = Step(partial(edge_link.logger.addFilter, throttle), partial(edge_link.logger.removeFilter, throttle))
+        self.parts: Sequence[Part] = (
+            of_links,
+            Step(close=self._listener.close),
+            self._declared,
+            self._shards,
+            self._down,
+            self._to_edges,
+            self._tenants,
+            self._acts_stream,
+            self._tables,
+            self._figures,
+            self._rates,
+            self._summaries,
+            Step(close=self._tails.close),
+            Step(close=self._changes.close),
+            Step(partial(self._links.start, self._declared.credentials), self._links.close),
+            Step(self._listen, self._listener.stop_listening),
+            Step(self._announce, self._membership.close),
+            *self._for_people,
+            self._regions,
+            store,
+            Step(close=self._drain),
+        )
+        """In the order of their start; they end in reverse."""
+
+    @classmethod
+    async def open(
+        cls,
         settings: HubSettings,
         *,
         store: ObjectStore | None = None,
         wall_clock: Callable[[], int] = time.time_ns,
         boot_clock: Callable[[], int] = boot_time_ns,
         rules: FoldRules = RELEASE,
-    ) -> None:
-        self._settings = settings
-        self._given_store = store
-        self._clock = HubClock(wall_clock, boot_clock)
-        self._rules = rules
-        self._membership: Membership | None = None
-        self._owners: Owners | None = None
-        self._clocks = Clocks(time.monotonic, time.process_time)
-        self._load = Load(self._clocks)
-        self._random_bits = random.SystemRandom().getrandbits
-        self._refusals = Refusals(time.monotonic)
-        self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
-        self._frames = FrameBudget(self._refusals, time.monotonic)
-        self._link_log = HubLinkLog(time.monotonic)
-        self._throttle = Throttle()
-        self._declared = Declarations(
-            settings, self._clock.agreed, self._links.end_revoked, self._look_soon, self._clock.doubted
-        )
-        self._tenants = Tenants(
-            self._declared.quotas, TenantCounts(lambda: self._shards, time.monotonic), self._refusals,
-            time.monotonic_ns, others=lambda: self._owners.others() if self._owners is not None else [],
-            changed=self._look_soon,
-        )  # fmt: skip
-        self._declared.limited = self._tenants.limited
-        self._tables = HubTables(settings, self._clock, self._declared, self._own, self._random_bits)
-        self._listener = HubListener(settings, self._refusals)
-        self._figures: StreamFigures | None = None
-        self._rates: StreamRates | None = None
-        self._summaries: ShardSummaries | None = None
-        self._shards: Shards | None = None
-        self._to_edges: ToEdges | None = None
-        self._maker: ShardMaker
-        self._acts: ActsRequests
-        self._changes: ChangeStreams | None = None
-        self._tails: StreamTails | None = None
-        self._for_people: tuple[LinkedEdges, TokenUse] | None = None
-        self._acts_stream: ActsStream | None = None
-        self._regions: Regions | None = None
-        self.cluster: Cluster
-        self._store: HubStore
+    ) -> Hub:
+        """Open the store, load every shard, and listen. End the started parts again on an error.
 
-    @property
-    def sequencers(self) -> list[Sequencer]:
-        """Return the sequencers of the shards that this process holds at present."""
-        return list(self._shards) if self._shards is not None else []
-
-    @property
-    def regions(self) -> list[RegionLink]:
-        """Return the links of this process to other regions."""
-        return list(self._regions) if self._regions is not None else []
-
-    @property
-    def url(self) -> str:
-        """Return the URL of the started node."""
-        return self._listener.url
-
-    async def start(self) -> None:
-        """Open the store, load every shard, and listen.
+        Args:
+            store: instead of opening ``settings.store``.
+            wall_clock: nanoseconds since 1970.
+            boot_clock: nanoseconds on a clock that counts suspend.
+            rules: rules by which the release writes and folds chunks.
 
         Raises:
             StoreUnfit, StoreError: the store breaks its promises, or does not answer.
             ClusterUnusable: the store is not usable for this hub.
-            OSError: the port cannot be bound.
+            TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be bound.
         """
-        settings = self._settings
-        credentials = self._declared.credentials
-        self._access = self._access_control()
-        self._links.start(credentials)
-        self._store = HubStore(settings, self._given_store, self._clock, self._rules.level)
-        store, self.cluster = await self._store.open()
-        node_id = f"{self._random_bits(64):016x}"
-        self._owners = owners = Owners(
-            lambda: self.cluster.tree.count, self._site(node_id), node_id, changed=self._owners_changed,
-            cluster=(self.cluster.cluster_id.hex(), self.cluster.restored),
-            is_drained=self._declared.drained.covers, wall_clock=self._clock.now, beat_s=settings.beat_interval_s,
-        )  # fmt: skip
-        self._membership = membership = Membership(
-            store, node_id, software=software(), level=self.cluster.level, release_level=self._rules.level,
-            clock=self._clock, owners=owners, work=self._work, grown=self._grow,
-        )  # fmt: skip
-        await self._store.answered(membership.look)
-        self._maker = ShardMaker(
-            store, lambda: self.cluster, settings.sequencer, clock=self._clock, random_bits=self._random_bits,
-            level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
-            pace=CommitPace(settings.sequencer, time.thread_time),
-        )  # fmt: skip
-        own_acts = OwnActs(store, self.cluster.cluster_id, self._clock.now)
-        beside = self._maker.beside(settings.shards_max, self._clocks, membership.read_soon, own_acts)
-        self._shards = Shards(lambda: self.cluster.tree, owners, self._maker.sequencer, beside=beside)
-        self._to_edges = ToEdges(
-            store, self.cluster.cluster_id, self._declared, self._shards, owners, clock=self._clock,
-            links=lambda: self._links, messages_per_s=settings.messages_per_s, monotonic=time.monotonic,
-        )  # fmt: skip
-        linked = LinkedEdges(
-            store, node_id, self._links.by_edge, self._lost, owners.others, reports=self._links.reports,
-            monotonic=time.monotonic,
-        )  # fmt: skip
-        self._for_people = linked, TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic)
-        self._acts = ActsRequests(store, self.cluster.cluster_id, lambda: self._declared.position)
-        self._changes = ChangeStreams(
-            lambda: followed(self.sequencers, self._tables.service, time.monotonic()), self._links.since,
-            lambda: self._declared.position, self._access, self._refusals,
-        )  # fmt: skip
-        self._acts_stream = ActsStream(store, self.cluster, self._declared, self._shards, owners.is_own)
-        self._regions = Regions(
-            settings.regions, self._shards, RegionPositions(store, self.cluster), clock=self._clock, host=owners.own,
-            declared=self._declared.regions, retain_log_s=settings.retain_log_s)  # fmt: skip
-        try:
-            await self._declared.start(store, self.cluster.cluster_id)
-            await self._shards.start()
-            self._to_edges.start()
-            self._tenants.start()
-            self._acts_stream.start()
-            self._tables.start(store, self.cluster, self._maker, lambda: self.cluster.tree.count, owners.own)
-            await self._listen(self._shards, store)
-            owners.port = self._listener.port
-            await self._membership.start(self.url)
-            for each in self._for_people:
-                each.start()
-            self._regions.start()
-            self._store.listens()
-        except BaseException:
-            await self.close()
-            raise
+        clock = HubClock(wall_clock, boot_clock)
+        hub = cls(settings, clock, await HubStore.open(settings, store, clock, rules.level), rules)
+        await hub._start()
+        return hub
 
-    def _access_control(self) -> Access:
-        settings = self._settings
-        return Access(
-            self._declared.credentials, settings.open_to_network, settings.hosts, self._listener.certificates,
-            self._refusals.events, now=self._clock.now,
-        )  # fmt: skip
+    async def _start(self) -> None:
+        await self._store.steps.answered(self._membership.look)
+        async with contextlib.AsyncExitStack() as stack:
+            for part in self.parts:
+                stack.push_async_callback(_done, part.close)  # before its start, which may fail halfway
+                await _done(part.start)
+            self._closing = stack.pop_all()
 
-    def _site(self, node_id: str) -> Site:
-        settings = self._settings
-        return Site(
+    async def close(self) -> None:
+        """Close the links and stop. Edges still have all unacknowledged records."""
+        await self._closing.aclose()
+
+    # -- what it is made of
+
+    def _make_members(self) -> None:
+        """Make who declares, who owns which shard, and the shards."""
+        settings, clock, store, known = self._settings, self._clock, self._store.store, self._known
+        cluster, node_id = self._store.cluster, f"{self._random_bits(64):016x}"
+        self._node_id = node_id
+        self._declared = declared = Declarations(
+            settings, store, cluster.cluster_id, now=clock.agreed, doubted=clock.doubted
+        )
+        declared.watch(Watched.LOG, partial(self._links.end_revoked, declared.credentials))
+        self._access = Access(
+            declared.credentials, settings.open_to_network, settings.hosts, self._listener.certificates,
+            self._refusals.events, now=clock.now,
+        )  # fmt: skip
+        site = Site(
             platform.node(), settings.port, settings.process, settings.processes, settings.advertise, settings.cores,
             label="" if settings.port else node_id, scheme=settings.scheme,
         )  # fmt: skip
-
-    def _work(self) -> Work:
-        loaded = self._shards.loaded if self._shards is not None else ()
-        tables = self._tables.maker.made if self._tables.maker is not None else None
-        return Work(
-            loaded, len(self._links), self._declared.position, self._tenants.entry(), tables, self._load.used(),
-            self._tenants.intake(),
+        self._owners = owners = Owners(
+            known.count, site, node_id, cluster=(cluster.cluster_id.hex(), cluster.restored),
+            is_drained=declared.drained.covers, wall_clock=clock.now, beat_s=settings.beat_interval_s,
         )  # fmt: skip
-
-    def _look_soon(self) -> None:
-        if self._membership is not None:
-            self._membership.look_now()
-
-    async def _owners_changed(self) -> None:
-        if self._shards is not None:
-            await self._shards.load_own()
-
-    async def _grow(self, cluster: Cluster) -> None:
-        """Take up new shards. Links whose edges moved are sent on, or end when they send."""
-        self.cluster = cluster
-        self._tables.grow(cluster)
-        if self._owners is not None:
-            await self._owners.grow()
-
-    async def _listen(self, shards: Shards, store: ObjectStore) -> None:
-        # Thousands of edges connect at once after a restart.
-        edge_link.logger.addFilter(self._throttle)
-        peers, links, owners = self._settings.peers, self._links, self._owners
-        assert owners and self._for_people and self._to_edges and self._changes, "they are made before"  # noqa: PT018
-        known = KnownShards(shards, self.cluster.cluster_id, self._tables.service)
-        moments = StreamCompleteness(
-            shards,
-            self._declared.expected_edges,
-            self._clock,
-            known=known,
-            peers=peers,
-            table_error=self._tables.error_of,
+        self._membership = membership = Membership(
+            store, node_id, software=software(), level=cluster.level, release_level=self._rules.level, clock=clock,
+            owners=owners,
         )  # fmt: skip
-        of_tables = self.table_rows, self._tables.service is not None, time.monotonic, moments.expecting
-        self._figures = StreamFigures(known, *of_tables, peers=peers)
-        self._figures.start()
-        self._rates = StreamRates(lambda: followed(shards, self._tables.service, time.monotonic()), time.monotonic)
-        self._rates.start()
-        changes = RequestedChanges(self._acts.log, self._access, self._clock, read_body)
-        pipelines = PipelineRequests(store, changes, self._clock.now, time.monotonic)
-        metrics = self._metrics(shards, store, pipelines)
-        bytes_max = self._settings.response_bytes_max
-        elsewhere = self._for_people[0].elsewhere
-        of_shards = ShardViews(shards, self._maker.log, bytes_max, time.monotonic)
-        summaries = ShardSummaries(store, shards, moments, lambda: bool(owners.others()), time.monotonic)
-        self._summaries = summaries
-        summaries.start()
-        api = Api(
-            self, of_shards, self._access, metrics, bytes_max,
-            moments=moments, rates=self._rates,
-            summaries=summaries,
-            edges=lambda elsewhere: EdgeViews(
-                {**elsewhere.edges, **links.by_edge(owners.own)}, newest(links.reports(), elsewhere.reports),
-                links.last_release, groups=self._declared.groups.of_edge,
-            ),
-            elsewhere=elsewhere, refusals=self._refusals, monotonic=time.monotonic,
+        declared.watch(Watched.DRAINED, membership.look_now)
+        self._maker = ShardMaker(
+            store, known.now, settings.sequencer, clock=clock, random_bits=self._random_bits,
+            level=lambda: membership.writes, rules=self._rules, moved=membership.read_soon,
+            pace=CommitPace(settings.sequencer, time.thread_time),
         )  # fmt: skip
-        checks = [self._access.middleware, Asked(self._access).middleware]
-        application = api.application(self._listener.middleware, inner=checks)
-        self._to_edges.add_to(application, self._access)
+        clocks = Clocks(time.monotonic, time.process_time)
+        self._load = Load(clocks)
+        own_acts = OwnActs(store, cluster.cluster_id, clock.now)
+        beside = self._maker.beside(settings.shards_max, clocks, membership.read_soon, own_acts)
+        self._shards = Shards(known.tree, owners, self._maker.sequencer, beside=beside)
+        owners.watch(self._shards.load_own)
+
+    def _make_work(self) -> None:
+        """Make what works with the shards."""
+        settings, clock, store, cluster = self._settings, self._clock, self._store.store, self._store.cluster
+        declared, shards, owners = self._declared, self._shards, self._owners
+        self._tenants = Tenants(
+            declared.quotas, TenantCounts(shards, time.monotonic), self._refusals, time.monotonic_ns,
+            others=owners.others, changed=self._membership.look_now,
+        )  # fmt: skip
+        declared.watch(Watched.QUOTAS, self._tenants.limited)
+        logs = EveryLog(self._maker, self._known.count)
+        self._tables = hub_tables(settings, store, cluster, clock, declared, shards=shards, logs=logs, name=owners.own)
+        self._down = HubDown(shards, clock.now)
+        self._to_edges = ToEdges(
+            store, cluster.cluster_id, declared, shards, owners, clock=clock, links=self._links, down=self._down,
+            messages_per_s=settings.messages_per_s,
+        )  # fmt: skip
+        self._acts_stream = ActsStream(store, cluster, declared, shards, owners.is_own)
+        self._regions = Regions(
+            settings.regions, shards, RegionPositions(store, cluster), clock=clock, host=owners.own,
+            declared=declared.regions, retain_log_s=settings.retain_log_s)  # fmt: skip
+        credentials = declared.credentials
+        linked = LinkedEdges(
+            store, self._node_id, self._links.by_edge, self._lost, owners.others, reports=self._links.reports,
+            monotonic=time.monotonic,
+        )  # fmt: skip
+        self._for_people = linked, TokenUse(store, lambda: credentials.used, credentials.is_declared, time.monotonic)
+
+    def _make_answers(self) -> None:
+        """Make what readers and operators ask."""
+        settings, clock, store, shards = self._settings, self._clock, self._store.store, self._shards
+        tables, owners, declared = self._tables, self._owners, self._declared
+        known = KnownShards(shards, self._store.cluster.cluster_id, tables.service)
+        self._moments = moments = StreamCompleteness(
+            shards, declared.expected_edges, clock, known=known, peers=settings.peers, table_error=tables.error_of
+        )
+        self._figures = StreamFigures(
+            known, tables.rows, tables.service is not None, time.monotonic, moments.expecting, peers=settings.peers
+        )
+        self._rates = StreamRates(self._positions, time.monotonic)
+        self._summaries = ShardSummaries(store, shards, moments, lambda: bool(owners.others()), time.monotonic)
+        self._acts = ActsRequests(store, self._store.cluster.cluster_id, lambda: declared.position)
+        self._changes = ChangeStreams(
+            self._positions, self._links.since, lambda: declared.position, self._access, self._refusals
+        )
+        self._elsewhere = self._for_people[0].elsewhere
+        of_shards = ShardViews(shards, self._maker.log, settings.response_bytes_max, time.monotonic)
+        self._api = Api(
+            tables, of_shards, self._access, settings.response_bytes_max,
+            moments=moments, rates=self._rates, summaries=self._summaries, edges=self._edge_views,
+            elsewhere=self._elsewhere, refusals=self._refusals, monotonic=time.monotonic,
+        )  # fmt: skip
+        self._tails = StreamTails(self._api.shards_of, self._api.payload_kind, self._access, self._refusals)
+        self.health = Health(shards, tables, self._membership, clock, self._store.fence)
+
+    def _application(self) -> web.Application:
+        """Return the application that serves all requests."""
+        store, clock, access = self._store.store, self._clock, self._access
+        application = self._api.application(
+            self._listener.middleware, inner=[access.middleware, Asked(access).middleware]
+        )
+        changes = RequestedChanges(self._acts.log, access, clock, read_body)
+        pipelines = PipelineRequests(store, changes, clock.now, time.monotonic)
+        ProcessRequests(self.status, self.serve_link, self.health, self._metrics(pipelines), access).add_to(application)
+        self._to_edges.add_to(application, access)
         FleetRequests(
-            store, lambda: self.cluster, self._clock, self._access, summaries=summaries, own=self._own,
-            elsewhere=elsewhere, monotonic=time.monotonic,
+            store, self._known.now, clock, access, summaries=self._summaries, own=self._own, elsewhere=self._elsewhere,
+            monotonic=time.monotonic,
         ).add_to(application)  # fmt: skip
-        self._acts.add_to(application, self._access)
-        PairRequests(self._acts.log, self._declared.credentials, self._clock.now, time.monotonic, read_body).add_to(
+        self._acts.add_to(application, access)
+        PairRequests(self._acts.log, self._declared.credentials, clock.now, time.monotonic, read_body).add_to(
             application
         )
         pipelines.add_to(application)
-        self._requests_for_changes(changes, summaries, store, application)
+        self._requests_for_changes(changes, application)
         self._changes.add_to(application)
-        self._tails = StreamTails(api.shards_of, api.payload_kind, self._access, self._refusals)
         self._tails.add_to(application)
-        ConsolePages(self._access).add_to(application)
-        SelfDescription(self._access).add_to(application)
-        await self._listener.start(application)
+        ConsolePages(access).add_to(application)
+        SelfDescription(access).add_to(application)
+        return application
 
-    def _metrics(self, shards: Shards, store: ObjectStore, pipelines: PipelineRequests) -> Metrics:
+    def _metrics(self, pipelines: PipelineRequests) -> Metrics:
         # The first process of a host knows streams and pipelines as a whole.
         is_first = self._settings.process == 0
-        figures = self._figures if is_first else None
         return Metrics(
-            shards, figures, self._links, self._clock, self._tables.collected, clocks_differ=self._links.clocks_differ,
+            self._shards, self._figures if is_first else None, self._links, self._clock, self._tables.collected,
+            clocks_differ=self._links.clocks_differ,
             edges=EdgeFigures(
                 self._own, self._clock.now, time.monotonic, peers=self._settings.peers, told=self._told_of_edges
             ),
             tables=self._tables.maker, refusals=self._refusals, events=self._refusals.events.counts,
-            declared=self._declared.samples, of_listener=self._listener.samples, requests=requests_of(store),
-            of_tables=self._tables.samples, tenants=self._tenants.samples,
-            regions=self._regions.samples if self._regions is not None else tuple, disk=self._store.disk.samples,
-            pipelines=pipelines.samples if is_first else None,
+            declared=self._declared.samples, of_listener=self._listener.samples,
+            requests=requests_of(self._store.store),
+            of_tables=self._tables.samples, tenants=self._tenants.samples, regions=self._regions.samples,
+            disk=self._store.disk.samples, pipelines=pipelines.samples if is_first else None,
+        )  # fmt: skip
+
+    def _requests_for_changes(self, changes: RequestedChanges, application: web.Application) -> None:
+        store = self._store.store
+        TenantRequests(
+            changes, self._tenants, self._summaries, quotas=self._declared.quotas.of,
+            table_bytes=self._tables.bytes_of, stream_bytes=self._tables.stream_bytes,
+        ).add_to(application)  # fmt: skip
+        TokenRequests(store, changes).add_to(application)
+        RegionRequests(
+            store, self._known.now, changes, regions=self._settings.regions, declared=self._declared.regions,
+            retain_log_s=self._settings.retain_log_s, monotonic=time.monotonic,
+        ).add_to(application)  # fmt: skip
+        NodeRequests(
+            store, changes, self._declared.drained, random_bits=self._random_bits, split=self._membership.read_soon
+        ).add_to(application)
+
+    # -- steps of start and end
+
+    async def _listen(self) -> None:
+        await self._listener.start(self._application())
+        self._owners.listens(self._listener.port)
+
+    async def _announce(self) -> None:
+        await self._membership.start(self.url, self._work, self._grow)
+
+    async def _drain(self) -> None:
+        await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
+
+    # -- what parts ask of others
+
+    def _work(self) -> Work:
+        tables = self._tables.maker.made if self._tables.maker is not None else None
+        return Work(
+            self._shards.loaded, len(self._links), self._declared.position, self._tenants.entry(), tables,
+            self._load.used(), self._tenants.intake(),
+        )  # fmt: skip
+
+    async def _grow(self, cluster: Cluster) -> None:
+        """Take up new shards. Links whose edges moved are sent on, or end when they send."""
+        self._known.grow(cluster)
+        self._tables.grow(cluster)
+        await self._owners.grow()
+
+    def _positions(self) -> list[ShardPositions]:
+        return followed(self._shards, self._tables.service, time.monotonic())
+
+    def _edge_views(self, elsewhere: LinksElsewhere) -> EdgeViews:
+        links = self._links
+        return EdgeViews(
+            {**elsewhere.edges, **links.by_edge(self._owners.own)}, newest(links.reports(), elsewhere.reports),
+            links.last_release, groups=self._declared.groups.of_edge,
         )  # fmt: skip
 
     async def _told_of_edges(self) -> LinksElsewhere:
         """Return the edges that are linked to any process, and the last reports of edges, for metrics."""
-        assert self._for_people is not None, "it is made before"
         there, links = LinksElsewhere({}, []), self._links
         with contextlib.suppress(TimeoutError):  # a store that hangs must not keep the metrics that say so
             async with asyncio.timeout(FIGURES_READ_S):
-                there = await self._for_people[0].elsewhere(REPORTS_AGE_S)
+                there = await self._elsewhere(REPORTS_AGE_S)
         return there._replace(
             edges={**there.edges, **links.by_edge()}, reports=newest(links.reports(), there.reports)
         )  # fmt: skip
 
-    def _requests_for_changes(
-        self, changes: RequestedChanges, summaries: ShardSummaries, store: ObjectStore, application: web.Application
-    ) -> None:
-        TenantRequests(
-            changes, self._tenants, summaries, quotas=self._declared.quotas.of, table_bytes=self._tables.bytes_of,
-            stream_bytes=self._tables.stream_bytes,
-        ).add_to(application)  # fmt: skip
-        TokenRequests(store, changes).add_to(application)
-        RegionRequests(
-            store, lambda: self.cluster, changes, regions=self._settings.regions, declared=self._declared.regions,
-            retain_log_s=self._settings.retain_log_s, monotonic=time.monotonic,
-        ).add_to(application)  # fmt: skip
-        assert self._membership is not None, "it is made before"
-        NodeRequests(
-            store, changes, self._declared.drained, random_bits=self._random_bits, split=self._membership.read_soon
-        ).add_to(application)
+    def _own(self) -> list[Sequencer]:
+        return self._shards.own
+
+    def _lost(self) -> list[View]:
+        return lost_views(self._own())
+
+    # -- the running hub
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster as this process read it last."""
+        return self._known.cluster
+
+    @property
+    def sequencers(self) -> list[Sequencer]:
+        """Return the sequencers of the shards that this process holds at present."""
+        return list(self._shards)
+
+    @property
+    def regions(self) -> list[RegionLink]:
+        """Return the links of this process to other regions."""
+        return list(self._regions)
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the process."""
+        return self._listener.url
 
     def reload(self) -> None:
         """Read tokens and certificates again, changed or not. Those that cannot be used leave the earlier in force."""
@@ -670,45 +749,13 @@ class Hub:
         """Wait until the node cannot go on, and return why: another process has to begin again."""
         return await self._store.failed()
 
-    async def close(self) -> None:
-        """Close the links and stop. Edges still have all unacknowledged records."""
-        edge_link.logger.removeFilter(self._throttle)
-        if self._membership is not None:
-            await self._membership.drain(lambda: len(self._links), lambda: self._links.send_on(within_s=SHUTDOWN_S))
-        if self._regions is not None:
-            await self._regions.close()
-        await self._links.close()
-        for each in self._for_people or ():
-            await each.close()
-        await self._tenants.close()
-        if self._to_edges is not None:
-            await self._to_edges.close()
-        if self._acts_stream is not None:
-            await self._acts_stream.close()
-        await self._declared.close()
-        await self._store.close()
-        await self._listener.stop_listening()
-        if self._changes is not None:
-            await self._changes.close()
-        if self._tails is not None:
-            self._tails.close()
-        for part in (self._figures, self._rates, self._summaries, self._membership):
-            if part is not None:
-                await part.close()
-        await self._tables.close()
-        if self._to_edges is not None:
-            self._to_edges.down.close()
-        if self._shards is not None:
-            await self._shards.close()
-        await self._listener.close()
-
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
         """Run an edge's link until it ends."""
         settings, peer = self._settings, request.remote or "an unknown address"
         try:
             identity = self._access.link(request)
             self._links.check_room(identity)
-            if self._membership is not None and self._membership.is_outdated:
+            if self._membership.is_outdated:
                 raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
             if (wrong := self._clock.wrong()) is not None:
                 raise ApiError(503, wrong, ADVICE)
@@ -717,42 +764,18 @@ class Hub:
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
-        to_edges = self._to_edges
-        assert self._shards and self._owners and to_edges, "the hub has not been started"  # noqa: PT018
         link = EdgeLink(
             self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
-            elsewhere=self._owners.elsewhere(request.host), down=to_edges.down, configs=to_edges.fleet.links,
+            elsewhere=self._owners.elsewhere(request.host), down=self._down, configs=self._to_edges.fleet.links,
             quota=LinkQuota(self._tenants), frames=self._frames,
         )  # fmt: skip
         with self._links.opened(link, identity), self._listener.linked(request, link.end):
             response = await serve_link(
-                request, to_edges.pulls.guarded(link), settings.receiver(), self.cluster.cluster_id.hex(),
+                request, self._to_edges.pulls.guarded(link), settings.receiver(), self.cluster.cluster_id.hex(),
                 software=software(), wall_clock=self._clock.now,
             )  # fmt: skip
         await note_refused(link, response, self._clock.sound, self._random_bits)
         return response
-
-    def table_rows(self, tenant: str, stream: str) -> int | None:
-        """Return the number of records of a stream that are table rows; None if this node does not know it."""
-        return self._tables.rows(tenant, stream)
-
-    def table_view(self, tenant: str, stream: str) -> View | None:
-        """Return a stream's table for readers; None when this node does not know it."""
-        return self._tables.view(tenant, stream)
-
-    def _own(self) -> list[Sequencer]:
-        return self._shards.own if self._shards is not None else []
-
-    def _lost(self) -> list[View]:
-        return lost_views(self._own())
-
-    def health(self) -> Health:
-        """Return what the health of the node depends on."""
-        return Health(self._own(), self._tables.maker, self._membership, self._clock, self._store.fence)
-
-    def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return the payload kind of a stream's table; None when this node does not know it."""
-        return self._tables.payload(tenant, stream)
 
     def status(self) -> View:
         """Return the document of ``GET /v1/status``."""
@@ -761,18 +784,18 @@ class Hub:
             "cluster_id": self.cluster.cluster_id.hex(),
             "store": {"trouble": self._store.fence.trouble, "disk": self._store.disk.view()},
             "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
-            "level": self._membership.level if self._membership else self.cluster.level,
+            "level": self._membership.level,
             "release_level": self._rules.level,
-            "name": self._owners.own if self._owners is not None else "",
-            "state": self._owners.state if self._owners is not None else "",
+            "name": self._owners.own,
+            "state": self._owners.state,
             "tls": self._listener.view(),
             "process": self._settings.process,
             "processes": self._settings.processes,
             "cluster_log": self._declared.view(),
             "jwt": self._declared.jwt_view(),
             "backup": self._declared.backup_view(),
-            "peers": self._owners.peers() if self._owners is not None else [],
-            "shards": shard_views(self.sequencers, self._owners) if self._owners is not None else [],
+            "peers": self._owners.peers(),
+            "shards": shard_views(self._shards, self._owners),
             **self._tables.views(),
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             **open_gap_views(sequencer.state for sequencer in self._own()),

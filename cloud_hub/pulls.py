@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision, read_fact
-from weft.cloud_hub.admin_facts.declarations import Declarations, KnownPulls, request_of
+from weft.cloud_hub.admin_facts.declarations import Declarations, KnownPulls, Watched, request_of
 from weft.cloud_hub.admin_facts.documents import (
     PULL_KIND,
     PullDocument,
@@ -515,7 +515,7 @@ class HubPulls:
         self._tasks: list[asyncio.Task[None]] = []
         self.waits: dict[str, str] = {}
         """Pull -> the reason why its edge sends nothing for now, as its link told this process."""
-        declared.pulled = self._changed
+        declared.watch(Watched.PULLS, self._changed)
 
     def start(self) -> None:
         """Begin."""

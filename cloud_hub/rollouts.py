@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from weft.bounds.rounds import BackgroundTask
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision
-from weft.cloud_hub.admin_facts.declarations import Declarations
+from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
 from weft.cloud_hub.admin_facts.documents import ConfigDocument
 from weft.cloud_hub.admin_facts.edge_configs import (
     GROUP_OF_EDGES,
@@ -601,7 +601,7 @@ class FleetConfigs:
 
     def start(self) -> None:
         """Begin."""
-        self._declared.configured = self._note_change
+        self._declared.watch(Watched.CONFIGS, self._note_change)
         self._states.start()
         self._rollouts.start()
         self._rollouts.wake.set()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from heapq import nsmallest
@@ -328,47 +328,70 @@ LISTED_MAX = 10_000
 READS_AT_ONCE = 16
 
 
+class Pace(NamedTuple):
+    """Intervals of a presence, seconds. Writes and listings cost money."""
+
+    beat_s: float
+    """Between looks, with a write each, while others look."""
+    alone_s: float
+    """Between looks while none does."""
+    alone_write_s: float | None
+    """Between writes while none does; None for none."""
+    forget_s: float
+    """Time after which the entry of one that is gone is removed."""
+
+
+class Participant:
+    """Who takes part in a presence, which asks and tells it; each overrides what it needs."""
+
+    def content(self, beat: int) -> bytes:
+        """Return the content of the own entry, which must differ from the last one.
+
+        Args:
+            beat: number of the write, from 1.
+        """
+        raise NotImplementedError
+
+    async def looked(self, others: Mapping[str, Seen]) -> None:
+        """Take what a look has seen, before the own entry is written."""
+
+    def is_watched(self) -> bool | None:
+        """Return whether others look; None if all who have entries do."""
+        return None
+
+    def entered(self) -> None:
+        """Take that the last content is in the store."""
+
+    def boot(self) -> int | None:
+        """Return the boot clock in nanoseconds; None where the store's time of a write is of no use."""
+        return None
+
+    def wrote(self, before: int, after: int, written: Written) -> None:
+        """Take the boot clock before and after a write, and the store's time of it."""
+
+
 class Presence:
     """The entries below a prefix, as one of those who write them sees them.
 
     Args:
         prefix, own: the entry's key is ``prefix/own``; ``own`` is unique to each start.
-        content: number of the beat, from 1 -> content of the own entry, which must differ from the last one.
-        looked: called after each look.
-        wrote: called with the boot clock before and after a write, and the store's time of it, where that is known.
-        boot: nanoseconds.
-        beat_s: interval of looks and writes while others look.
-        alone_write_s: interval of writes while none does; None for none.
-        is_watched: whether others look; None if all who have entries do.
+        monotonic: seconds.
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        prefix: str,
-        own: str,
-        content: Callable[[int], bytes],
-        *,
-        boot: Callable[[], int],
-        looked: Callable[[], Awaitable[None]],
-        wrote: Callable[[int, int, Written], None] = lambda before, after, written: None,  # noqa: ARG005
-        beat_s: float = BEAT_S,
-        alone_write_s: float | None = None,
-        is_watched: Callable[[], bool] | None = None,
-    ) -> None:
-        self._store, self._prefix, self._own, self._content = store, prefix, own, content
-        self._boot, self._looked, self._wrote = boot, looked, wrote
-        self._beat_s, self._alone_s, self._alone_write_s = beat_s, ALONE_BEATS * beat_s, alone_write_s
-        self._is_watched = is_watched or (lambda: bool(self._others))
+        self, store: ObjectStore, prefix: str, own: str, participant: Participant, *, pace: Pace,
+        monotonic: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._store, self._prefix, self._own = store, prefix, own
+        self._participant, self._pace, self._now = participant, pace, monotonic
         self._was_watched = False
-        self._now = asyncio.get_running_loop().time
         self._etag: str | None = None
         self._beats = 0
         self._written_at: float | None = None
         self._written_boot: tuple[int, int] | None = None
         """The boot clock before and after the last write; None when that is not clear."""
         # One that is alone writes its entry each ``alone_write_s`` until it sees another.
-        self._others = Entries(own, max(2 * self._alone_s, 2 * (alone_write_s or 0.0)), FORGET_S)
+        self._others = Entries(own, 2 * max(pace.alone_s, pace.alone_write_s or 0.0), pace.forget_s)
         self._repeats = Repeats()
         self._task = BackgroundTask()
         self._sooner = asyncio.Event()
@@ -377,13 +400,16 @@ class Presence:
         """Return the entries of the others, by name, also of those that are gone."""
         return self._others.seen(self._now())
 
-    async def start(self) -> None:
-        """Write the entry, look once, and go on in the background.
+    async def start(self, *, must_look: bool = True) -> None:
+        """Look once, write the entry, and go on in the background.
+
+        Args:
+            must_look: False to go on as well where the store does not answer the first look.
 
         Raises:
             StoreError: the store did not answer.
         """
-        await self.look()
+        await (self.look() if must_look else self._try())
         self._task.start(self._run(), name=f"presence-{self._prefix}")
 
     def hurry(self) -> None:
@@ -392,11 +418,12 @@ class Presence:
 
     async def close(self) -> None:
         """Stop, and remove the entry: the others know at their next look."""
-        if not await self._task.close():
-            return
+        if not await self._task.close() and not self._beats:
+            return  # it has written none, not even with an unknown outcome
+        self._etag = None
         try:
             await self._store.delete(self._key(self._own))
-        except StoreError as error:
+        except (StoreError, NotFound) as error:
             _logger.info("the entry %s stays in the store until others remove it: %s", self._key(self._own), error)
 
     async def look(self, *, writes: bool = True) -> None:
@@ -418,7 +445,7 @@ class Presence:
         for name in self._others.note(contents, names, self._now()):
             # Left by a process that was killed an hour ago or more.
             await self._store.delete(self._key(name))
-        await self._looked()
+        await self._participant.looked(self.others())
         was_watched, self._was_watched = self._was_watched, self._is_watched()
         is_first = was_watched or self._own not in sound  # after the last one who looked, the next write is later
         # Each write costs money in a bucket. A process that is alone writes once a minute, and every few seconds only
@@ -426,6 +453,10 @@ class Presence:
         if writes and (self._was_watched or is_first or self._sooner.is_set() or self._is_due()):
             self._sooner.clear()
             await self._beat()
+
+    def _is_watched(self) -> bool:
+        is_watched = self._participant.is_watched()
+        return bool(self._others) if is_watched is None else is_watched
 
     @property
     def _silent_s(self) -> float:
@@ -435,7 +466,8 @@ class Presence:
         return f"{self._prefix}/{name}"
 
     def _is_due(self) -> bool:
-        return self._alone_write_s is not None and self._silent_s >= self._alone_write_s - self._alone_s / 2
+        every_s = self._pace.alone_write_s
+        return every_s is not None and self._silent_s >= every_s - self._pace.alone_s / 2
 
     async def _read(self, name: str) -> bytes | None:
         try:
@@ -444,17 +476,17 @@ class Presence:
             return None
 
     async def _beat(self) -> None:
-        key, self._beats = self._key(self._own), self._beats + 1
-        content, last, self._written_boot = self._content(self._beats), self._written_boot, None
-        before = self._boot()
+        key, self._beats, participant = self._key(self._own), self._beats + 1, self._participant
+        content, last, self._written_boot = participant.content(self._beats), self._written_boot, None
+        before = participant.boot()
         try:
             if self._etag is None:
                 self._etag = await self._store.create(key, content)
             else:
                 if last is not None and (written := (await self._store.get(key)).written) is not None:
                     # The entry's own time in the store measures the clock at no further request.
-                    self._wrote(*last, written)
-                before = self._boot()
+                    participant.wrote(*last, written)
+                before = participant.boot()
                 self._etag = await self._store.swap(key, content, self._etag)
         except (AlreadyExists, PreconditionFailed, NotFound):
             # An earlier attempt of its own had an unknown outcome, or its entry was removed in a long pause.
@@ -462,12 +494,16 @@ class Presence:
             with contextlib.suppress(NotFound):
                 self._etag = (await self._store.get(key)).etag
             return
-        self._written_at, self._written_boot = self._now(), (before, self._boot())
+        self._written_at, after = self._now(), participant.boot()
+        self._written_boot = None if before is None or after is None else (before, after)
+        participant.entered()
 
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._sooner.wait(), self._beat_s if self._is_watched() else self._alone_s)
+                await asyncio.wait_for(
+                    self._sooner.wait(), self._pace.beat_s if self._is_watched() else self._pace.alone_s
+                )
             await self._try()
 
     async def _try(self) -> None:
@@ -481,7 +517,7 @@ class Presence:
             if count is not None:
                 _logger.warning("%s: %s%s", what, error, left_out(count))
             self._sooner.clear()
-            await asyncio.sleep(self._beat_s / 5)
+            await asyncio.sleep(self._pace.beat_s / 5)
         else:
             self._repeats.forget(what)
 
@@ -539,6 +575,8 @@ class _Beat(msgspec.Struct, frozen=True):
     """Name of the hub process, for people."""
     joins: bool = False
     """True while others that are alive may not know of it yet: they go on with all tables until it has said no."""
+    follows: bool = True
+    """True if it knows all tables, also those that others make. Releases that do not say so may."""
 
     troubles: tuple[TableTrouble, ...] = ()
     """Troubles of the tables that it makes, as many as fit."""
@@ -547,7 +585,7 @@ class _Beat(msgspec.Struct, frozen=True):
 _UNSAID = _Beat(0)
 
 
-class Keepers:
+class TableOwners(Participant):
     """The keepers of a store as one of them sees them.
 
     Args:
@@ -557,6 +595,7 @@ class Keepers:
         monotonic: seconds.
         changed: called when other tables may be this keeper's.
         node: name of the hub process, for people.
+        follows: whether it knows all tables, also those that others make.
     """
 
     def __init__(
@@ -569,27 +608,25 @@ class Keepers:
         *,
         claim: Claim | None = None,
         node: str = "",
+        follows: bool = True,
     ) -> None:
-        self._store, self._own, self._monotonic, self._changed = store, own, monotonic, changed
-        self._beat_s = max(BEAT_MIN_S, min(KEEPER_BEAT_S, interval_s))
-        self._alone_s = max(BEAT_MIN_S, min(ALONE_S, interval_s))
-        self._claim, self._node = claim, node
-        self._etag: str | None = None
-        self._count = 0
-        self._others = Entries(own, MISSED_MAX * self._beat_s, KEEPER_FORGET_S)
-        """The objects of other keepers."""
+        self._own, self._monotonic, self._changed = own, monotonic, changed
+        self._claim, self._node, self._follows = claim, node, follows
+        beat_s, alone_s = (max(BEAT_MIN_S, min(most, interval_s)) for most in (KEEPER_BEAT_S, ALONE_S))
+        # While it is alone it looks, and writes nothing.
+        self._pace = Pace(beat_s, alone_s, None, KEEPER_FORGET_S)
+        self._presence = Presence(store, hub_keys.KEEPERS, own, self, pace=self._pace, monotonic=monotonic)
         self._waits = False
         """True until its first look, by which it knows whether it joins others."""
         self._joins_until: float | None = None
         """Moment up to which others that are alive may not know of it; None once it has said that they do."""
         self._keeps_from: float | None = None
         """Moment from which the others have seen that it has joined; None before it joins, and long after."""
-        self.troubles: Sequence[TableTrouble] = ()
-        """Troubles of the tables that this keeper makes. The next beat tells others of them."""
+        self._said_joins = False
+        """Whether its last beat says that it joins."""
+        self._troubles: Sequence[TableTrouble] = ()
         self._alive: dict[str, _Beat] = {}
         """Last words of the others that are alive, by name."""
-        self._repeats = Repeats()
-        self._task = BackgroundTask()
 
     async def start(self, waits: bool = True) -> None:
         """Join: look once, and go on in the background.
@@ -600,14 +637,15 @@ class Keepers:
         A store that does not answer is no reason to stop: the table step will not get far either.
         """
         self._waits = waits
-        await self._try()
-        self._task.start(self._run(), name="table-keepers")
+        await self._presence.start(must_look=False)
 
     async def close(self) -> None:
         """Leave: the others take over at their next look."""
-        if await self._task.close():
-            with contextlib.suppress(StoreError, NotFound):
-                await self._store.delete(hub_keys.keeper_key(self._own))
+        await self._presence.close()
+
+    def tell(self, troubles: Sequence[TableTrouble]) -> None:
+        """Take the troubles of the tables that this keeper makes. The next beat tells others of them."""
+        self._troubles = troubles
 
     @property
     def alive(self) -> int:
@@ -620,8 +658,15 @@ class Keepers:
         return self._first(self._claiming(stream) or self._hubs(), stream) == self._own
 
     def keeps_beside(self, stream: StreamKey) -> bool:
-        """Return whether this keeper makes what stands beside a stream's table, which no claim covers."""
-        return self._first(self._hubs(), stream) == self._own
+        """Return whether this keeper makes what stands beside a stream's table, which no claim covers.
+
+        Of the hub processes, one that follows all tables does: it answers for its host, so operators find there what
+        it says of quality rules, quarantines and latest tables. Another one does as long as none has joined.
+        """
+        hubs = self._hubs()
+        following = {name: each for name, each in hubs.items() if each.follows}
+        is_there = any(not each.joins for each in following.values()) or all(each.joins for each in hubs.values())
+        return self._first(following if following and is_there else hubs, stream) == self._own
 
     def claimed_by(self, stream: StreamKey) -> Claim | None:
         """Return the claim of one that is alive and makes a stream's table; None if hub processes make it."""
@@ -645,7 +690,7 @@ class Keepers:
         return next((each for each in hubs[first].troubles if (each.tenant, each.stream) == stream), None)
 
     def _all(self) -> dict[str, _Beat]:
-        return {**self._alive, self._own: _Beat(0, self._claim, self._node, self._is_joining())}
+        return {**self._alive, self._own: _Beat(0, self._claim, self._node, self._is_joining(), self._follows)}
 
     def _hubs(self) -> dict[str, _Beat]:
         return {name: each for name, each in self._all().items() if each.claim is None}
@@ -681,24 +726,16 @@ class Keepers:
         Raises:
             StoreError: the store did not answer.
         """
-        prefix = f"{hub_keys.KEEPERS}/"
-        found_now = await self._store.list(hub_keys.KEEPERS, limit=LISTED_MAX)
-        sound = {item.key.removeprefix(prefix) for item in found_now if item.size <= ENTRY_BYTES_MAX}
-        others = sound - {self._own}
+        await self._presence.look()
+
+    async def looked(self, others: Mapping[str, Seen]) -> None:
+        """Take who is alive."""
         if self._waits:
             # One that was alone looks for others only now and then; one that is gone is found out by then.
-            self._waits, self._joins_until = False, self._monotonic() + 1.5 * self._alone_s if others else None
-        if others or self._etag is None or self._own not in sound or self._joins_until is not None:
-            await self._beat()
-        chosen, contents = self._others.choose(others, self._monotonic()), dict[str, bytes | None]()
-        for at in range(0, len(chosen), READS_AT_ONCE):
-            part = chosen[at : at + READS_AT_ONCE]
-            contents.update(zip(part, await asyncio.gather(*map(self._content, part)), strict=True))
-        now = self._monotonic()
-        for name in self._others.note(contents, others, now):
-            await self._store.delete(hub_keys.keeper_key(name))
-        found = self._others.seen(now)
-        alive = {name: _said(seen.content) for name, seen in found.items() if seen.age_s <= MISSED_MAX * self._beat_s}
+            self._waits = False
+            self._joins_until = self._monotonic() + 1.5 * self._pace.alone_s if others else None
+        missed_s = MISSED_MAX * self._pace.beat_s
+        alive = {name: _said(seen.content) for name, seen in others.items() if seen.age_s <= missed_s}
         if alive.keys() != self._alive.keys():
             _logger.info("keepers of tables that are alive: %d", len(alive) + 1)
         is_changed = {name: _terms(each) for name, each in alive.items()} != {
@@ -708,57 +745,29 @@ class Keepers:
         if is_changed:
             self._changed()
 
-    async def _content(self, name: str) -> bytes | None:
-        try:
-            return (await self._store.get(hub_keys.keeper_key(name))).data
-        except NotFound:
-            return None
+    def is_watched(self) -> bool | None:
+        """Return true while it joins, and None otherwise: all who have entries look."""
+        return True if self._joins_until is not None else None
 
-    async def _beat(self) -> None:
-        key, self._count = hub_keys.keeper_key(self._own), self._count + 1
-        joins = self._joins_until is not None and self._monotonic() < self._joins_until
-        told = tuple(map(_shortened, self.troubles[:TROUBLES_MAX]))
-        while (
-            len(content := msgspec.json.encode(_Beat(self._count, self._claim, self._node, joins, told))) > BEAT_BYTES
-        ):
+    def content(self, beat: int) -> bytes:
+        """Return what it tells others."""
+        joins = self._said_joins = self._joins_until is not None and self._monotonic() < self._joins_until
+        told = tuple(map(_shortened, self._troubles[:TROUBLES_MAX]))
+        said = _Beat(beat, self._claim, self._node, joins, self._follows, told)
+        while len(content := msgspec.json.encode(said)) > BEAT_BYTES:
             # Troubles are information; the beat itself must fit its bound, or the process would count as gone.
-            told = told[: len(told) // 2]
-        try:
-            if self._etag is None:
-                self._etag = await self._store.create(key, content)
-            else:
-                self._etag = await self._store.swap(key, content, self._etag)
-        except (AlreadyExists, PreconditionFailed, NotFound):
-            # An earlier attempt of its own had an unknown outcome, or its object was removed in a long pause.
-            self._etag = None
-            with contextlib.suppress(NotFound):
-                self._etag = (await self._store.get(key)).etag
-            return
-        if not joins and self._joins_until is not None:
-            self._joins_until, self._keeps_from = None, self._monotonic() + KNOWN_BEATS * self._beat_s
+            said = msgspec.structs.replace(said, troubles=said.troubles[: len(said.troubles) // 2])
+        return content
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._beat_s if self._others else self._alone_s)
-            await self._try()
-
-    async def _try(self) -> None:
-        what = "who else keeps tables cannot be seen"
-        try:
-            await self.look()
-        except Exception as error:  # without looks, the tables of one that is gone would stand still
-            if not isinstance(error, StoreError | NotFound):
-                _logger.exception("a look at the keepers of tables failed")
-            count = self._repeats.say(what, self._monotonic())
-            if count is not None:
-                _logger.warning("%s: %s%s", what, error, left_out(count))
-        else:
-            self._repeats.forget(what)
+    def entered(self) -> None:
+        """Have joined, once the others can read that it has."""
+        if not self._said_joins and self._joins_until is not None:
+            self._joins_until, self._keeps_from = None, self._monotonic() + KNOWN_BEATS * self._pace.beat_s
 
 
-def _terms(beat: _Beat) -> tuple[Claim | None, str, bool]:
+def _terms(beat: _Beat) -> tuple[Claim | None, str, bool, bool]:
     """Return what decides who makes which tables."""
-    return beat.claim, beat.node, beat.joins
+    return beat.claim, beat.node, beat.joins, beat.follows
 
 
 def _shortened(trouble: TableTrouble) -> TableTrouble:

@@ -357,11 +357,10 @@ async def _link(folder: Path, rounds: Rounds, lanes: int, records: int) -> None:
         commit_interval_s=NEVER_S, chunk_bytes_max=log.round_bytes, mark_interval_s=NEVER_S, trailing_mark_s=NEVER_S,
         follow_interval_s=NEVER_S, snapshot_interval_s=NEVER_S,
     )  # fmt: skip
-    hub = Hub(HubSettings(
+    hub = await Hub.open(HubSettings(
         store=str(folder / "store"), port=0, shards=1, table_interval_s=None, sequencer=sequencer,
         beat_interval_s=NEVER_S, cluster_log_interval_s=NEVER_S,
     ))  # fmt: skip
-    await hub.start()
     epochs = Epochs("memory", lambda: stored[0], lambda data: stored.__setitem__(0, data))
     identity = LinkIdentity("default", "edge", 1, "bench")
     link = asyncio.create_task(run_link(log, identity, LinkSettings((hub.url,)), epochs, LinkStatus("hub")))

@@ -92,14 +92,14 @@ def _start(folder: str, port: int, process: int, parent: Connection) -> None:
     """Run one of the hub's processes until it has started."""
 
     async def main() -> None:
-        hub = Hub(
-            HubSettings(store=folder, port=port + process, process=process, processes=PROCESSES, table_interval_s=None)
+        settings = HubSettings(
+            store=folder, port=port + process, process=process, processes=PROCESSES, table_interval_s=None
         )
         parent.send("ready")
         await asyncio.to_thread(parent.recv)
         collect_garbage_rarely()  # as `weft hub run` does
         began, spent = time.perf_counter(), time.process_time()
-        await hub.start()
+        hub = await Hub.open(settings)
         # A start waits for a slow shard for some seconds only, and nothing tells of its end.
         while not hub.sequencers or not all(each.loaded for each in hub.sequencers):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -119,8 +119,7 @@ def serve(directory: str, parent: Connection) -> None:
     pin(SERVER_CORE)
 
     async def main() -> None:
-        hub = Hub(HubSettings(store=directory, port=0, shards=1, table_interval_s=None))
-        await hub.start()
+        hub = await Hub.open(HubSettings(store=directory, port=0, shards=1, table_interval_s=None))
         parent.send(hub.url)
         await asyncio.to_thread(parent.recv)
         await hub.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -299,13 +300,21 @@ class Backups:
         return math.inf if self.last is None else max(0, now - self.last.started) / 1e9
 
 
+class Watched(Enum):
+    """Changes of declared facts that parts can watch."""
+
+    LOG = "the cluster log has grown"
+    QUOTAS = "quotas of tenants are others than before"
+    CONFIGS = "other configurations than before may be desired of edges"
+    PULLS = "other records than before may be asked of edges"
+    DRAINED = "other processes than before are to give their shards to others"
+
+
 class Declarations:
     """The declared facts that this process knows.
 
     Args:
         now: nanoseconds since 1970, on a clock that is not this machine's alone.
-        changed: called after a change of tokens.
-        drains: called when other processes than before are to give their shards to others.
         doubted: returns by how much this machine's clock is off; None while it is right.
 
     Raises:
@@ -313,8 +322,8 @@ class Declarations:
     """
 
     def __init__(
-        self, settings: HubSettings, now: Callable[[], int], changed: Callable[[Credentials], None],
-        drains: Callable[[], None] = lambda: None, doubted: Callable[[], str | None] = lambda: None,
+        self, settings: HubSettings, store: ObjectStore, cluster_id: bytes, *, now: Callable[[], int],
+        doubted: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
         file = TokenFile(settings.tokens_file) if settings.tokens_file else None
         self.credentials = Credentials(file, settings.tokens_required, now, doubted, _jwts(settings, now, doubted))
@@ -322,26 +331,17 @@ class Declarations:
         self.groups = Groups()
         self.configs = DesiredConfigs(self.groups)
         self.schemas = Schemas()
-        self.configured: Callable[[], None] = lambda: None
-        """Called when other configurations than before may be desired of edges."""
         self.pulls = KnownPulls()
-        self.pulled: Callable[[], None] = lambda: None
-        """Called when other records than before may be asked of edges."""
-        self.grown: Callable[[], None] = lambda: None
-        """Called when the cluster log has grown."""
         self.tables = DeclaredTables()
         self.quotas = DeclaredQuotas()
-        self.limited: Callable[[], None] = lambda: None
-        """Called when quotas of tenants are others than before."""
         self.quality = DeclaredQuality()
         self.backups = Backups()
         self.regions = DeclaredRegions()
         self._now = now
         self.drained = Drained()
-        self._drains = drains
-        self._interval_s = settings.cluster_log_interval_s
-        self._told = changed
-        self._follower: ClusterLogFollower | None = None
+        self._watchers: dict[Watched, list[Callable[[], None]]] = {each: [] for each in Watched}
+        log = ClusterLog(store, cluster_id)
+        self._follower = ClusterLogFollower(log, self._changed, settings.cluster_log_interval_s)
         self._position = 0
 
     @property
@@ -349,20 +349,23 @@ class Declarations:
         """Return the number of the last entry that this process acts on."""
         return self._position
 
-    async def start(self, store: ObjectStore, cluster_id: bytes) -> None:
+    def watch(self, what: Watched, changed: Callable[[], None]) -> None:
+        """Call ``changed`` when facts of a kind have changed, after all facts were taken over; also in ``start``, but
+        for ``LOG``. It must not fail."""
+        self._watchers[what].append(changed)
+
+    async def start(self) -> None:
         """Read the cluster log, and follow it.
 
         Raises:
             ClusterUnusable: a later release wrote an entry.
             StoreError: the store did not answer.
         """
-        follower = ClusterLogFollower(ClusterLog(store, cluster_id), self._changed, self._interval_s)
         try:
-            await follower.start()
+            await self._follower.start()
         except UnsupportedVersion as error:
             raise ClusterUnusable(str(error)) from None
-        self._follower = follower
-        self._refresh(follower)
+        self._refresh()
         if self.credentials.jwts is not None:
             self.credentials.jwts.start()
 
@@ -370,8 +373,7 @@ class Declarations:
         """Stop following."""
         if self.credentials.jwts is not None:
             await self.credentials.jwts.close()
-        if self._follower is not None:
-            await self._follower.close()
+        await self._follower.close()
 
     def reload(self) -> None:
         """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
@@ -383,7 +385,7 @@ class Declarations:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the figures of the cluster log for Prometheus."""
-        follower = self._running
+        follower = self._follower
         yield Sample("weft_hub_cluster_log_entry", follower.state.n)
         yield Sample("weft_hub_cluster_log_age_seconds", follower.age_s)
         yield Sample("weft_hub_token_next_end_seconds", self.credentials.seconds_to_next_end)
@@ -398,7 +400,7 @@ class Declarations:
 
     def view(self) -> View:
         """Return the state of the cluster log in this process for its status page."""
-        follower = self._running
+        follower = self._follower
         unusable = self._unusable().items()
         end = self.credentials.next_end
         named = ({"kind": kind, "name": name, "why": why} for kind, of in unusable for name, why in of.items())
@@ -429,34 +431,33 @@ class Declarations:
             TENANT: self.quotas.unusable, BACKUP: self.backups.unusable, REGION: self.regions.unusable,
         }  # fmt: skip
 
-    @property
-    def _running(self) -> ClusterLogFollower:
-        assert self._follower is not None, "the hub has not been started"
-        return self._follower
-
     def _changed(self) -> None:
-        if self._follower is not None:
-            self._refresh(self._follower)
-            self._told(self.credentials)
-            self.grown()
+        self._refresh()
+        self._tell(Watched.LOG)
 
-    def _refresh(self, follower: ClusterLogFollower) -> None:
-        self.credentials.refresh(follower.state)
-        self.expected_edges.refresh(follower.state)
-        self.schemas.refresh(follower.state)
-        self.tables.refresh(follower.state)
-        self.backups.refresh(follower.state)
-        self.regions.refresh(follower.state)
-        self.quality.refresh(follower.state)
-        if self.quotas.refresh(follower.state):
-            self.limited()
-        if self.groups.refresh(follower.state) | self.configs.refresh(follower.state):
-            self.configured()
-        if self.pulls.refresh(follower.state):
-            self.pulled()
-        if self.drained.refresh(follower.state):
-            self._drains()
-        self._position = follower.state.n
+    def _refresh(self) -> None:
+        state = self._follower.state
+        self.credentials.refresh(state)
+        self.expected_edges.refresh(state)
+        self.schemas.refresh(state)
+        self.tables.refresh(state)
+        self.backups.refresh(state)
+        self.regions.refresh(state)
+        self.quality.refresh(state)
+        changed = {
+            Watched.QUOTAS: self.quotas.refresh(state),
+            Watched.CONFIGS: self.groups.refresh(state) | self.configs.refresh(state),
+            Watched.PULLS: self.pulls.refresh(state),
+            Watched.DRAINED: self.drained.refresh(state),
+        }
+        self._position = state.n
+        for what, is_so in changed.items():
+            if is_so:
+                self._tell(what)
+
+    def _tell(self, what: Watched) -> None:
+        for changed in self._watchers[what]:
+            changed()
 
 
 def _jwts(settings: HubSettings, now: Callable[[], int], doubted: Callable[[], str | None]) -> Jwts | None:

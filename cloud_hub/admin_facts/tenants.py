@@ -171,10 +171,11 @@ class TenantCounts:
     """The numbers of one process.
 
     Args:
+        shards: those of the store; None where there are none, and every quota has room.
         monotonic: seconds.
     """
 
-    def __init__(self, shards: Callable[[], Shards | None], monotonic: Callable[[], float]) -> None:
+    def __init__(self, shards: Shards | None, monotonic: Callable[[], float]) -> None:
         self._shards, self._monotonic = shards, monotonic
         self._counted: dict[str, _Counted] = {}
         self._opening: dict[Lane, Sequencer] = {}
@@ -200,8 +201,7 @@ class TenantCounts:
 
     def has_stream(self, tenant: str, stream: str) -> bool:
         """Return whether a shard of this process has a stream: a deleted one is in none."""
-        shards = self._shards()
-        return shards is not None and any(each.loaded and each.state.has_stream(tenant, stream) for each in shards)
+        return any(each.loaded and each.state.has_stream(tenant, stream) for each in self._shards or ())
 
     def closed(self, lane: Lane) -> None:
         """Note that a lane is closed: without a record it is none."""
@@ -218,7 +218,7 @@ class TenantCounts:
             return known
 
     async def _read(self, tenant: str) -> _Counted:
-        shards, counted = self._shards(), _Counted(self._monotonic())
+        shards, counted = self._shards, _Counted(self._monotonic())
         if shards is None:
             return counted
         own = shards.own
@@ -634,7 +634,7 @@ def _reason(use: TenantUse) -> str:
 
 def unbound() -> LinkQuota:
     """Return the part of a link at a hub that knows no quotas."""
-    counts = TenantCounts(lambda: None, time.monotonic)
+    counts = TenantCounts(None, time.monotonic)
     return LinkQuota(Tenants(DeclaredQuotas(), counts, Refusals(time.monotonic), time.monotonic_ns))
 
 
@@ -648,25 +648,22 @@ LISTED_MAX = 50_000
 
 
 class TenantSizes:
-    """The sizes, as listings of the store have them: files that are not vacuumed yet count too, as they cost too.
+    """The sizes, as listings of the store have them: files that are not vacuumed yet count too, as they cost too."""
 
-    Args:
-        streams: those that may have tables.
-    """
-
-    def __init__(
-        self, store: ObjectStore, quotas: DeclaredQuotas, streams: Callable[[], Iterable[StreamKey]],
-        interval_s: float = SIZES_LOOK_S,
-    ) -> None:  # fmt: skip
-        self._store, self._quotas, self._streams = store, quotas, streams
+    def __init__(self, store: ObjectStore, quotas: DeclaredQuotas, interval_s: float = SIZES_LOOK_S) -> None:
+        self._store, self._quotas = store, quotas
         self._interval_s = interval_s
         self._sizes: dict[str, int] = {}
         self._repeats = Repeats()
         self._task = BackgroundTask()
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._task.start(self._run(), name="tenant-sizes")
+    def start(self, streams: Callable[[], Iterable[StreamKey]]) -> None:
+        """Begin to look.
+
+        Args:
+            streams: returns those that may have tables.
+        """
+        self._task.start(self._run(streams), name="tenant-sizes")
 
     async def close(self) -> None:
         """Stop."""
@@ -691,24 +688,24 @@ class TenantSizes:
             "the records. Raise it (`weft hub tenant set --table-bytes`), or remove old rows (`weft hub table set`)"
         )
 
-    async def _run(self) -> None:
+    async def _run(self, streams: Callable[[], Iterable[StreamKey]]) -> None:
         while True:
             try:
-                await self.look()
+                await self.look(list(streams()))
             except StoreError as error:
                 count = self._repeats.say("sizes", asyncio.get_running_loop().time())
                 if count is not None:
                     logger.warning("the sizes of tables are not known: %s%s", error, left_out(count))
             await asyncio.sleep(self._interval_s)
 
-    async def look(self) -> None:
-        """Read the sizes.
+    async def look(self, streams: Iterable[StreamKey]) -> None:
+        """Read the sizes of the tables of some streams.
 
         Raises:
             StoreError: the store did not answer.
         """
         sizes: dict[str, int] = {}
-        for key in list(self._streams()):
+        for key in streams:
             if self._quotas.of(key[0]).table_bytes is not None:
                 listed = await self._store.list(table_key(*key), limit=LISTED_MAX)
                 sizes[key[0]] = sizes.get(key[0], 0) + sum(each.size for each in listed)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -54,11 +54,14 @@ from weft.cloud_hub.api.tokens import Right
 from weft.cloud_hub.api.views import LOST_LISTED_MAX, LaneOf, StreamPart, View, lost_views, renamed_lanes
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import Membership, node_views
+from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.sequencer import Sequencer, told_to_others
+from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines import Repeats, left_out
-from weft.config.metrics.exposition import CONTENT_TYPE
+from weft.config.metrics.exposition import CONTENT_TYPE, Sample
 from weft.config.units import approximate_duration
 from weft.network.problem import PROBLEM_JSON, problem
+from weft.network.tracing import NO_FIGURES
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
@@ -152,6 +155,61 @@ def _json_of_view(view: View) -> web.Response:
     return web.Response(body=msgspec.json.encode(view) + b"\n", content_type="application/json")
 
 
+# The tables as the process knows them, for its answers and its health.
+
+
+class HubTables:
+    """The tables as one process knows them. This base is for a process that makes none: it knows nothing of them."""
+
+    maker: TableService | None = None
+    """Maker of this process's part of the tables; None where others make all."""
+    service: TableService | None = None
+    """The maker that knows how far all tables are; None in a process that knows its own ones alone."""
+    collected: Sequence[ShardCollector] = ()
+    """The shards whose old chunks this process deletes."""
+
+    def start(self) -> None:
+        """Begin to make tables."""
+
+    def grow(self, cluster: Cluster) -> None:
+        """Take up new shards."""
+
+    async def close(self) -> None:
+        """Stop. What was written stays, and the next process goes on from there."""
+
+    def rows(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
+        """Return the number of records of a stream that are table rows; None if this process does not know it."""
+        return None
+
+    def view(self, tenant: str, stream: str) -> View | None:  # noqa: ARG002
+        """Return a stream's table for readers; None when this process does not know it."""
+        return None
+
+    def payload(self, tenant: str, stream: str) -> PayloadKind | None:  # noqa: ARG002
+        """Return the payload kind of a stream's table; None when this process does not know it."""
+        return None
+
+    def error_of(self, key: StreamKey) -> str | None:  # noqa: ARG002
+        """Return what holds a stream's tables up, if something does."""
+        return None
+
+    def views(self) -> View:
+        """Return the part of the status about tables."""
+        return {**views.tables_views(None), "latest_tables": [], "quality": []}
+
+    def bytes_of(self, tenant: str) -> int | None:  # noqa: ARG002
+        """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
+        return None
+
+    def stream_bytes(self, tenant: str, stream: str) -> int | None:  # noqa: ARG002
+        """Return the bytes of a stream's table of all rows, as of the last look for small files; None while unknown."""
+        return None
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the figures of quality rules, sizes and traces for Prometheus."""
+        return [Sample(f"weft_hub_trace_{name}", value) for name, value in NO_FIGURES.items()]
+
+
 # Health of a hub process: reasons to restart it, and reasons to send it no work.
 
 STORE_SILENCE_S = 15.0
@@ -162,24 +220,27 @@ LOOK_AGE_S, LOOK_S_MAX = 1.0, 2.0
 longest time that a probe waits for one."""
 
 
-class Health(NamedTuple):
-    """Facts on which the health of a process depends, at one moment."""
+class Health:
+    """The health of a process.
 
-    own: Sequence[Sequencer]
-    """Its own shards."""
-    tables: TableService | None
-    membership: Membership | None
-    clock: HubClock
-    store: FencedStore
+    Args:
+        store: the store of the cluster.
+    """
+
+    def __init__(
+        self, shards: Shards, tables: HubTables, membership: Membership, clock: HubClock, store: FencedStore
+    ) -> None:
+        self._shards, self._tables, self._membership = shards, tables, membership
+        self._clock, self._store = clock, store
 
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when a restart would not help.
 
         A failing store or a damaged shard is not a reason: a new process would have the same problem.
         """
-        ended = [sequencer.log.shard for sequencer in self.own if not sequencer.is_running]
+        ended = [sequencer.log.shard for sequencer in self._shards.own if not sequencer.is_running]
         reasons = [f"the work on shard {shard} has ended" for shard in ended]
-        if self.tables is not None and not self.tables.is_running:
+        if self._tables.maker is not None and not self._tables.maker.is_running:
             reasons.append("the work on the tables has ended")
         return reasons
 
@@ -189,23 +250,23 @@ class Health(NamedTuple):
 
         One working shard is enough: a failing shard affects only its own edges, and fails on every node.
         """
-        await self.store.look(LOOK_AGE_S, LOOK_S_MAX)
-        reasons = []
-        if self.membership is not None and self.membership.is_outdated:
-            return [f"the cluster is at level {self.membership.level}, above this release"]
-        for sequencer in self.own:
+        await self._store.look(LOOK_AGE_S, LOOK_S_MAX)
+        reasons, own = [], self._shards.own
+        if self._membership.is_outdated:
+            return [f"the cluster is at level {self._membership.level}, above this release"]
+        for sequencer in own:
             shard, silent_s = sequencer.log.shard, sequencer.silent_s
             if not sequencer.loaded:
                 reasons.append(f"shard {shard} is not loaded")
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
-        doubted, leaves = self.clock.doubted(), self.membership is not None and self.membership.is_leaving
-        if self.store.trouble is not None:
-            return [self.store.trouble]
-        if (silent_s := self.store.silent_s) > STORE_SILENCE_S:
+        doubted, leaves = self._clock.doubted(), self._membership.is_leaving
+        if self._store.trouble is not None:
+            return [self._store.trouble]
+        if (silent_s := self._store.silent_s) > STORE_SILENCE_S:
             return [f"the store has not answered for {approximate_duration(silent_s)}"]
         general = [*self.unhealthy(), *([doubted] if doubted else []), *(["the node is leaving"] if leaves else [])]
-        return general + (reasons if len(reasons) == len(self.own) else [])
+        return general + (reasons if len(reasons) == len(own) else [])
 
 
 logger = logging.getLogger(__name__)
@@ -216,34 +277,6 @@ UNKNOWN_PATH = "GET /v1/streams lists what can be read, /v1/openapi.json what ca
 PROBLEM_TYPE = "/v1/openapi.json#/components/responses/{status}"
 """Type of a problem: the URI, relative to the hub, of what the document says of its status."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class HubNode(Protocol):
-    """The hub node apart from its shards: ``cloud_hub.hub.Hub``, which makes the API and so is not imported here."""
-
-    def status(self) -> View:
-        """Return the node, its shards and its links."""
-        ...
-
-    def table_rows(self, tenant: str, stream: str) -> int | None:
-        """Return the number of table rows of a stream's records; None if the node does not know it."""
-        ...
-
-    def health(self) -> Health:
-        """Return what the health of the node depends on."""
-        ...
-
-    def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return the payload kind of a stream's table; None if the node does not know it."""
-        ...
-
-    def table_view(self, tenant: str, stream: str) -> View | None:
-        """Return a stream's table for readers; None if the node does not know it."""
-        ...
-
-    async def serve_link(self, request: web.Request) -> web.StreamResponse:
-        """Run a link until it ends."""
-        ...
 
 
 def _json(value: Any) -> web.Response:
@@ -260,6 +293,7 @@ class Api:
     """Routes and handlers.
 
     Args:
+        tables: the tables as this process knows them.
         response_bytes_max: longest answer, in payload bytes.
         summaries: of all shards, for lists.
         edges: makes the views of edges for one request, with the links of other processes.
@@ -269,10 +303,9 @@ class Api:
 
     def __init__(
         self,
-        node: HubNode,
+        tables: HubTables,
         shards: ShardViews,
         access: Access,
-        metrics: Metrics,
         response_bytes_max: int,
         *,
         moments: StreamCompleteness,
@@ -283,13 +316,12 @@ class Api:
         refusals: Refusals,
         monotonic: Callable[[], float],
     ) -> None:
-        self._node = node
+        self._tables = tables
         self._moments = moments
         self._rates = rates
         self._summaries, self._edges, self._elsewhere = summaries, edges, elsewhere
         self._views = shards
         self._access = access
-        self._metrics = metrics
         self._monotonic = monotonic
         self._repeats = Repeats()
         self._response_bytes_max = response_bytes_max
@@ -336,11 +368,6 @@ class Api:
         stream = "/v1/streams/{stream}"
         application.add_routes(
             [
-                web.get(LINK_PATH, self._node.serve_link),
-                web.get("/metrics", self._get_metrics),
-                web.get("/healthz", self._get_healthz),
-                web.get("/readyz", self._get_readyz),
-                web.get("/v1/status", self._get_status),
                 web.get("/v1/edges", self._bounded(self._get_edges)),
                 web.get("/v1/edges/{edge}", self._bounded(self._get_edge)),
                 web.get("/v1/streams", self._bounded(self._get_streams)),
@@ -364,20 +391,6 @@ class Api:
                 return await self._answers.send(request, await handler(request), reader, place)
 
         return bounded
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        self._access.operate(request, Right.METRICS)
-        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _get_healthz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("healthy", self._node.health().unhealthy(), request.headers))
-
-    async def _get_readyz(self, request: web.Request) -> web.Response:
-        return web.Response(**health_answer("ready", await self._node.health().unready(), request.headers))
-
-    async def _get_status(self, request: web.Request) -> web.Response:
-        self._access.operate(request, Right.STATUS)
-        return _json(self._node.status())
 
     async def _get_edges(self, request: web.Request) -> web.Response:
         tenant = self._access.tenants(request)
@@ -436,21 +449,21 @@ class Api:
             ages: seconds since a part was made, by shard; None for no rate.
         """
         summary = self._moments.summary(parts, key)
-        payload = self._node.table_payload(*key)
+        payload = self._tables.payload(*key)
         return views.stream_view(
             parts,
             key,
-            self._node.table_rows(*key),
+            self._tables.rows(*key),
             payload=summary.payload if payload is None else payload,
             summary=summary,
             now=self._moments.facts.now,
             rate=None if ages is None else self._rates.rate(parts, key, ages),
-            table=self._node.table_view(*key),
+            table=self._tables.view(*key),
         )
 
     async def payload_kind(self, shards: ShardsView, tenant: str, stream: str) -> PayloadKind:
         """Return the payload kind of the table, or before there is a table, the kind that a new one would get."""
-        known = self._node.table_payload(tenant, stream)
+        known = self._tables.payload(tenant, stream)
         return (await self._moments.summarise(shards.states, tenant, stream)).payload if known is None else known
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
@@ -482,7 +495,7 @@ class Api:
         view = views.stream_completeness_view(
             tenant, stream, answer, lanes, now=self._moments.facts.now, skipped=skipped, renamed=renamed
         )
-        more = shards.missing_view() | views.removed_view(self._node.table_view(tenant, stream))
+        more = shards.missing_view() | views.removed_view(self._tables.view(tenant, stream))
         return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **more}))
 
     async def _get_records(self, request: web.Request) -> LongAnswer:
@@ -501,7 +514,7 @@ class Api:
                     raise
                 self._say(logging.WARNING, error)
                 shards.missing[shard] = told_to_others(error)
-        return await answer.encode(shards.missing_view() | views.removed_view(self._node.table_view(tenant, stream)))
+        return await answer.encode(shards.missing_view() | views.removed_view(self._tables.view(tenant, stream)))
 
     async def _get_series(self, request: web.Request) -> web.Response:
         wanted = SeriesWanted.of(request)
@@ -588,6 +601,52 @@ class Api:
                 )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return shards
+
+
+class ProcessRequests:
+    """Requests about the process itself, and the way in for links.
+
+    Args:
+        status: returns the process, its shards and its links.
+        link: runs a link until it ends.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], View],
+        link: Handler,
+        health: Health,
+        metrics: Metrics,
+        access: Access,
+    ) -> None:
+        self._status, self._link, self._health = status, link, health
+        self._metrics, self._access = metrics, access
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the requests to the application of the API."""
+        application.add_routes(
+            [
+                web.get(LINK_PATH, self._link),
+                web.get("/metrics", self._get_metrics),
+                web.get("/healthz", self._get_healthz),
+                web.get("/readyz", self._get_readyz),
+                web.get("/v1/status", self._get_status),
+            ]
+        )
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        self._access.operate(request, Right.METRICS)
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_healthz(self, request: web.Request) -> web.Response:
+        return web.Response(**health_answer("healthy", self._health.unhealthy(), request.headers))
+
+    async def _get_readyz(self, request: web.Request) -> web.Response:
+        return web.Response(**health_answer("ready", await self._health.unready(), request.headers))
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        self._access.operate(request, Right.STATUS)
+        return _json(self._status())
 
 
 def _unavailable(error: str) -> ApiError:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from weft.bounds.rounds import BackgroundTask
 from weft.cloud_hub.down.edge_queue import (
     Attached,
     AttachedLinks,
@@ -635,7 +636,11 @@ class HubDown:
     def __init__(self, shards: Shards, wall_clock: Callable[[], int]) -> None:
         self._shards, self._wall_clock = shards, wall_clock
         self._of: dict[Sequencer, ShardDown] = {}
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="messages-to-edges")
+        self._sweeping = BackgroundTask()
+
+    def start(self) -> None:
+        """Begin to settle old messages."""
+        self._sweeping.start(self._sweep(), name="messages-to-edges")
 
     async def _sweep(self) -> None:
         while True:
@@ -700,8 +705,8 @@ class HubDown:
 
         return OpeningDown(opened)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End."""
-        self._sweeping.cancel()
+        await self._sweeping.close()
         for shard in self._of.values():
             shard.close()

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from weft.cloud_hub.admin_facts.acts import NumberedEntry, entries, line
-from weft.cloud_hub.admin_facts.declarations import Declarations
+from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
 from weft.cloud_hub.shard.lane_session import (
     AUDIT_EDGE,
     AUDIT_STREAM,
@@ -235,7 +235,7 @@ class ActsStream:
 
     def start(self) -> None:
         """Begin, when the cluster log and the shards are known."""
-        self._declared.grown = self._wake.set
+        self._declared.watch(Watched.LOG, self._wake.set)
         self._task = asyncio.create_task(self._run(), name="stream-of-acts")
 
     async def close(self) -> None:

@@ -140,7 +140,10 @@ class Shards:
         await self.load_own()
 
     async def load_own(self) -> None:
-        """Load the shards that the process owns by now. Others are closed some time after their last use."""
+        """Load the shards that the process owns by now, once it has started. Others are closed some time after their
+        last use."""
+        if not self._tasks:
+            return
         now = self._now()
         self._used_at.update(dict.fromkeys(self._sequencers, now))
         await asyncio.gather(*(self.get(shard) for shard in range(self.count) if self._owners.is_own(shard)))

@@ -9,135 +9,123 @@ from __future__ import annotations
 import asyncio
 import platform
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.cloud_hub.admin_facts.acts import OwnActs
 from weft.cloud_hub.admin_facts.declarations import Declarations
 from weft.cloud_hub.admin_facts.tenants import TenantSizes
+from weft.cloud_hub.api.application import HubTables
 from weft.cloud_hub.api.views import View, table_view, tables_views
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.cluster import software
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard.collector import Collector, Pins, ShardCollector
+from weft.cloud_hub.shard.collector import Collector, Pins
 from weft.cloud_hub.shard.lane_ends import LaneKeeper
-from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.splits import EveryLog, ShardMaker
+from weft.cloud_hub.shard.shards import Shards
 from weft.config.metrics.exposition import Sample
 from weft.config.sources import Collector as TraceCollector
 from weft.network.tracing import NO_FIGURES, Attribute, ExportSettings, Span, TraceContext, TraceExport, parse
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import RegionPositions
+from weft.storage.chunk_log import RegionPositions, ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.quality import QualityWatch
-    from weft.cloud_hub.tables.service import DeclaredTableWork
     from weft.storage.table.rows import TracedRow
     from weft.storage.table_writer.service import TableService
 
 COMMIT_SPAN, TABLE_SPAN = "weft commit", "weft table"
 
 
-class HubTables:
-    """The maker of tables, the work beside it, and what deletes by how far they are; nothing where others make them.
+def hub_tables(
+    settings: HubSettings, store: ObjectStore, cluster: Cluster, clock: HubClock, declared: Declarations, *,
+    shards: Shards, logs: Iterable[ShardLog], name: str,
+) -> HubTables:  # fmt: skip
+    """Return the tables of a process, by its settings.
 
     Args:
-        own: returns the sequencers of the process.
+        logs: those of all shards of the store, also of later ones.
+        name: that of the process in the cluster.
     """
+    if settings.table_interval_s is None:
+        return HubTables()
+    return MadeTables(settings, store, cluster, clock, declared, shards=shards, logs=logs, name=name)
+
+
+class MadeTables(HubTables):
+    """The maker of tables, the work beside it, and what deletes by how far they are."""
+
+    maker: TableService
+    service: TableService | None
 
     def __init__(
-        self, settings: HubSettings, clock: HubClock, declared: Declarations, own: Callable[[], Sequence[Sequencer]],
-        random_bits: Callable[[int], int],
+        self, settings: HubSettings, store: ObjectStore, cluster: Cluster, clock: HubClock, declared: Declarations, *,
+        shards: Shards, logs: Iterable[ShardLog], name: str,
     ) -> None:  # fmt: skip
-        self._settings, self._clock, self._declared = settings, clock, declared
-        self._own, self._random_bits = own, random_bits
-        self.maker: TableService | None = None
-        """Maker of this process's part of the tables; None where others make all."""
-        self._beside: DeclaredTableWork | None = None
-        self._quality: QualityWatch | None = None
-        self._sizes: TenantSizes | None = None
-        self._keeper: LaneKeeper | None = None
-        self._collector: Collector | None = None
-        self._traces: TableTraces | None = None
-
-    @property
-    def service(self) -> TableService | None:
-        """Return the maker that knows how far all tables are; None in a process that knows its own ones alone."""
-        return self.maker if self._settings.process == 0 else None
-
-    def start(
-        self, store: ObjectStore, cluster: Cluster, maker: ShardMaker, count: Callable[[], int], name: str
-    ) -> None:
-        """Begin to make tables, if this node does.
-
-        Args:
-            count: returns the number of shards.
-            name: that of the process in the cluster.
-        """
-        settings, declared, clock = self._settings, self._declared, self._clock
-        if settings.table_interval_s is None:
-            return
+        # These import pyarrow, which no process without tables needs.
         from weft.cloud_hub.tables.quality import QualityWatch
-        from weft.cloud_hub.tables.service import DeclaredTableWork  # imports pyarrow, not needed without tables
+        from weft.cloud_hub.tables.service import DeclaredTableWork
         from weft.storage.table_writer.service import TableService
         from weft.storage.table_writer.settings import TableTerms
 
-        of_tables = settings.tables()
+        self._shards = shards
+        of_tables, is_first = settings.tables(), settings.process == 0
+        self._traces: list[TableTraces] = []
+        """The maker of spans, where they are sent somewhere."""
         if settings.tracing is not None:
-            self._traces = TableTraces(settings.tracing, software(), platform.node(), clock.now, random.Random())
-            of_tables = replace(of_tables, on_traced=self._traces.made)
-        is_first = settings.process == 0
+            traces = TableTraces(settings.tracing, software(), platform.node(), clock.now, random.Random())
+            self._traces.append(traces)
+            of_tables = replace(of_tables, on_traced=traces.made)
+        self._sizes = TenantSizes(store, declared.quotas)
         self.maker = tables = TableService(
             store, cluster, settings=of_tables, clock=clock.now, is_sound=lambda: clock.wrong() is None, node=name,
             follows=is_first,
             terms=TableTerms(
                 declared.schemas.of, declared.quality.of, declared.tables.sort_of, declared.tables.is_instead,
-                lambda key: None if self._sizes is None else self._sizes.held(key),
+                self._sizes.held,
             ),
         )  # fmt: skip
-        self._sizes = TenantSizes(
-            store, declared.quotas, lambda: {key for state in tables.states for key in state.next_offset}
-        )
-        self._sizes.start()
-        tables.start()
+        self.service = tables if is_first else None
         self._beside = DeclaredTableWork(
             store, cluster, tables, declared.tables, clock, quality=declared.quality, settings=settings.tables()
         )
-        self._beside.start()
         self._quality = QualityWatch(tables, declared.quality, declared.schemas, clock, self._beside.quarantines.status)
-        self._quality.start()
-        if not is_first:
-            return
-        self._keeper = LaneKeeper(
-            EveryLog(maker, count), self._held, tables.position, settings, clock=clock, random_bits=self._random_bits,
-            noted=OwnActs(store, cluster.cluster_id, clock.now),
-        )  # fmt: skip
-        self._keeper.start()
-        if settings.retain_log_s is not None:
-            pins = Pins(RegionPositions(store, cluster), {name: each.pin_s for name, each in settings.regions.items()})
-            self._collector = Collector(
-                EveryLog(maker, count), tables.first_untabled, settings.retain_log_s, clock=clock,
-                in_round=tables.opened_once, terms=declared.tables.log_terms, pins=pins,
+        self._after: list[LaneKeeper | Collector] = []
+        """Work that ends lanes and deletes chunks that all tables have, of a process that follows all tables."""
+        if is_first:
+            self._after.append(
+                LaneKeeper(
+                    logs, self._held, tables.position, settings, clock=clock,
+                    random_bits=random.SystemRandom().getrandbits, noted=OwnActs(store, cluster.cluster_id, clock.now),
+                )
             )  # fmt: skip
-            self._collector.start()
+        if is_first and settings.retain_log_s is not None:
+            pins = Pins(RegionPositions(store, cluster), {name: each.pin_s for name, each in settings.regions.items()})
+            collector = Collector(
+                logs, tables.first_untabled, settings.retain_log_s, clock=clock, in_round=tables.opened_once,
+                terms=declared.tables.log_terms, pins=pins,
+            )  # fmt: skip
+            self.collected = collector.shards
+            self._after.append(collector)
+
+    def start(self) -> None:
+        """Begin to make tables."""
+        self._sizes.start(self._streams)
+        for each in (*self._traces, self.maker, self._beside, self._quality, *self._after):
+            each.start()
 
     def grow(self, cluster: Cluster) -> None:
         """Take up new shards."""
-        if self.maker is not None:
-            self.maker.grow(cluster)
+        self.maker.grow(cluster)
 
     async def close(self) -> None:
         """Stop. What was written stays, and the next process goes on from there."""
-        for each in (self._keeper, self._collector, self._beside, self._quality, self._sizes, self.maker):
-            if each is not None:
-                await each.close()
-        if self._traces is not None:
-            await self._traces.close()
+        for each in (*self._after, self._beside, self._quality, self._sizes, self.maker, *self._traces):
+            await each.close()
 
     def rows(self, tenant: str, stream: str) -> int | None:
         """Return the number of records of a stream that are table rows; None if this process does not know it."""
@@ -146,8 +134,7 @@ class HubTables:
     def view(self, tenant: str, stream: str) -> View | None:
         """Return a stream's table for readers; None when this process does not know it."""
         found = self.service.table(tenant, stream) if self.service else None
-        removed = self._beside.removed_until((tenant, stream)) if self._beside else None
-        return None if found is None else table_view(*found, removed)
+        return None if found is None else table_view(*found, self._beside.removed_until((tenant, stream)))
 
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this process does not know it."""
@@ -155,20 +142,19 @@ class HubTables:
 
     def error_of(self, key: StreamKey) -> str | None:
         """Return what holds a stream's tables up, if something does."""
-        beside = self._beside.error_of(key) if self._beside else None
-        return beside or (self.maker.error_of(key) if self.maker else None)
+        return self._beside.error_of(key) or self.maker.error_of(key)
 
     def views(self) -> View:
         """Return the part of the status about tables."""
         return {
             **tables_views(self.maker),
-            "latest_tables": self._beside.views() if self._beside else [],
-            "quality": self._quality.views() if self._quality else [],
+            "latest_tables": self._beside.views(),
+            "quality": self._quality.views(),
         }
 
     def bytes_of(self, tenant: str) -> int | None:
         """Return the bytes of a tenant's tables of all rows; None without a quota of them, or while unknown."""
-        return None if self._sizes is None else self._sizes.of(tenant)
+        return self._sizes.of(tenant)
 
     def stream_bytes(self, tenant: str, stream: str) -> int | None:
         """Return the bytes of a stream's table of all rows, as of the last look for small files; None while unknown."""
@@ -178,22 +164,20 @@ class HubTables:
     def samples(self) -> Iterable[Sample]:
         """Return the figures of quality rules, sizes and traces for Prometheus."""
         return [
-            *(self._quality.samples() if self._quality else ()),
-            *(self._sizes.samples() if self._sizes and self.service else ()),
-            *_trace_samples(self._traces),
+            *self._quality.samples(),
+            *(self._sizes.samples() if self.service else ()),
+            *_trace_samples(self._traces[0].export.figures() if self._traces else NO_FIGURES),
         ]
 
-    @property
-    def collected(self) -> Sequence[ShardCollector]:
-        """Return the shards whose old chunks this process deletes."""
-        return self._collector.shards if self._collector is not None else ()
+    def _streams(self) -> set[StreamKey]:
+        return {key for state in self.maker.states for key in state.next_offset}
 
     def _held(self, shard: int) -> ShardState | None:
         """Return a shard's state as this process has it."""
-        found = next((each for each in self._own() if each.log.shard == shard and each.loaded), None)
+        found = next((each for each in self._shards.own if each.log.shard == shard and each.loaded), None)
         if found is not None:
             return found.state
-        return self.service.state(shard) if self.service is not None else None
+        return self.maker.state(shard)
 
 
 class TableTraces:
@@ -213,6 +197,9 @@ class TableTraces:
     ) -> None:  # fmt: skip
         self.export = TraceExport(ExportSettings.of(collector, "weft-hub", software, instance))
         self._wall_clock, self._rng = wall_clock, rng
+
+    def start(self) -> None:
+        """Begin to send."""
         self.export.start()
 
     def made(self, key: StreamKey, version: int, rows: Sequence[TracedRow]) -> None:
@@ -240,7 +227,6 @@ class TableTraces:
         await asyncio.to_thread(self.export.close)
 
 
-def _trace_samples(traces: TableTraces | None) -> Iterator[Sample]:
-    figures = NO_FIGURES if traces is None else traces.export.figures()
+def _trace_samples(figures: Mapping[str, int]) -> Iterator[Sample]:
     for name, value in figures.items():
         yield Sample(f"weft_hub_trace_{name}", value)

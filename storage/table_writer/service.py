@@ -24,7 +24,7 @@ from weft.storage.chunk_log import CollectedPast, ShardLog, first_logs, missing_
 from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import latest_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
-from weft.storage.presence import TROUBLES_MAX, Claim, Keepers, TableTrouble
+from weft.storage.presence import TROUBLES_MAX, Claim, TableOwners, TableTrouble
 from weft.storage.table.actions import TableError, TableSize, app_ids
 from weft.storage.table.delta_log import TableLog, has_all_rows
 from weft.storage.table_writer.maintenance import Maintenance
@@ -393,7 +393,7 @@ class TableService:
     """A service that finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
 
     An error of a table or the store does not end it: ``status`` has the error and the next round tries again. Several
-    processes may run it on one store: they divide the streams (``Keepers``), and never double rows.
+    processes may run it on one store: they divide the streams (``TableOwners``), and never double rows.
 
     Args:
         clock: nanoseconds since 1970.
@@ -438,7 +438,9 @@ class TableService:
         own = name or secrets.token_hex(8)
         # Who makes a table is only a hint about who works. The table's version decides, so two that both believe it do
         # no harm.
-        self._keepers = Keepers(store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node)
+        self._owners = TableOwners(
+            store, own, settings.interval_s, monotonic, self._changed.set, claim=claim, node=node, follows=follows
+        )
         self._makes_all = False
         self._round: TablePositions | None = None
         """Positions that were read in ``opened_once``."""
@@ -459,17 +461,17 @@ class TableService:
     async def close(self) -> None:
         """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
         if await self._task.close():
-            await self._keepers.close()
+            await self._owners.close()
 
     async def catch_up(self) -> None:
         """Run one round over all tables, also those that others make at the moment. Errors go to ``status``."""
         # Another one that makes a table may be dead and still count as alive, and the round would leave it as it is.
         self._makes_all = True
-        await self._keepers.start(waits=False)
+        await self._owners.start(waits=False)
         try:
             await self.run_once()
         finally:
-            await self._keepers.close()
+            await self._owners.close()
 
     @property
     def states(self) -> list[ShardState]:
@@ -483,7 +485,7 @@ class TableService:
 
     def keeps_beside(self, key: StreamKey) -> bool:
         """Return whether this node makes tables of a stream that stand beside the table of all its rows."""
-        return self._makes_all or self._keepers.keeps_beside(key)
+        return self._makes_all or self._owners.keeps_beside(key)
 
     @property
     def is_running(self) -> bool:
@@ -499,8 +501,8 @@ class TableService:
         return [self._status(key) for key in keys]
 
     def _status(self, key: StreamKey) -> TableStatus:
-        keepers = self._keepers
-        return self._streams[key].status(key, keepers.claimed_by(key), keepers.process_of(key), keepers.trouble_of(key))
+        owners = self._owners
+        return self._streams[key].status(key, owners.claimed_by(key), owners.process_of(key), owners.trouble_of(key))
 
     @property
     def count(self) -> int:
@@ -581,7 +583,7 @@ class TableService:
         found = self._streams.get(key)
         if found is None:
             return self.error
-        told = self._keepers.trouble_of(key) if found.error is None else None
+        told = self._owners.trouble_of(key) if found.error is None else None
         return found.error if told is None else told.error
 
     def _in_trouble(self, key: StreamKey) -> bool:
@@ -612,7 +614,7 @@ class TableService:
         for view in self._views:
             view.chunks.clear()
         troubled = (each.trouble(*key) for key, each in self._streams.items() if self._is_ours(key))
-        self._keepers.troubles = [*islice((each for each in troubled if each is not None), TROUBLES_MAX)]
+        self._owners.tell([*islice((each for each in troubled if each is not None), TROUBLES_MAX)])
         return moved
 
     def grow(self, cluster: Cluster) -> None:
@@ -664,7 +666,7 @@ class TableService:
                 made += is_made
                 # Of several processes on a machine only one follows tables that others make, which is enough for
                 # status.
-                if not (self._follows or is_made or self._keepers.keeps_beside(key)):
+                if not (self._follows or is_made or self._owners.keeps_beside(key)):
                     self._streams.pop(key, None)
                     continue
                 stream = self._stream(key)
@@ -678,7 +680,7 @@ class TableService:
         return wanting
 
     def _is_ours(self, key: StreamKey) -> bool:
-        return self._makes_all or self._keepers.keeps(key)
+        return self._makes_all or self._owners.keeps(key)
 
     def _keeps(self, key: StreamKey) -> bool:
         return self._is_ours(key) and not self._stream(key).is_look
@@ -689,7 +691,7 @@ class TableService:
         return stream.tierer.is_behind  # as far as this process has seen: it looks
 
     async def _run(self) -> None:
-        await self._keepers.start()
+        await self._owners.start()
         while True:
             self._changed.clear()
             try:

@@ -56,11 +56,7 @@ def make_batch(lane: Lane, first: int, end: int, time: int = 0, origin: int = 0)
 
 def machine(shards: int, *, processes: int = 1) -> Owners:
     """The first process of a machine that is alone."""
-
-    async def nothing() -> None:
-        pass
-
-    return Owners(lambda: shards, Site("here", 8090, 0, processes), "first", changed=nothing)
+    return Owners(lambda: shards, Site("here", 8090, 0, processes), "first")
 
 
 def make_sequencer(

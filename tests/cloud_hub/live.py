@@ -37,14 +37,13 @@ async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]
     """A hub. Beside its settings, ``clocks`` may have its ``wall_clock`` and ``boot_clock``."""
     clocks = settings.pop("clocks", {})
     sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05, follow_interval_s=0.05)
-    hub = Hub(
+    hub = await Hub.open(
         HubSettings(
             store="given", **{"port": 0, "sequencer": sequencer, "shards": 2, "table_interval_s": None, **settings}
         ),
         store=store,
         **clocks,
     )
-    await hub.start()
     try:
         yield hub
     finally:

@@ -75,21 +75,21 @@ class Member:
         node_id = f"{self.rng.getrandbits(64):016x}"
         self.owners = owners = Owners(
             lambda: self.cluster.tree.count, Site(f"host-{self.number}", 8090, advertise=(self.url,)), node_id,
-            changed=self._changed, is_drained=lambda _host, _name: self.is_drained, monotonic=loop.time,
-            wall_clock=clock.now, beat_s=BEAT_S,
+            is_drained=lambda _host, _name: self.is_drained, monotonic=loop.time, wall_clock=clock.now, beat_s=BEAT_S,
         )  # fmt: skip
         self.membership = membership = Membership(
             self.store, node_id, software="weft", level=self.cluster.level, release_level=RELEASE.level, clock=clock,
-            owners=owners, work=lambda: Work(self.shards.loaded, len(self.links)), grown=self._grow,
+            owners=owners,
         )  # fmt: skip
         maker = ShardMaker(
             self.store, lambda: self.cluster, SETTINGS, clock=clock, random_bits=self.rng.getrandbits,
             level=lambda: membership.writes, rules=RELEASE, moved=membership.read_soon, pace=CommitPace(SETTINGS),
         )  # fmt: skip
         self.shards = Shards(lambda: self.cluster.tree, owners, maker.sequencer, idle_s=20.0)
+        owners.watch(self._changed)
         await membership.look()
         self._tasks = [asyncio.create_task(self.shards.start()), asyncio.create_task(self._send_on())]
-        await membership.start(self.url)
+        await membership.start(self.url, lambda: Work(self.shards.loaded, len(self.links)), self._grow)
         self.store.faults, self.is_up = faults, True
 
     async def _changed(self) -> None:

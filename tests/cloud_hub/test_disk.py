@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 
@@ -78,6 +79,12 @@ async def test_a_disk_that_does_not_answer_has_no_figure(tmp_path: Path) -> None
     await watch.look(0.1)
     assert watch.says() == "unknown"
     assert not list(watch.disk.samples())
+
+
+async def test_a_closed_hub_looks_at_the_disk_no_more(tmp_path: Path) -> None:
+    async with running_hub(open_store(str(tmp_path))):
+        assert "store-disk" in {task.get_name() for task in asyncio.all_tasks()}
+    assert "store-disk" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -28,7 +28,7 @@ async def copy_all(source: ObjectStore, target: ObjectStore) -> int:
 
 
 async def tabled(hub: Hub, rows: int) -> None:
-    await until(lambda: hub.table_rows("default", "telemetry") == rows)
+    await until(lambda: hub._tables.rows("default", "telemetry") == rows)
 
 
 @pytest.mark.parametrize("target", ["folder", "bucket"])

@@ -15,9 +15,9 @@ from weft.protocols.chunk_index import LEVEL_MAX
 from weft.storage.object_store import StoreUnfit
 
 
-def of_process(uri: str, options: dict[str, str]) -> HubStore:
+async def opened(uri: str, options: dict[str, str]) -> HubStore:
     settings = HubSettings(store=uri, store_options=options, shards=2)
-    return HubStore(settings, None, HubClock(time.time_ns, time.monotonic_ns), LEVEL_MAX)
+    return await HubStore.open(settings, None, HubClock(time.time_ns, time.monotonic_ns), LEVEL_MAX)
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +30,24 @@ async def test_a_server_that_was_raced_before_is_raced_while_edges_are_served(mo
     monkeypatch.setattr("weft.cloud_hub.hub.RACE_AFTER_S", 0.0)
     bucket = RacyBucket(checks_late=True)
     async with racy_server(bucket=bucket) as (uri, options):
-        _, cluster = await of_process(uri, options).open()
+        cluster = (await opened(uri, options)).cluster
         first, bucket.puts = bucket.puts, 0
-        again = of_process(uri, options)
-        assert (await again.open())[1] == cluster
+        again = await opened(uri, options)
+        assert again.cluster == cluster
         assert bucket.puts < first / 5
         # Another server takes over at the same address, and does not keep what the first one kept.
         bucket.checks_late = False
-        again.listens()
+        again.start()
         assert "under a race" in await again.failed()
         await again.close()
         with pytest.raises(StoreUnfit, match="under a race"):
-            await of_process(uri, options).open()
+            await opened(uri, options)
 
 
 async def test_a_store_that_does_not_answer_for_a_moment_does_not_end_a_start() -> None:
     bucket = RacyBucket(checks_late=True)
     bucket.unavailable = 2
     async with racy_server(bucket=bucket) as (uri, options):
-        _, cluster = await of_process(uri, options).open()
+        cluster = (await opened(uri, options)).cluster
         bucket.unavailable = 2
-        assert (await of_process(uri, options).open())[1] == cluster
+        assert (await opened(uri, options)).cluster == cluster

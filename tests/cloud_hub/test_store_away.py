@@ -58,7 +58,7 @@ async def test_away_it_makes_nothing_says_so_and_goes_on_by_itself(hub: Hub, roo
             await log.until_released(2)
             await newcomer.until_released(1)
         assert await get(hub, "/readyz") == (200, "ready\n")
-        await until(lambda: hub.table_rows("default", "telemetry") == 3)
+        await until(lambda: hub._tables.rows("default", "telemetry") == 3)
         assert not any("restore" in (each.trouble or "") for each in hub.sequencers)
 
 
@@ -91,9 +91,8 @@ async def test_one_that_is_started_again_begins_no_cluster_in_an_empty_place(
 ) -> None:
     monkeypatch.setattr("weft.cloud_hub.hub.AWAY_S", 0.0)
     root.mkdir()
-    hub = Hub(HubSettings(str(root), port=0, begins=False))
     with pytest.raises((ClusterUnusable, StoreError), match="holds no hub"):
-        await hub.start()
+        await Hub.open(HubSettings(str(root), port=0, begins=False))
     assert list(root.iterdir()) == []
 
 
@@ -106,10 +105,9 @@ async def test_nodes_of_another_cluster_get_no_shards() -> None:
         own = (await store.get(f"nodes/{entry.id}")).data
         foreign = own.replace(entry.id.encode(), b"other").replace(b"//a:1", b"//b:1")
         await store.create("nodes/other", foreign.replace(entry.cluster.encode(), b"0" * 32))
-        await first._membership._presence.look()  # type: ignore[union-attr]
-        assert first._owners is not None
+        await first._membership._presence.look()
         assert first._owners.others() == []
         before = foreign.replace(entry.cluster.encode(), b"").replace(b'"other"', b'"older"')
         await store.create("nodes/older", before)
-        await first._membership._presence.look()  # type: ignore[union-attr]
+        await first._membership._presence.look()
         assert [each.id for each in first._owners.others()] == ["older"], "a release before says nothing of its cluster"

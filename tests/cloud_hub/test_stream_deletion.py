@@ -297,7 +297,7 @@ async def test_a_deleted_stream_is_in_no_answer_of_a_running_hub(store: ObjectSt
         assert status == 404
         assert "was deleted at" in answer["detail"]
         assert "trial is over" in answer["detail"]
-        hub._figures._refreshed_at = None  # type: ignore[union-attr]
+        hub._figures._refreshed_at = None
         assert 'stream="telemetry"' not in (await get(hub, "/metrics"))[1]
         async with running_link(hub, log, EDGE, epochs=epochs):
             log.append(*make_batch(lane, 3, 5))

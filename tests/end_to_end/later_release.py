@@ -15,7 +15,7 @@ from weft.storage.fenced_store import check_store
 
 def become_later() -> None:
     """Make this process one of the later release."""
-    defaults = Hub.__init__.__kwdefaults__
+    defaults = Hub.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
     assert defaults is not None
     defaults["rules"] = LATER
     chunk_index.LEVEL_MAX = LATER.level

@@ -55,7 +55,7 @@ class VirtualNode(SequencerNode):
         self._refusals = Refusals(lambda: now_ns() / NS)
         self._quotas = DeclaredQuotas()
         self._tenants = Tenants(
-            self._quotas, TenantCounts(lambda: None, lambda: now_ns() / NS), self._refusals, now_ns
+            self._quotas, TenantCounts(None, lambda: now_ns() / NS), self._refusals, now_ns
         )  # fmt: skip
 
     def limit(self, quotas: Quotas) -> None:

@@ -137,9 +137,8 @@ def _serve(
     settings = RunningSettings(config_file, config, lambda path: _advertised(located_hub(path), advertise).config)
 
     async def serve(signals: Signals) -> None:
-        hub = Hub(replace(settings_of(config, number, count), begins=begins))
         collect_garbage_rarely()  # or a start would look at what it has loaded again and again: three times the time
-        await hub.start()
+        hub = await Hub.open(replace(settings_of(config, number, count), begins=begins))
         try:
             collect_garbage_rarely()
             let_threads_in_soon()

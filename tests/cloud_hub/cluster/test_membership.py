@@ -10,6 +10,7 @@ import pytest
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.live import get, running_hub
+from tests.cloud_hub.tables.test_requests import AnswersNoCreate
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.support.later_fold import LATER
 from weft.cloud_hub import cluster
@@ -19,7 +20,7 @@ from weft.protocols.chunk_index import FIRST_LEVEL, LEVEL_MAX
 from weft.storage import hub_keys, presence
 from weft.storage.chunk_log import Manifest, changed, decode, encode
 from weft.storage.cluster import ClusterUnusable, open_cluster, raise_level, read_level
-from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.object_store import ObjectStore, StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
 from weft.storage.presence import NodeEntry
 
@@ -85,6 +86,20 @@ def test_a_killed_node_counts_as_gone_after_five_minutes_and_a_running_one_never
         await virtual_sleep(1000)
         assert [node.id for node in await presence.running(store, now_ns())] == ["alive"]
         await alive.close()
+
+    virtual_time.run(main())
+
+
+def test_a_node_whose_start_failed_leaves_no_entry() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        await open_cluster(store, 4, release_level=1)
+        node = member(AnswersNoCreate(store), "n", 1, 1)  # type: ignore[arg-type]
+        with pytest.raises(StoreError):
+            await node.start("http://a:1")
+        assert [each.id for each in await presence.running(store, now_ns())] == ["n"]
+        await node.close()
+        assert await presence.running(store, now_ns()) == []
 
     virtual_time.run(main())
 

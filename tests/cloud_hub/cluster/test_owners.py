@@ -93,17 +93,20 @@ class Process:
         node_id = node_id or f"{self.site.host}-{self.site.process}-{now_ns()}"
         loop = asyncio.get_running_loop()
         self.owners = Owners(
-            lambda: SHARDS, self.site, node_id, changed=self._changed, monotonic=loop.time, wall_clock=now_ns,
+            lambda: SHARDS, self.site, node_id, monotonic=loop.time, wall_clock=now_ns,
             is_drained=lambda host, name: self.is_drained,
         )  # fmt: skip
         self.membership = Membership(
             self.store, node_id, software="weft", level=FIRST_LEVEL, release_level=FIRST_LEVEL,
             clock=HubClock(now_ns, now_ns), owners=self.owners,
-            work=lambda: Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard))),
         )  # fmt: skip
+        self.owners.watch(self._changed)
         await self.membership.look()
-        await self.membership.start(self.site.advertise[self.site.process])
+        await self.membership.start(self.site.advertise[self.site.process], self._work)
         return self
+
+    def _work(self) -> Work:
+        return Work(tuple(shard for shard in range(SHARDS) if self.owners.is_own(shard)))
 
     async def _changed(self) -> None:
         self.moves += 1
@@ -340,16 +343,11 @@ async def test_while_many_shards_are_divided_edges_stay_and_the_newest_division_
         assert gate.wait(PATIENCE_S)
         return divide(shards, weights)
 
-    async def unchanged() -> None:
-        pass
-
     def seen(names: str) -> dict[str, Seen]:
         entries = (NodeEntry(name, "", "weft", 1, 0, name=f"http://{name}:1", host=name) for name in names)
         return {entry.id: Seen(msgspec.json.encode(entry), 0.0) for entry in entries}
 
-    owners = Owners(
-        lambda: SHARDS_MAX, Site("a", 8090), "a", changed=unchanged, monotonic=lambda: 0.0, wall_clock=lambda: 0
-    )
+    owners = Owners(lambda: SHARDS_MAX, Site("a", 8090), "a", monotonic=lambda: 0.0, wall_clock=lambda: 0)
     monkeypatch.setattr("weft.cloud_hub.cluster.divide", divide_late)
     gates[0].set()
     await owners.look(seen("bcdefgh"))
@@ -394,21 +392,18 @@ def test_the_entry_of_a_process_with_the_longest_names_and_all_shards_counts(let
 
     async def main() -> bytes:
         site = Site("h" * 64, 8090, advertise=(longest,))
-        owners = Owners(lambda: SHARDS_MAX, site, "0" * 16, changed=lambda: asyncio.sleep(0))
+        owners = Owners(lambda: SHARDS_MAX, site, "0" * 16)
         work = Work(tuple(range(SHARDS_MAX)), 1 << 40, 1 << 40)
         store = MemoryStore()
         clock = HubClock(lambda: 1_800_000_000_000_000_000, lambda: 0)
         membership = Membership(
-            store,
-            "0" * 16,
-            software="weft 1",
-            level=FIRST_LEVEL,
-            release_level=FIRST_LEVEL,
-            clock=clock,
-            owners=owners,
-            work=lambda: work,
+            store, "0" * 16, software="weft 1", level=FIRST_LEVEL, release_level=FIRST_LEVEL, clock=clock, owners=owners
         )
-        return membership._entry(1)
+        await membership.look()
+        await membership.start("", lambda: work)
+        found = (await store.get(hub_keys.node_key("0" * 16))).data
+        await membership.close()
+        return found
 
     data = asyncio.run(main())
     assert len(data) <= ENTRY_BYTES_MAX

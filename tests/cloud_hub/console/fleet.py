@@ -40,7 +40,6 @@ def add_edges(hub: Hub, edges: int, streams: int, now: int | None = None) -> Non
     states = {each.log.shard: each.state for each in hub.sequencers}
     for number in range(edges):
         name = NodeName("default", f"edge-{number:05d}")
-        assert hub._shards is not None
         state = states[hub._shards.place(name)]
         late = 900 * NS if number % 40 == 1 else (number % 50) * NS // 10
         for stream in {number % streams, (number * 7 + 1) % streams}:

@@ -93,7 +93,7 @@ class Processes:
         declared = DeclaredQuotas()
         declared._of = {"default": quotas}
         self.entries: list[dict[str, tuple[int, int]]] = [{}, {}]
-        counts = TenantCounts(lambda: None, lambda: 0.0)
+        counts = TenantCounts(None, lambda: 0.0)
         self.tenants = [
             Tenants(
                 declared, counts, Refusals(lambda: 0.0), lambda: self.now, others=partial(self.other, 1 - number),

@@ -77,8 +77,7 @@ async def linked(hub: Hub, taker: Taker | None, identity: LinkIdentity = EDGE) -
 
 
 def down_of(hub: Hub) -> HubDown:
-    assert hub._to_edges is not None
-    return hub._to_edges.down
+    return hub._down
 
 
 async def post(hub: Hub, payload: str, key: str = "", **fields: Any) -> tuple[int, Any]:

@@ -46,8 +46,9 @@ async def test_a_bug_that_shows_with_one_shard_does_not_end_the_looks_for_old_me
     shards: Any = SimpleNamespace(own=[sequencer(0), sequencer(1)])
     down = HubDown(shards, lambda: 0)
     monkeypatch.setattr(down, "_part", lambda sequencer: Part(("broken", "sound")[sequencer.log.shard]))
+    down.start()
     await until(lambda: len(swept) >= 4)
-    down.close()
+    await down.close()
     assert swept[:4] == ["broken", "sound"] * 2
 
 
@@ -113,8 +114,7 @@ async def test_an_outcome_passes_over_no_message_that_another_process_wrote_mean
         async with linked(first, taker):
             await post(second, "one")
             await until(lambda: taker.stored == ["one"])
-            assert first._to_edges is not None
-            (shard,), lane = first._to_edges.down._of.values(), lane_of("default", "press-1")
+            (shard,), lane = first._down._of.values(), lane_of("default", "press-1")
             (message,) = [message for _, message in shard._queues[lane].waiting.values()]
             async with shard._lock:  # it is busy with another edge's messages
                 await post(second, "two")

@@ -63,6 +63,9 @@ class Declared:
     def __init__(self) -> None:
         self.pulls = KnownPulls()
 
+    def watch(self, what: object, changed: object) -> None:
+        pass
+
 
 class Link:
     node = NodeName("default", "press-7")

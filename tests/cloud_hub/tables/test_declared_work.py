@@ -66,8 +66,7 @@ async def test_a_hub_makes_a_declared_table_and_ends_it_when_it_is_withdrawn(tmp
             raise result.exception
         return result.output
 
-    hub = Hub(HubSettings(str(tmp_path / "store"), port=0, table_interval_s=0.2, cluster_log_interval_s=0.1))
-    await hub.start()
+    hub = await Hub.open(HubSettings(str(tmp_path / "store"), port=0, table_interval_s=0.2, cluster_log_interval_s=0.1))
     try:
         await run("set", config, "telemetry", "--latest", "_key", "--every", "1s", "--retain", "30d")
         config.write_text(f"store: {tmp_path / 'store'}\nretain_log: 1d\n")
@@ -146,8 +145,7 @@ def test_a_term_of_the_log_that_changes_nothing_is_refused(tmp_path: Path) -> No
 async def test_answers_say_up_to_when_rows_were_removed(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
     log = await filled(store)
-    hub = Hub(HubSettings(str(tmp_path / "store"), port=0, table_interval_s=0.2, cluster_log_interval_s=0.1))
-    await hub.start()
+    hub = await Hub.open(HubSettings(str(tmp_path / "store"), port=0, table_interval_s=0.2, cluster_log_interval_s=0.1))
     try:
         before = await asyncio.to_thread(_answer, hub.url, "/records?limit=1000")
         assert "removed_until" not in before

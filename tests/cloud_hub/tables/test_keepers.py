@@ -12,15 +12,15 @@ import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, contents, table
-from tests.cloud_hub.tables.test_requests import CountingStore
+from tests.cloud_hub.tables.test_requests import AnswersNoCreate, CountingStore
 from tests.support.processes import weft
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.storage import hub_keys
-from weft.storage.object_store import open_store
+from weft.storage.object_store import StoreError, open_store
 from weft.storage.object_store.directory import MemoryStore
-from weft.storage.presence import ENTRIES_MAX, ENTRY_BYTES_MAX, Keepers
+from weft.storage.presence import ENTRIES_MAX, ENTRY_BYTES_MAX, TableOwners
 from weft.storage.table_writer.service import TableService
 from weft.storage.table_writer.settings import TableSettings
 
@@ -43,12 +43,12 @@ class Fleet:
         service = TableService(open_store(str(self.root)), self.log.cluster, settings=SETTINGS, name=name)
         self.services.append(service)
         service.start()
-        await until(lambda: all(each._keepers.alive == len(self.services) for each in self.services))
+        await until(lambda: all(each._owners.alive == len(self.services) for each in self.services))
         await until(lambda: self.kept(service) > 0)
         return service
 
     def kept(self, service: TableService) -> int:
-        return sum(service._keepers.keeps(("default", stream)) for stream in self.streams)
+        return sum(service._owners.keeps(("default", stream)) for stream in self.streams)
 
     async def write(self) -> None:
         first, self.records = self.records, self.records + 10
@@ -86,7 +86,7 @@ async def test_no_file_is_made_twice_and_a_killed_keeper_is_replaced(tmp_path: P
     await until(lambda: sum(each._rows_moved() for each in fleet.services) == fleet.records * len(STREAMS))
     assert min(service._rows_moved() for service in fleet.services) > 0
     killed = fleet.services.pop(0)
-    for task in (killed._task, killed._keepers._task):
+    for task in (killed._task, killed._owners._presence._task):
         await task.close()
     await fleet.write()
     await fleet.tabled()
@@ -127,7 +127,7 @@ async def test_the_processes_of_a_host_share_its_tables_and_each_says_which_it_m
         await until(are_rows)
         now = {stream: each["rows_moved"] - moved[stream] for stream, each in (await tables(second)).items()}
         assert set(now.values()) == {10}, "it has made the new rows of its tables"
-        assert first.health().unhealthy() == second.health().unhealthy() == []
+        assert first.health.unhealthy() == second.health.unhealthy() == []
         assert first._tables.maker is not None
         config = tmp_path / "hub.yaml"
         config.write_text(f"listen: 127.0.0.1:{port}\nstore: {tmp_path}\n")
@@ -150,8 +150,8 @@ async def test_who_joins_waits_until_the_others_know() -> None:
     store = MemoryStore()
     stream = ("default", "telemetry")
 
-    def keeper(name: str) -> Keepers:
-        return Keepers(store, name, 120.0, lambda: now)
+    def keeper(name: str) -> TableOwners:
+        return TableOwners(store, name, 120.0, lambda: now)
 
     first, second = keeper("a"), keeper("b")
     await first.start()
@@ -177,16 +177,16 @@ async def test_who_joins_waits_until_the_others_know() -> None:
 
 async def test_while_processes_join_each_table_has_a_maker_but_for_a_beat() -> None:
     now, store = 100.0, MemoryStore()
-    keepers: list[Keepers] = []
+    keepers: list[TableOwners] = []
     without = dict.fromkeys(STREAMS, 0)
 
-    def makers(stream: str) -> list[Keepers]:
+    def makers(stream: str) -> list[TableOwners]:
         return [each for each in keepers if each.keeps(("default", stream))]
 
     for number in range(3):
-        keepers.append(Keepers(store, f"hub-{number}", 120.0, lambda: now, node=f"host:{number}"))
+        keepers.append(TableOwners(store, f"hub-{number}", 120.0, lambda: now, node=f"host:{number}"))
         await keepers[-1].start()
-        await keepers[-1]._task.close()
+        await keepers[-1]._presence._task.close()
         for _ in range(12):
             now += 5
             for each in keepers:
@@ -204,13 +204,67 @@ async def test_while_processes_join_each_table_has_a_maker_but_for_a_beat() -> N
         assert {each.process_of(key) for each in keepers} == {makers(stream)[0]._node}
 
 
+async def test_what_stands_beside_tables_falls_to_those_who_follow_all_of_them() -> None:
+    """A host's first process answers for it, so it must have what is said of quality rules and latest tables."""
+    now, store = 100.0, MemoryStore()
+    keepers: dict[str, TableOwners] = {}
+
+    async def joins(name: str, *, follows: bool) -> None:
+        keepers[name] = TableOwners(store, name, 120.0, lambda: now, follows=follows)
+        await keepers[name].start()
+        await keepers[name]._presence._task.close()
+
+    async def beats(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            now += 5
+            for each in keepers.values():
+                await each.look()
+
+    def beside() -> set[str]:
+        found = [
+            (name, key) for name, each in keepers.items() for key in STREAMS if each.keeps_beside(("default", key))
+        ]
+        assert sorted(key for _, key in found) == STREAMS, "each falls to one"
+        return {name for name, _ in found}
+
+    for host in "ab":
+        for process in range(3):
+            await joins(f"{host}{process}", follows=process == 0)
+    await beats(12)
+    assert {name for name, each in keepers.items() if any(each.keeps(("default", key)) for key in STREAMS)} - {
+        "a0",
+        "b0",
+    }
+    assert beside() == {"a0", "b0"}
+    for killed in ("a0", "b0"):
+        del keepers[killed]
+    await beats(5)
+    assert beside() <= {"a1", "a2", "b1", "b2"}, "none is there that follows all tables"
+    await joins("a0-again", follows=True)
+    await beats(1)
+    assert "a0-again" not in beside(), "another one does it while this one joins"
+    await beats(12)
+    assert beside() == {"a0-again"}
+
+
+async def test_who_ends_in_its_first_look_leaves_no_object() -> None:
+    store = MemoryStore()
+    keeper = TableOwners(AnswersNoCreate(store), "a", 120.0, lambda: 100.0)  # type: ignore[arg-type]
+    with pytest.raises(StoreError):
+        await keeper.look()
+    assert [item.key for item in await store.list(hub_keys.KEEPERS)] == [hub_keys.keeper_key("a")]
+    await keeper.close()
+    assert await store.list(hub_keys.KEEPERS) == []
+
+
 async def test_who_joins_none_that_lives_makes_all_tables_once_those_are_gone() -> None:
     now, store = 100.0, MemoryStore()
     await store.create(hub_keys.keeper_key("killed"), b"7")  # by a release that writes a number
-    started = [Keepers(store, name, 120.0, lambda: now) for name in "ab"]
+    started = [TableOwners(store, name, 120.0, lambda: now) for name in "ab"]
     for each in started:
         await each.start()
-        await each._task.close()
+        await each._presence._task.close()
     assert not any(each.keeps(("default", stream)) for each in started for stream in STREAMS)
     for _ in range(4):
         now += 5
@@ -223,7 +277,7 @@ async def test_who_joins_none_that_lives_makes_all_tables_once_those_are_gone() 
 
 async def test_an_entry_that_is_nested_without_end_claims_nothing_and_stops_no_look() -> None:
     store = MemoryStore()
-    first, second = (Keepers(store, name, 120.0, lambda: 100.0) for name in "ab")
+    first, second = (TableOwners(store, name, 120.0, lambda: 100.0) for name in "ab")
     await store.create(hub_keys.keeper_key("forged"), b'{"x":' + b"[" * 10_000)
     await store.create(hub_keys.keeper_key("long"), bytes(ENTRY_BYTES_MAX + 1))
     await first.look()
@@ -235,15 +289,15 @@ async def test_an_entry_that_is_nested_without_end_claims_nothing_and_stops_no_l
 
 async def test_thousands_of_forged_entries_hide_none_and_bound_a_look() -> None:
     now, store = 100.0, MemoryStore()
-    first, second = (Keepers(store, name, 120.0, lambda: now) for name in ("x", "y"))
+    first, second = (TableOwners(store, name, 120.0, lambda: now) for name in ("x", "y"))
     for number in range(1500):  # all of them before the real ones, by name
         await store.create(hub_keys.keeper_key(f"forged-{number:04d}"), b"1")
     counted = CountingStore(store)
-    watching = Keepers(counted, "z", 120.0, lambda: now)
+    watching = TableOwners(counted, "z", 120.0, lambda: now)
     for _ in range(16):
         now += 5
-        await first._beat()
-        await second._beat()
+        await first._presence._beat()
+        await second._presence._beat()
         before = sum(counted.calls.values())
         await watching.look()
         assert sum(counted.calls.values()) - before <= 2 * ENTRIES_MAX
@@ -254,7 +308,7 @@ async def test_thousands_of_forged_entries_hide_none_and_bound_a_look() -> None:
 async def test_one_that_is_gone_is_forgotten_and_one_that_was_paused_comes_back() -> None:
     now = 100.0
     store = MemoryStore()
-    first, second = (Keepers(store, name, 120.0, lambda: now) for name in "ab")
+    first, second = (TableOwners(store, name, 120.0, lambda: now) for name in "ab")
     await first.start()
     await second.start()
     await first.look()

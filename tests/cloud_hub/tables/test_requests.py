@@ -14,7 +14,7 @@ from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
 from weft.cloud_hub.splits import split
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import read_cluster
-from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.object_store import ObjectStore, StoreError, open_store
 from weft.storage.table_writer import shards
 from weft.storage.table_writer.service import TableService
 
@@ -49,6 +49,14 @@ class CountingStore:
     @property
     def chunk_gets(self) -> int:
         return self.count("get chunk", "get_range chunk")
+
+
+class AnswersNoCreate(CountingStore):
+    """A store that takes new objects, and ends to answer before it says so."""
+
+    async def create(self, key: str, data: bytes) -> str:
+        await self._inner.create(key, data)
+        raise StoreError("no answer")
 
 
 def runs(streams: int, number: int) -> list[Run]:

@@ -12,12 +12,12 @@ from weft.storage.table_writer.settings import TableTerms
 
 async def test_tables_at_the_quota_stand_and_go_on_once_it_is_raised(directory: ObjectStore) -> None:
     log, quotas = await LogWriter.open(directory), DeclaredQuotas()
-    sizes = TenantSizes(directory, quotas, lambda: [(LANE.tenant, LANE.stream)])
+    sizes = TenantSizes(directory, quotas)
     service = TableService(directory, log.cluster, terms=TableTerms(held=sizes.held))
     await log.append(0, Run(LANE, 0, 3))
     assert await service.run_once() == 3
     quotas._of = {LANE.tenant: Quotas(table_bytes=1)}
-    await sizes.look()
+    await sizes.look([(LANE.tenant, LANE.stream)])
     assert (sizes.of(LANE.tenant) or 0) > 1
     await log.append(0, Run(LANE, 3, 5))
     await log.append(1, Run(OTHER, 0, 4))
@@ -36,7 +36,7 @@ async def test_tables_at_the_quota_stand_and_go_on_once_it_is_raised(directory: 
 
 async def test_tenants_without_the_quota_cost_no_listing(directory: ObjectStore) -> None:
     quotas = DeclaredQuotas()
-    sizes = TenantSizes(directory, quotas, lambda: [(LANE.tenant, LANE.stream)])
-    await sizes.look()
+    sizes = TenantSizes(directory, quotas)
+    await sizes.look([(LANE.tenant, LANE.stream)])
     assert sizes.of(LANE.tenant) is None
     assert sizes.held((LANE.tenant, LANE.stream)) is None

@@ -82,14 +82,14 @@ class HubAfter:
         service = TableService(
             store, await open_cluster(store, None), settings=TableSettings(), monotonic=lambda: self.now
         )
-        await service._keepers.start(waits=False)
-        if service._keepers.alive > 1:
+        await service._owners.start(waits=False)
+        if service._owners.alive > 1:
             await service.run_once()
             assert contents(store) == rows, "the pipeline still counts as alive, and the hub left the table to it"
             self.now += MISSED_MAX * KEEPER_BEAT_S + 1
-            await service._keepers.look()
+            await service._owners.look()
         await service.run_once()
-        await service._keepers.close()
+        await service._owners.close()
         assert contents(store) == expected(runs)
 
 

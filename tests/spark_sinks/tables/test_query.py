@@ -25,7 +25,7 @@ from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log import Author, Change, ClusterLog
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import open_store
-from weft.storage.presence import Claim, Keepers
+from weft.storage.presence import Claim, TableOwners
 from weft.storage.table import schemas as quality
 from weft.storage.table.actions import app_ids
 from weft.storage.table.deletions import FORMAT, Deletion, Erasure
@@ -197,7 +197,7 @@ def test_one_round_makes_also_the_tables_of_a_pipeline_that_died(spark: SparkSes
 
     async def die() -> None:
         claim = Claim("spark pipeline tables", 0)
-        await Keepers(open_store(hub.root), "dead", 10.0, time.monotonic, claim=claim)._beat()
+        await TableOwners(open_store(hub.root), "dead", 10.0, time.monotonic, claim=claim)._presence._beat()
 
     asyncio.run(die())
     make(hub.root, spark)
