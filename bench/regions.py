@@ -112,7 +112,7 @@ class Batches:
 
 @dataclass
 class Taken:
-    """What some work took."""
+    """The time and processor time of some work."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0

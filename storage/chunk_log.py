@@ -873,7 +873,7 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class StreamLag(msgspec.Struct, frozen=True, kw_only=True):
-    """What a region lacks of one stream of a shard."""
+    """The records of one stream of a shard that a region lacks."""
 
     tenant: str
     stream: str
@@ -903,7 +903,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     """Name of the process."""
     hold: str = ""
-    """Why no data is sent, and until when; empty while it is, or an error stands there."""
+    """The reason for which no data is sent, and until when; empty while it is, or an error stands there."""
     streams: tuple[StreamLag, ...] = ()
     """Those that are behind, the longest first; the first ones if there are many."""
     streams_behind: _Count = 0

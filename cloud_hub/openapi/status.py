@@ -446,7 +446,7 @@ class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
     streams_behind: Count
     """Number of all streams that are known to be behind."""
     hold: str
-    """Why records wait by a setting of the link, and until when; empty while they do not."""
+    """The setting by which records wait, and until when; empty while they do not."""
     next: Count | None
     """First chunk that the region is not known to have."""
     lost_chunks: list[RunOfChunks]
@@ -459,7 +459,7 @@ class RegionLinkOfStore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamOfRegionLink(msgspec.Struct, frozen=True, kw_only=True):
-    """What a region lacks of a stream in one shard."""
+    """The records of a stream in one shard that a region lacks."""
 
     tenant: str
     stream: str

@@ -60,7 +60,7 @@ async def read_use(store: ObjectStore, name: str) -> tuple[BudgetUse, str | None
     """Return the count of a region with the object's etag; nothing is counted without an object.
 
     Raises:
-        StoreError: the store does not answer, or the object cannot be read: its bytes may not be counted as none.
+        StoreError: the store does not answer, or the object cannot be read: its bytes must not count as none.
     """
     key = hub_keys.region_budget_key(name)
     try:
@@ -71,7 +71,7 @@ async def read_use(store: ObjectStore, name: str) -> tuple[BudgetUse, str | None
         return msgspec.json.decode(found.data, type=BudgetUse), found.etag
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
-            f"{key} cannot be read ({error}), so nobody knows what the region's links have used. Delete the object: "
+            f"{key} cannot be read ({error}), so what the links have used is unknown. Delete the object: "
             "the count begins at 0"
         ) from None
 
