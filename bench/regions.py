@@ -129,8 +129,7 @@ def taking() -> Iterator[Taken]:
 @asynccontextmanager
 async def running(root: str, regions: Mapping[str, RegionSettings] | None = None) -> AsyncIterator[Hub]:
     """Run a hub on a folder, without tables."""
-    hub = Hub(HubSettings(store=root, port=0, shards=1, table_interval_s=None, regions=regions or {}))
-    await hub.start()
+    hub = await Hub.open(HubSettings(store=root, port=0, shards=1, table_interval_s=None, regions=regions or {}))
     try:
         yield hub
     finally:

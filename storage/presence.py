@@ -342,7 +342,7 @@ class Pace(NamedTuple):
 
 
 class Participant:
-    """Who takes part in a presence, which asks and tells it; each overrides what it needs."""
+    """A member of a presence, which asks it for its entry and reports the others; each overrides what it needs."""
 
     def content(self, beat: int) -> bytes:
         """Return the content of the own entry, which must differ from the last one.
@@ -623,7 +623,7 @@ class TableOwners(Participant):
         self._keeps_from: float | None = None
         """Moment from which the others have seen that it has joined; None before it joins, and long after."""
         self._said_joins = False
-        """Whether its last beat says that it joins."""
+        """True if its last beat says that it joins."""
         self._troubles: Sequence[TableTrouble] = ()
         self._alive: dict[str, _Beat] = {}
         """Last words of the others that are alive, by name."""

@@ -35,6 +35,9 @@ START_S_MAX = 1.0
 STARTS_MAX = 8
 """Other work on the machine can only make a start slower: the fastest of several says what the node takes."""
 RSS_BYTES_MAX = 60 << 20
+RSS_OF_EVERY_LISTENER_MAX = 64 << 20
+"""Of a node with all eight listeners and a source. It takes just under 60 MiB, a tenth of it pages of libraries, whose
+number differs by a MiB from machine to machine."""
 SIZES_MAX = 3
 """Python takes memory by the megabyte, and one more where other work on the machine makes more happen at once."""
 
@@ -134,9 +137,9 @@ def test_so_it_does_with_every_listener_and_a_source(config: Path, run: Callable
     more = CONFIG.replace("press-shop-7", "press-shop-8").replace("data_dir: data", "data_dir: other/data") + source
     config.write_text(re.sub("listeners: .*", f"listeners: {{{plain}, {encrypted}}}", more))
     sizes: list[int] = []
-    while not sizes or (sizes[-1] >= RSS_BYTES_MAX and len(sizes) < SIZES_MAX):
+    while not sizes or (sizes[-1] >= RSS_OF_EVERY_LISTENER_MAX and len(sizes) < SIZES_MAX):
         sizes.append(resident_with_source(started_in_time(run), broker, len(MESSAGES) * (len(sizes) + 1)))
-    assert sizes[-1] < RSS_BYTES_MAX, f"bytes resident, of each start: {sizes}"
+    assert sizes[-1] < RSS_OF_EVERY_LISTENER_MAX, f"bytes resident, of each start: {sizes}"
 
 
 def resident_with_source(node: Node, broker: Node, records: int) -> int:
