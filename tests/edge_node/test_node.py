@@ -36,8 +36,8 @@ STARTS_MAX = 8
 """Other work on the machine can only make a start slower: the fastest of several says what the node takes."""
 RSS_BYTES_MAX = 60 << 20
 RSS_OF_EVERY_LISTENER_MAX = 64 << 20
-"""Of a node with all eight listeners and a source. It takes just under 60 MiB, a tenth of it pages of libraries, whose
-number differs by a MiB from machine to machine."""
+"""Of a node with all eight listeners and a source, which takes just under 60 MiB: pages of libraries count too, and
+differ from one machine to the next."""
 SIZES_MAX = 3
 """Python takes memory by the megabyte, and one more where other work on the machine makes more happen at once."""
 
