@@ -55,6 +55,7 @@ class Failures:
 
     def __init__(self, config: pytest.Config) -> None:
         self._to: str | None = config.getoption("--failures-to")
+        self._config = config
         self._found: dict[str, Failure] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -78,6 +79,13 @@ class Failures:
             return
         told = [report.longreprtext, *(f"--- {title} ---\n{text}" for title, text in report.sections)]
         self._found[name] = Failure(name, "\n".join(told), is_final)
+        self._say(f"\nstage: failed: {name}")
+
+    def _say(self, line: str) -> None:
+        """Write a line at once: a stage takes most of an hour, and who watches it can look for the cause meanwhile."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if self._to is not None and terminal is not None and not hasattr(self._config, "workerinput"):
+            terminal.write_line(line)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write what failed; a worker leaves that to the process that started it."""

@@ -88,6 +88,7 @@ def test_a_test_that_passes_the_second_time_is_listed_with_its_failure(
     shared = tmp_path / "unsteady"
     done = run(tmp_path, "good or late", *processes, **{SHARED: str(shared)})
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "stage: failed: test_some.py::test_late" in done.stdout.partition("run again")[0], "at once"
     told = done.stdout.partition("unsteady tests")[2]
     assert "test_some.py::test_late" in told
     assert "too late" in told
