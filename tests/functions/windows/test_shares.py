@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from tests.functions.restart import SECOND, cuts, row, run, same_after_restarts, stateful
+from tests.functions.restart import SECOND, cuts, row, run, same_after_restarts
 from tests.functions.windows.test_sql import sql
 from tests.support.examples import given
 from tests.support.speed import slowness
@@ -141,29 +141,6 @@ async def test_the_process_of_selects_says_which_rows_were_cut() -> None:
         await each.close()
         assert len(found) == expected
         assert [each.row.seq for each in out.rejected] == list(range(expected, COLUMNS_MAX + 9))
-
-
-def test_windows_of_an_earlier_release_go_on() -> None:
-    """Their rows do not say where they came from, and nothing says whose were cut."""
-    make = sql(ALL, by=("none",), rows_max=3)
-    before = make()
-    for at in range(3):
-        before.process([row(1 + at, {"v": at}, b"m", at)], Outputs())
-    after = make()
-    for key, value in stateful(before).items():
-        if key[:1] == b"k":
-            rows = [msgspec.msgpack.encode(msgspec.msgpack.decode(each)[:3]) for each in value]
-            stateful(after).load(key, rows)
-        else:
-            stateful(after).load(key, value[:-2])
-    out = Outputs()
-    after.process([row(9, {"v": 7}, b"a", 9)], out)
-    assert [(each.row.key, each.row.seq, each.cause and each.cause.seq) for each in out.rejected] == [(b"m", -1, 9)]
-    found = after.tick(60 * SECOND, out)
-    assert [(each.values["key"], each.values["vs"], each.source) for each in found] == [
-        ("a", "7", ()),
-        ("m", "0 1", ()),
-    ]
 
 
 @pytest.mark.parametrize("time", [0, -1, 1, 200, 70_000, 1 << 33, 1 << 62, -200, -(1 << 40)])
