@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -245,7 +244,7 @@ class RegionBudget(BudgetCount):
         self._trouble = trouble
         if not trouble:
             self._repeats.clear()
-        elif (count := self._repeats.say(trouble, time.monotonic())) is not None:
+        elif (count := self._repeats.say(trouble, self._wall_clock() / 1e9)) is not None:
             _logger.warning("the budget of region %s: %s%s", self.name, trouble, left_out(count))
 
     def samples(self) -> list[Sample]:

@@ -19,6 +19,7 @@ from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.waiting import until
 from weft.cloud_hub.cluster import KNOWN_BEATS, NAMED_MAX, READY, NotFinalized, finalize
+from weft.protocols.chunk_index import FIRST_LEVEL
 from weft.replication.runner import LinkIdentity
 from weft.storage import hub_keys
 from weft.storage.cluster import open_cluster
@@ -108,18 +109,18 @@ def test_an_entry_with_a_field_that_no_process_writes_counts_as_damaged(forged: 
 
 async def test_the_way_forward_names_what_stands_in_it_however_much_that_is() -> None:
     store = MemoryStore()
-    await open_cluster(store, 4, release_level=1)
+    await open_cluster(store, 4, release_level=FIRST_LEVEL)
     await store.create(hub_keys.node_key("damaged"), b"\xff")
     await store.create(hub_keys.node_key("long"), bytes(ENTRY_BYTES_MAX + 1))
     with pytest.raises(NotFinalized) as refused:
-        await finalize(store, 3, 1)
+        await finalize(store, FIRST_LEVEL + 1, 1)
     assert "node damaged at an unknown address, an entry that does not decode" in str(refused.value)
     assert f"node long at an unknown address, an entry of {ENTRY_BYTES_MAX + 1} bytes" in str(refused.value)
     assert "remove it from the store, below `nodes/`" in str(refused.value)
     for number in range(RUNNING_MAX):
         await store.create(hub_keys.node_key(f"{number:05d}"), b"")
     with pytest.raises(NotFinalized) as refused:
-        await finalize(store, 3, 1)
+        await finalize(store, FIRST_LEVEL + 1, 1)
     assert f"; and {RUNNING_MAX + 1 - NAMED_MAX} more. " in str(refused.value)
     assert len(str(refused.value)) < 2000
     assert len(await running(store, 1)) == RUNNING_MAX + 1

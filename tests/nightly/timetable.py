@@ -275,7 +275,7 @@ JOBS: Mapping[str, Job] = {
         minutes=37, slice_units=45, slice_s=740,
     ),
     "region_storms": pytest_job(
-        "blows in storms of two regions", "tests/end_to_end/test_region_storms.py",
+        "blows in storms of regions", "tests/end_to_end/test_region_storms.py", "tests/end_to_end/test_region_ring.py",
         minutes=10, slice_units=15, slice_s=200,
     ),
     "host_storms": pytest_job(

@@ -176,7 +176,7 @@ async def test_records_for_a_region_wait_for_a_request_and_go_on_after_another()
             }  # fmt: skip
             await until(lambda: all(each.report().state == PAUSED for each in west.regions))
             [told] = (await act(west, "GET", REGIONS))["configured"]
-            assert told == {"region": "east", "paused": True, "pin_seconds": 7 * 86_400.0}
+            assert told == {"region": "east", "paused": True, "pin_seconds": 7 * 86_400.0, "budget": None}
             log.append(*log_of(3, 6).batches[0])
             await log.until_released(6)
             assert stored(east) == 3

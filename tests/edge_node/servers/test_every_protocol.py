@@ -318,17 +318,13 @@ async def test_rules_hold_and_change_while_clients_stay(make: Make, tmp_path: Pa
 
 
 async def test_a_message_has_a_longest_size(make: Make, tmp_path: Path) -> None:
-    """By the setting's name, and by the one that it had before."""
     longest, rest = 64 << 10, 512  # for topic and headers, which some protocols count
-    for name in ("message", "packet"):
-        folder = tmp_path / name
-        folder.mkdir()
-        async with node_for(make, folder, "", f"limits: {{{name}: 64KiB}}") as (node, way):
-            client = await entered(make, way)
-            assert await publishes(client, "t/x", bytes(longest - rest))
-            assert not await publishes(client, "t/x", bytes(longest + 1))
-            assert stored(node) == 1
-            await left(client)
+    async with node_for(make, tmp_path, "", "limits: {message: 64KiB}") as (node, way):
+        client = await entered(make, way)
+        assert await publishes(client, "t/x", bytes(longest - rest))
+        assert not await publishes(client, "t/x", bytes(longest + 1))
+        assert stored(node) == 1
+        await left(client)
 
 
 async def test_who_waits_for_a_turn_that_fails_is_told(
