@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -280,7 +281,10 @@ def _stop(spark: Any) -> None:
     from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
     try:
-        spark.stop()
+        with warnings.catch_warnings():
+            # Where Java has ended already, Spark gives this warning or one of the errors below.
+            warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
+            spark.stop()
     except (ConnectionError, Py4JNetworkError):
         pass  # Java has ended already, such as by a signal to the whole group
     except Exception as error:
