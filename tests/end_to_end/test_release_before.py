@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.storms import Fabric, HubNode, running
-from tests.releases.code import variables_of
+from tests.releases.code import level_of, variables_of
 from tests.releases.write import RELEASES
 from tests.support import forked
 from tests.support.slices import SLICE
@@ -26,7 +26,6 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster, read_level
 
 pytestmark = [pytest.mark.processes, pytest.mark.search(turns=3), pytest.mark.timeout(900)]
-LEVEL_BEFORE = 1
 SILENCE_S_MAX = 25.0
 """Longest time that an edge may have no acknowledgement while a node of three is replaced. A release without a division
 of shards leaves its edges to a time-out; the rest is for a busy machine."""
@@ -115,12 +114,15 @@ def test_three_nodes_are_upgraded_under_load_go_back_and_are_upgraded_for_good(t
         before = variables_of(RELEASES[-1], tmp_path / "before")
     except LookupError as reason:
         pytest.skip(str(reason))
+    level_before = level_of(before)
+    if level_before == LEVEL_MAX:
+        pytest.skip(f"release {RELEASES[-1]} has the level of this state, so there is nothing to finalize")
     fabric = Fabric(tmp_path, nodes=3, edges=3)
     for hub in fabric.hubs:
         become(hub, before)
     with running(fabric):
         fabric.until_all_linked()
-        assert asyncio.run(read_level(fabric.store)) == LEVEL_BEFORE
+        assert asyncio.run(read_level(fabric.store)) == level_before
         watch = Silences(fabric)
         with watch.watched():
             for hub in fabric.hubs:
@@ -133,7 +135,7 @@ def test_three_nodes_are_upgraded_under_load_go_back_and_are_upgraded_for_good(t
             for hub in reversed(fabric.hubs):
                 replace(fabric, hub, before)
                 time.sleep(chance.uniform(1.0, 4.0))
-            assert asyncio.run(read_level(fabric.store)) == LEVEL_BEFORE
+            assert asyncio.run(read_level(fabric.store)) == level_before
             until_new_snapshots(fabric)
             for hub in fabric.hubs:
                 replace(fabric, hub, THIS)
@@ -152,7 +154,7 @@ def test_three_nodes_are_upgraded_under_load_go_back_and_are_upgraded_for_good(t
         with pytest.raises(FabricError, match="ended at once"):
             last.start()
         said = last.log_path.read_text()
-        assert f"the store is at level {LEVEL_MAX}, this release knows level {LEVEL_BEFORE}" in said
+        assert f"the store is at level {LEVEL_MAX}, this release knows level {level_before}" in said
     print(dict(counted), watch.longest_s)
     assert counted["messages"] > 5000
     assert max(watch.longest_s) < SILENCE_S_MAX

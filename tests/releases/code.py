@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +34,12 @@ def variables_of(release: str, folder: Path) -> Mapping[str, str]:
             tar.extractall(folder)
     # Without the second one, `python -m` looks for the code in the current folder first.
     return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+
+
+def level_of(variables: Mapping[str, str]) -> int:
+    """Return the highest level that the code of a release knows."""
+    asked = "from weft.protocols.chunk_index import LEVEL_MAX; print(LEVEL_MAX)"
+    return int(subprocess.check_output([sys.executable, "-c", asked], env={**os.environ, **variables}))
 
 
 def _git(*arguments: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Canaries beside the release before: its hubs answer none, and read the empty chunks that canaries make."""
+"""Canaries beside the release before, whose hubs read the empty chunks that canaries make."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.cloud_hub.fabric import make_batch
 from tests.cloud_hub.links.test_canary import PATIENT, SOON, control, until_proven
 from tests.cloud_hub.links.test_conflicts import LANE, NODE, log_of
-from tests.cloud_hub.live import EdgeLog, running_hub, running_link
+from tests.cloud_hub.live import running_hub, running_link
 from tests.releases.code import variables_of
 from tests.releases.write import RELEASES
 from tests.support.epochs import MemoryEpochs
@@ -27,7 +26,6 @@ from weft.cloud_hub.hub import Hub
 from weft.demo.fabric import free_port
 from weft.protocols.chunk_index import ChunkIndex
 from weft.protocols.shard.placement import shard_of
-from weft.replication.events import CanaryState, LinkState
 from weft.replication.policy import PolicyRules
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
@@ -60,21 +58,6 @@ def hub_of(variables: Mapping[str, str], folder: Path) -> Iterator[Hub]:
 def answer(hub: Hub, path: str) -> Any:
     with urllib.request.urlopen(hub.url + path, timeout=30) as found:
         return json.load(found)
-
-
-async def test_a_hub_of_the_release_before_leaves_the_canary_unknown_while_no_data_flows(
-    before: Mapping[str, str], tmp_path: Path
-) -> None:
-    with hub_of(before, tmp_path) as hub:
-        log = EdgeLog()
-        async with running_link(hub, log, NODE, sender=SOON) as link:
-            await until(lambda: link.canary_time is not None)
-            await until(lambda: link.canary is CanaryState.UNKNOWN)
-            opened = link.canary_time or 0
-            assert (link.state, link.canary_alarm) == (LinkState.CONNECTED, "")
-            log.append(*make_batch(LANE, 0, 3))
-            await until(lambda: (link.canary_time or 0) > opened)
-            assert link.connections == 1
 
 
 async def test_a_hub_of_the_release_before_goes_on_behind_empty_chunks(
