@@ -56,16 +56,12 @@ def posts(count: int, messages: int, key: bytes = b"") -> bytes:
     return b"".join(request(b"/v1/topics/public/x", body, json + each) for each in keys)
 
 
-def once() -> bytes:
-    return posts(20, 9_000, b"once")
-
-
 def pipelined() -> bytes:
     return posts(600, 16)
 
 
 def pipelined_once() -> bytes:
-    return posts(300, 128, b"pipelined")
+    return posts(600, 64, b"pipelined")
 
 
 @pytest.fixture
@@ -89,7 +85,6 @@ def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
             (acknowledged_publishes, 1),
             (one_publish, 0),
             (points, 0),
-            (once, 1),
             (pipelined, 0),
             (pipelined_once, 0),
         ],
