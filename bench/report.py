@@ -282,7 +282,7 @@ SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark,
     "spark_kafka": spark_kafka,
     "functions": functions, "amqp": lambda results: doors(results, "rabbitmq"),
-    "http": lambda results: doors(results, "nginx"),
+    "http": lambda results: doors(results, "nginx"), "nats": lambda results: doors(results, "nats"),
 }  # fmt: skip
 
 

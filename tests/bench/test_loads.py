@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import amqp, http
+from bench import amqp, http, nats
 from bench.loads import Case, Door, Target, choose, generators, judged, measure, verdict, weft
 from bench.report import doors
 
@@ -31,7 +31,7 @@ def test_a_target_says_rate_and_processor_time_beside_the_other_server() -> None
     assert missed["met"] is False
 
 
-@pytest.mark.parametrize("cases", [amqp.CASES, http.CASES])
+@pytest.mark.parametrize("cases", [amqp.CASES, http.CASES, nats.CASES])
 def test_cases_are_chosen_by_name(cases: tuple[Case, ...]) -> None:
     assert choose(cases, None) == list(cases)
     assert choose(cases, cases[1].name) == [cases[1]]
@@ -89,3 +89,13 @@ def test_consumers_empty_a_queue(tmp_path: Path) -> None:
 
     weft(tmp_path, run)
     assert found[0]["messages_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_a_stream_of_nats_answers_what_is_published(tmp_path: Path) -> None:
+    if shutil.which("cc") is None or nats.nats_program() is None:
+        pytest.skip("there is no C compiler (cc), or no nats-server")
+    tools = generators(tmp_path, ("natsload",))
+    (found,) = nats.one_round(nats.LATER, nats.CASES[1:2], tmp_path, tools, 1).values()
+    assert found["messages_per_s"] > 0
+    assert not found["refused"]
