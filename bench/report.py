@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md from the newest results of each benchmark.
+"""Write the tables and the picture of docs/benchmarks.md from the newest results of each benchmark.
 
     python -m bench.report
 
@@ -9,9 +9,10 @@ is written here.
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bench.mqtt.lines import LABELS
 from bench.spark.lines import spark, spark_kafka
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PICTURE = PAGE.parent / "pictures" / "benchmarks.svg"
 PAGE_WIDTH = 120
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GROUP_TITLES = {
@@ -286,6 +288,64 @@ SECTIONS: dict[str, Callable[[Any], list[str]]] = {
 }  # fmt: skip
 
 
+# The picture at the head of the page: processor time of a message beside each peer's.
+
+LOAD = "server_us_per_message"
+LOG_FROM, LOG_TO = 1 / 16, 64.0
+"""Ends of the axis. What lies beyond is drawn to the end, with its figure beside it."""
+BAR, LEFT, WIDTH = 18, 440, 520
+
+
+def shares() -> Iterator[tuple[str, str, float]]:
+    """Yield name of a case, peer, and processor time of a message of Weft's by the peer's."""
+    for name in ("mqtt", "nats", "amqp", "http"):
+        found = newest(name)
+        for case in [] if found is None else found[1]["results"]["cases"]:
+            if "servers" not in case:
+                if case["cpu_ratio"] and case["group"] in {"shapes", "rates"}:
+                    yield f"MQTT {case['title']}", "Mosquitto, no sync", case["cpu_ratio"]
+                continue
+            ours = case["servers"].get("weft") or case["servers"]["weft queue"]
+            for peer, theirs in case["servers"].items():
+                if not peer.startswith("weft"):
+                    title = f"{name.upper()} {case['title'].removeprefix('AMQP ')}"
+                    yield title, peer, ours[LOAD] / theirs[LOAD]
+
+
+def _across(ratio: float) -> float:
+    """Return where on the axis a ratio is, in pixels."""
+    within = min(max(ratio, LOG_FROM), LOG_TO)
+    return LEFT + WIDTH * math.log(within / LOG_FROM) / math.log(LOG_TO / LOG_FROM)
+
+
+def picture() -> str:
+    """Return the picture: a bar to the left of 1 where Weft takes less processor time than the peer."""
+    rows = list(shares())
+    height, one = BAR * len(rows) + 50, _across(1.0)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 60} {height}" font-size="12" '
+        'font-family="sans-serif">',
+        f'<rect width="100%" height="{height}" fill="#fff"/>',
+    ]
+    for tick in (1 / 16, 1 / 4, 1, 4, 16, 64):
+        at, label = _across(tick), f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}"
+        color = "#333" if tick == 1 else "#ddd"
+        lines += [
+            f'<line x1="{at:.0f}" y1="26" x2="{at:.0f}" y2="{height - 8}" stroke="{color}"/>',
+            f'<text x="{at:.0f}" y="18" text-anchor="middle" fill="#333">{label}</text>',
+        ]
+    for number, (case, peer, ratio) in enumerate(rows):
+        top, at = 30 + BAR * number, _across(ratio)
+        x, length, fill = min(at, one), abs(at - one), "#2a7f62" if ratio <= 1 else "#b5651d"
+        beside = f'x="{at + 5:.0f}"' if ratio > 1 else f'x="{at - 5:.0f}" text-anchor="end"'
+        lines += [
+            f'<text x="{LEFT - 48}" y="{top + 12}" text-anchor="end" fill="#333">{case} / {peer}</text>',
+            f'<rect x="{x:.1f}" y="{top + 2}" width="{max(length, 1):.1f}" height="{BAR - 5}" fill="{fill}"/>',
+            f'<text {beside} y="{top + 13}" fill="#333">{ratio:.2g}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
 def block(name: str) -> str:
     """Return the lines of one benchmark."""
     found = newest(name)
@@ -309,6 +369,7 @@ def wrapped(text: str) -> str:
 def main() -> None:
     """Write the page."""
     PAGE.write_text(render(PAGE.read_text()))
+    PICTURE.write_text(picture())
     print(f"wrote {PAGE.relative_to(PAGE.parent.parent)}")
 
 
