@@ -1,5 +1,7 @@
 """New messages beside history on a bad line: a real edge node and a real hub, with the kernel's TCP between them.
 
+With ``--region`` the line is between two regions: the edge's hub is on its side, and relays to one beyond the line.
+
 ``python -m bench.link.bad_line --folder FOLDER`` runs one case and prints its figures as JSON. It needs namespaces of
 its own, as ``measure`` makes them.
 """
@@ -30,8 +32,8 @@ ROOM = ("unshare", "--user", "--map-root-user", "--net", "--kill-child")
 """Command that starts another with namespaces of its own, in which an ordinary user may make devices."""
 LIVE_RATE = 10.0
 """New messages a second."""
-HISTORY_SHARE, STORED_BYTES = 1.2, 75
-"""History is so many times what the line carries in the time of the measure, at so many bytes for a reading."""
+STORED_BYTES = 75
+"""Bytes of a reading of the history, about: of so many it takes to fill the line."""
 FLEET, FLEET_S = 20, 5.0
 """Devices that make the history, and the time in which they do."""
 CALM_S = 45.0
@@ -52,6 +54,7 @@ http: null
 streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}}}
 links: {{cloud: {{to: "http://{hub}", order: {order}, hold_at_start: 0s}}}}
 """
+REGIONS = "regions: {{beyond: {{to: ['http://{beyond}']}}}}\n"
 
 
 def reading() -> bytes:
@@ -98,24 +101,28 @@ class Case:
         self._given, self._folder = given, given.folder
         self._quality = quality_of(given)
         carried = self._quality.bytes_per_s * given.seconds
-        self._history = int(carried * HISTORY_SHARE / STORED_BYTES) // FLEET * FLEET
+        self._history = int(carried * given.history / STORED_BYTES) // FLEET * FLEET
         self._store, self._port = self._folder / "store", free_port()
-        self._begin = self._end = 0
-        """Times at which new messages begin and end, ns since 1970."""
+        self._on = self._begin = self._end = 0
+        """Times at which the line works, and at which new messages begin and end, ns since 1970."""
         self._hurt = (0, 0)
         """Times between which the line did not work."""
 
     def run(self) -> dict[str, Any]:
         """Return the figures."""
-        weft, hub = [sys.executable, "-m", "weft"], f"{FAR}:{free_port()}"
-        near, far = self._folder / "edge.yaml", self._folder / "hub.yaml"
+        weft, beyond = [sys.executable, "-m", "weft"], f"{FAR}:{free_port()}"
+        hub = f"127.0.0.1:{free_port()}" if self._given.region else beyond
+        near, far, west = self._folder / "edge.yaml", self._folder / "hub.yaml", self._folder / "west.yaml"
         self._store.mkdir(parents=True)
-        far.write_text(HUB.format(address=hub, store=self._store))
+        far.write_text(HUB.format(address=beyond, store=self._store))
+        west.write_text(HUB.format(address=hub, store=self._folder / "west") + REGIONS.format(beyond=beyond))
         near.write_text(EDGE.format(folder=self._folder, port=self._port, hub=hub, order=self._given.order))
         with contextlib.ExitStack() as stack:
             line = stack.enter_context(contextlib.closing(Line(self._quality, self._given.seed)))
             written = stack.enter_context(watching(self._store, "shard-*/chunk"))
             stack.enter_context(_started([*line.inside, *weft, "hub", "run", str(far), "--log-level", "error"]))
+            if self._given.region:
+                stack.enter_context(_started([*weft, "hub", "run", str(west), "--log-level", "error"]))
             stack.enter_context(_started([*weft, "edge", "run", str(near), "--log-level", "error"]))
             found = asyncio.run(self._measure(line, written))
         return self._figures(found)
@@ -127,6 +134,7 @@ class Case:
         for device in fleet:
             device.close()
         line.order("both", is_on=True)
+        self._on = time.time_ns()
         await _until(lambda: bool(written), START_S, "the hub did not get the first records")
         (live,) = await devices.connected([self._port], reading, "live")
         self._begin = time.time_ns()
@@ -161,13 +169,16 @@ class Case:
         begin, end = self._hurt
         calm = [each for each in new if not begin - CALM_S * 1e9 < each.sent < end + CALM_S * 1e9]
         late = [each.written - each.sent for each in calm or new]
+        last = max(each.written for each in old)
+        carried = sum(file.stat().st_size for file in self._store.glob("shard-*/chunk/*")) * len(old) / len(found)
         return {
             "order": self._given.order,
             "live_ms": {**quantiles(late), "max": round(max(late) / 1e6, 1)},
             "live": len(new),
             "live_s": round((self._end - self._begin) / 1e9, 1),
             "history": len(old),
-            "history_s": round((max(each.written for each in old) - self._begin) / 1e9, 1),
+            "history_s": round((last - self._begin) / 1e9, 1),
+            "line_used": round(carried / self._quality.bytes_per_s / (last - self._on) * 1e9, 2),
             "doubled": len(found) - len({each.sent for each in found}),
         }
 
@@ -197,6 +208,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.link.bad_line", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where the log and the store are made")
     parser.add_argument("--order", default="fresh_first", choices=["fresh_first", "strict"])
+    parser.add_argument("--region", action="store_true", help="the line is between two regions")
+    parser.add_argument(
+        "--history", type=float, default=1.2, help="times what the line carries in the time of the measure"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="time of new messages")
     parser.add_argument(
         "--dead", default="", choices=["", "up", "down", "both"], help="a direction that dies meanwhile"
