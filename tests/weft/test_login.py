@@ -15,8 +15,9 @@ from click.testing import Result
 from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.processes import weft
+from tests.support.tokens import create_token
 from weft.client import logins
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.commands import hub_tenants
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
@@ -44,7 +45,7 @@ async def test_a_hub_is_asked_by_its_url_a_login_or_the_environment(
     link = create_token(tokens, "press-1", Scope.EDGE, "acme", "press-1")
     (home / "publish.token").write_text(publish)
     log.append(*records(0, [b"{}"] * 3))
-    async with running_hub(MemoryStore(), shards=2, tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), shards=2, tokens=tokens) as hub:
         await deliver(hub, log, 3, EDGE, link)
         await asyncio.to_thread(ask, hub.url, admin, home, monkeypatch)
 
