@@ -188,8 +188,8 @@ CREDENTIALS = [
         "a hub's tokens in a file",
         "hub run hub.yaml --log-level error",
         "weft: hub.yaml:3: tokens_file: was replaced by the tokens of the store, which all of its hubs share. Write "
-        "`anonymous: never` instead of this line, and declare them: those of a file with `weft hub token import`, new "
-        "ones with `weft hub token add`",
+        "`anonymous: never` instead, and declare them: those of the file with `weft hub token import`, new ones with "
+        "`weft hub token add`",
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n"),
     ),
     Mistake(

@@ -88,10 +88,10 @@ EXPOSURE = [
     Mistake(
         "a hub that web pages of strangers may read",
         "hub check hub.yaml --offline",
-        "warning: hub.yaml:3: anonymous: there is no token: every program that reaches the port may link and read. "
-        "`weft hub token add` adds one\n"
         "warning: hub.yaml: hosts: is missing: a web page in a browser of that network may read all under a name of "
-        "its own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`",
+        "its own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`\n"
+        "warning: hub.yaml:3: anonymous: there is no token: every program that reaches the port may link and read. "
+        "`weft hub token add` adds one",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\n"),
         in_process=True,
