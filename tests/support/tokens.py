@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -15,6 +18,8 @@ from weft.cloud_hub.api.tokens import ANY, Scope, TokenIdentity, check_identity,
 from weft.storage.cluster import open_cluster
 from weft.storage.cluster_log import Author, ClusterLog
 from weft.storage.object_store import ObjectStore, open_store
+
+T = TypeVar("T")
 
 
 def create_token(
@@ -48,13 +53,18 @@ async def withdraw_token(store: ObjectStore, name: str) -> int:
 
 
 def declare_in(store: str | Path, path: str | Path, *, shards: int = 2) -> None:
-    """Declare the tokens of a file in the store in a folder."""
-    asyncio.run(declare_tokens(open_store(str(store)), str(path), shards=shards))
+    """Declare the tokens of a file in the store in a folder. Blocks, also in a coroutine."""
+    _run(declare_tokens(open_store(str(store)), str(path), shards=shards))
 
 
 def withdraw_in(store: str | Path, name: str) -> int:
-    """Withdraw a token from the store in a folder, and return the number of the entry."""
-    return asyncio.run(withdraw_token(open_store(str(store)), name))
+    """Withdraw a token from the store in a folder, and return the number of the entry. Blocks, as ``declare_in``."""
+    return _run(withdraw_token(open_store(str(store)), name))
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def _author() -> Author:

@@ -568,7 +568,7 @@ first token can be added before the first start of a hub.""",
             },
         ),
         "login": Command(
-            "login:login_command",
+            "credentials:login_command",
             "Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.",
         ),
         "streams": Command(
