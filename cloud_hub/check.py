@@ -35,23 +35,6 @@ def check(config: HubConfig) -> list[Finding]:
         findings.append(Finding(("shards_max",), message))
     findings += _advertised(config)
     findings += _regions(config)
-    for key, stream in config.streams.items():
-        if not all(map(valid_name, key.split("/"))) or key.count("/") > 1:
-            findings.append(
-                Finding(
-                    ("streams", key),
-                    f"expected a stream's name, or tenant, slash and name ({NAME_RULE})",
-                )
-            )
-        for pattern in stream.expected_edges:
-            if not valid_name(pattern.replace("*", "x")):
-                path = ("streams", key, "expected_edges")
-                findings.append(
-                    Finding(
-                        path,
-                        f"expected names of edges, with `*` for any characters ({NAME_RULE}), got {quoted(pattern)}",
-                    )
-                )
     return findings
 
 
@@ -134,15 +117,10 @@ def _reachable(config: HubConfig) -> Iterator[Finding]:
     """Yield what is missing where other machines reach the hub: who may come, and what keeps tokens secret."""
     if parse_bind(config.listen).is_loopback or config.anonymous == "allowed_beyond_loopback":
         return
-    if (
-        config.anonymous == "loopback"
-        and config.tokens_file is None
-        and config.jwt is None
-        and (config.tls is None or config.tls.client_ca is None)
-    ):
+    if config.anonymous == "loopback" and config.jwt is None and (config.tls is None or config.tls.client_ca is None):
         message = (
-            f"{config.listen} can be reached from other machines without authentication. Set a tokens_file, or "
-            "`anonymous: never` for tokens of the cluster log, or bind to 127.0.0.1. "
+            f"{config.listen} can be reached from other machines without authentication. Set `anonymous: "
+            "never`, so that every request needs a token (`weft hub token add`), or bind to 127.0.0.1. "
             "`anonymous: allowed_beyond_loopback` is for a network that you trust"
         )
         yield Finding(("listen",), message)

@@ -495,7 +495,7 @@ class Hub:
         Raises:
             StoreUnfit, StoreError: the store breaks its promises, or does not answer.
             ClusterUnusable: the store is not usable for this hub.
-            TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be bound.
+            OSError: the port cannot be bound.
         """
         clock = HubClock(wall_clock, boot_clock)
         hub = cls(settings, clock, await HubStore.open(settings, store, clock, rules.level), rules)
@@ -741,9 +741,10 @@ class Hub:
         return self._listener.url
 
     def reload(self) -> None:
-        """Read tokens and certificates again, changed or not. Those that cannot be used leave the earlier in force."""
+        """Read certificates again, changed or not. Those that cannot be used leave the earlier in force."""
         self._listener.reload()
-        self._declared.reload()
+        says = "no certificate is set" if self._settings.tls is None else "reading certificates again"
+        _logger.info("SIGHUP: %s", says)
 
     async def failed(self) -> str:
         """Wait until the node cannot go on, and return why: another process has to begin again."""

@@ -24,7 +24,7 @@ import msgspec
 
 from weft.cloud_hub.admin_facts.credentials import identities_of
 from weft.cloud_hub.admin_facts.documents import TOKEN, UnreadableDocument
-from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
+from weft.cloud_hub.api.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, sound_clock
 from weft.cloud_hub.cluster import software
 from weft.cloud_hub.settings import JwtSettings, addresses, cores, process_count
@@ -38,9 +38,7 @@ from weft.config.machine import (
     not_listening,
     of_ports,
     of_settings,
-    too_readable,
     unknown,
-    why_unreadable,
 )
 from weft.config.models import HubConfig
 from weft.config.units import Address, approximate_size, is_bucket, kind_of, parse_bind
@@ -96,8 +94,7 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
         found.certificates = valid_until([config.tls.certificate])
     if config.jwt is not None:
         _look_at_issuer(config.jwt, found, offline=offline)
-    in_file = 0 if config.tokens_file is None else _look_at_tokens(config.tokens_file, found)
-    if config.tokens_file is not None or config.jwt is not None or config.anonymous == "never":
+    if config.jwt is not None or config.anonymous == "never":
         found.doubtful += _tokens_in_clear_text(config)
     traces = tracing_checks.look_at(config.tracing)
     found.doubtful += [*traces.unfit, *traces.doubtful]
@@ -105,7 +102,7 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
         message = "makes no span: they come with the tables, which another node keeps. Set it there"
         found.doubtful.append(Finding(("tracing",), message))
     declared = _look_at_store(config, found, offline=offline)
-    if config.jwt is None and in_file == 0:
+    if config.jwt is None:
         found.doubtful += _without_token(config, declared, now)
     if config.processes is not None and config.processes > found.shards:
         message = f"{config.processes} processes share {found.shards} shards, so only {found.shards} of them run"
@@ -175,31 +172,11 @@ def ports(config: HubConfig, addresses: Sequence[Address]) -> tuple[list[Finding
     return taken, untried
 
 
-def _look_at_tokens(path: str, found: HubFindings) -> int | None:
-    """Return the number of tokens in the file; None if it cannot be used."""
-    try:
-        with open(path, "rb") as file:
-            tokens = read_tokens(file.read(), path)
-    except OSError as error:
-        advice = (
-            f". `weft token add NAME --file {path} ...` creates one" if isinstance(error, FileNotFoundError) else ""
-        )
-        found.needed.append(Finding(("tokens_file",), f"{path}: {why_unreadable(error)}{advice}"))
-    except TokensUnusable as error:
-        found.needed.append(Finding(("tokens_file",), str(error)))
-    else:
-        if problem := too_readable(path):
-            found.doubtful.append(Finding(("tokens_file",), problem))
-        return len(tokens)
-    return None
-
-
 def _without_token(config: HubConfig, declared: ClusterState | None, now: datetime) -> Iterator[Finding]:
-    """Yield what becomes of a hub whose tokens file, if it has one, holds none: no token opens it, or everybody may
-    come.
+    """Yield what becomes of a hub without a token: nothing opens it, or everybody may come.
 
     Args:
-        declared: what the store declares; None if it is new, or was not read.
+        declared: what the store declares; None if it was not read.
     """
     tokens = {} if declared is None else declared.facts(TOKEN)
     has_certificates = config.tls is not None and config.tls.client_ca is not None
@@ -209,9 +186,6 @@ def _without_token(config: HubConfig, declared: ClusterState | None, now: dateti
     if tokens:
         message = f"every token in it has ended, so the hub refuses {whom}. `weft hub token rotate` renews one"
         yield Finding(("store",), message)
-    elif config.tokens_file is not None:
-        message = f"{config.tokens_file} holds no token, so the hub refuses {whom}. `weft token add` adds one"
-        yield Finding(("tokens_file",), message)
     elif declared is not None and config.anonymous == "never":
         message = f"the store declares no token, so the hub refuses {whom}. `weft hub token add` adds one"
         yield Finding(("anonymous",), message)
@@ -219,8 +193,10 @@ def _without_token(config: HubConfig, declared: ClusterState | None, now: dateti
         message = f"its last token was withdrawn, so the hub refuses {whom}. `weft hub token add` adds one"
         yield Finding(("store",), message)
     elif config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:
-        message = "is missing: every program that reaches the port may link and read. `weft token add` creates one"
-        yield Finding(("tokens_file",), message)
+        message = (
+            "there is no token: every program that reaches the port may link and read. `weft hub token add` adds one"
+        )
+        yield Finding(("anonymous",), message)
         if config.anonymous == "allowed_beyond_loopback" and config.hosts is None:
             message = (
                 "is missing: a web page in a browser of that network may read all under a name of its own (DNS "
@@ -253,13 +229,15 @@ def _tokens_in_clear_text(config: HubConfig) -> Iterator[Finding]:
 
 
 def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> ClusterState | None:
-    """Return what the store declares; None if it is new, or was not read."""
+    """Return what the store declares; None if it was not read."""
     path = config.store.removeprefix("file://")
     is_folder = "://" not in path
     if is_folder and (problem := folder(path)):
         found.needed.append(Finding(("store",), problem))
         return None
-    if (is_folder and not os.path.exists(path)) or (offline and not is_folder):
+    if is_folder and not os.path.exists(path):
+        return ClusterState(b"")
+    if offline and not is_folder:
         return None
     # Files in its folder that are owned by another user could not be changed by the hub.
     probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
@@ -288,11 +266,11 @@ async def _read_shards(store: ObjectStore, shards: int | None = None) -> int | N
     return (await open_cluster(store, shards)).tree.count
 
 
-async def _declared(config: HubConfig) -> ClusterState | None:
-    """Return the state of the store's cluster log; None if the store is new."""
+async def _declared(config: HubConfig) -> ClusterState:
+    """Return the state of the store's cluster log, which is empty if the store is new."""
     store = open_store(config.store)
     if await _read_shards(store) is None:
-        return None
+        return ClusterState(b"")
     return await ClusterLog(store, (await open_cluster(store, None)).cluster_id).load()
 
 

@@ -174,7 +174,6 @@ class HubSettings:
     shards: int | None = None
     """Number of shards for a new store; an existing one must have the same. None accepts the store's number, and gives
     a new one ``storage.cluster.NEW_SHARDS``."""
-    tokens_file: str | None = None
     jwt: JwtSettings | None = None
     """Tokens of an issuer; None takes none."""
     tokens_required: bool = False
@@ -214,9 +213,6 @@ class HubSettings:
     compress."""
     response_bytes_max: int = _LIMITS.response_bytes
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
-    expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """(tenant, stream) -> names and patterns of edges that the stream needs to be complete. What the cluster log says
-    of a stream wins."""
     peers: bool = False
     """True when another cluster may have records that this one lacks: ABSENT gaps then hold completeness back."""
     retired_after_s: float | None = 90 * 86_400.0

@@ -153,23 +153,15 @@ class Tables(Section, frozen=True, kw_only=True):
     ] = field(default=7 * 86_400.0, name="vacuum_after")
 
 
-class HubStream(Section, frozen=True, kw_only=True):
-    """Expectations of a stream."""
-
-    expected_edges: Annotated[
-        tuple[str, ...],
-        Meta(
-            max_length=10_000,
-            description="Edges without which the stream is never complete: names, or patterns in which `*` stands for "
-            "any characters. `complete_up_to` is `null` until each name, and an edge for each pattern, has linked and "
-            "reported on the stream. Unset: completeness is about the edges that have linked. If the cluster log "
-            "declares edges of the stream (`weft hub stream expect`), those count instead.",
-        ),
-    ] = ()
-
-
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
+
+    removed = {
+        "tokens_file": "was replaced by the tokens of the store, which all of its hubs share. Write `anonymous: never` "
+        "instead, and declare them: those of the file with `weft hub token import`, new ones with `weft hub token add`",
+        "streams": "was replaced by what the store says of streams, for all of its hubs. Delete this section, and "
+        "declare the expected edges of each stream: `weft hub stream expect CONFIG STREAM EDGE...`",
+    }
 
     listen: Annotated[
         Bind,
@@ -181,9 +173,9 @@ class HubConfig(Section, frozen=True, kw_only=True):
     anonymous: Annotated[
         ListenerAnonymous,
         Meta(
-            description="Who may connect while there are no tokens: no `tokens_file`, and never one in the cluster "
-            "log (`weft hub token`). `never`: no one. `loopback`: only clients on this machine. "
-            "`allowed_beyond_loopback`: everyone who reaches the port; for networks that you trust."
+            description="Who may connect while there are no tokens: until the first `weft hub token add`. `never`: no "
+            "one. `loopback`: only clients on this machine. `allowed_beyond_loopback`: everyone who reaches the port; "
+            "for networks that you trust."
         ),
     ] = "loopback"
     tls: Annotated[
@@ -203,8 +195,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Names under which readers without a token may call the hub, beside addresses and "
             "`localhost`. Requests under other names are refused, because pages of strangers in a browser could come "
-            "under a name of their own (DNS rebinding). Unset: no names on loopback, every name elsewhere. With "
-            "`tokens_file` it does not matter: pages have no token."
+            "under a name of their own (DNS rebinding). Unset: no names on loopback, every name elsewhere. "
+            "With tokens it does not matter: pages have none."
         ),
     ] = None
     store: Annotated[
@@ -332,14 +324,6 @@ class HubConfig(Section, frozen=True, kw_only=True):
         ),
     ] = field(default=30 * 86_400.0, name="dropped_after")
     tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()
-    streams: Annotated[
-        dict[str, HubStream],
-        Meta(
-            description="Expectations of streams, by name. For another tenant than `default`, write the tenant and a "
-            "slash before the name. Streams need not be listed.",
-            max_length=10_000,
-        ),
-    ] = field(default_factory=dict)
     peers: Annotated[
         bool,
         Meta(
@@ -358,13 +342,6 @@ class HubConfig(Section, frozen=True, kw_only=True):
             max_length=16,
         ),
     ] = field(default_factory=dict)
-    tokens_file: Annotated[
-        Path | None,
-        Meta(
-            description="File of hashed tokens, written by `weft token add`. Tokens of the cluster log (`weft hub "
-            "token`) are admitted, too. Without either, see `anonymous`."
-        ),
-    ] = None
     jwt: Annotated[
         Jwt | None,
         Meta(

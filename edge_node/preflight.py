@@ -241,7 +241,7 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
             found.doubtful.append(Finding((*path, "to"), message))
     if file is None:
         if distant and link.certificate is None:
-            message = "is missing: hubs that other machines reach require a token. `weft token add` creates one there"
+            message = "is missing: hubs that other machines reach require a token. `weft hub token add` makes one there"
             found.doubtful.append(Finding(at, message))
         return
     for url in distant:
@@ -255,7 +255,7 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
             message = f"{file} exists only while systemd runs the unit, so it was not checked"
             found.doubtful.append(Finding(at, message))
         else:
-            advice = "Write the token into it that `weft token add` printed on the hub"
+            advice = "Write the token into it that `weft hub token add` printed at the hub"
             found.unfit.append(Finding(at, _told(file, error, advice)))
     except OSError as error:
         found.unfit.append(Finding(at, _told(file, error)))

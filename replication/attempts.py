@@ -88,7 +88,7 @@ def refused_by_server(
         case 403 if not has_token:
             why = (
                 "the hub accepts links without token and client certificate only from its own machine, or not (403). "
-                "Set its tokens_file, or the link's certificate and key"
+                "Set the link's token_file (`weft hub token add` makes one), or its certificate and key"
             )
         case 403 if not has_certificate:
             why = (

@@ -1,4 +1,4 @@
-"""Tokens of a hub process: those of the cluster log, and those of its tokens file."""
+"""Tokens of a hub process: those of the cluster log, and those of an issuer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from weft.cloud_hub.api.tokens import (
     NO_TOKEN,
     TOKEN_CHARACTERS_MAX,
     Scope,
-    TokenFile,
     TokenIdentity,
     TokenRefusal,
     TokensUnusable,
@@ -57,10 +56,9 @@ class TokenEnd(NamedTuple):
 
 
 class Credentials:
-    """The tokens that this process admits. A token of either place is enough.
+    """The tokens that this process admits.
 
     Args:
-        file: the tokens file; None without one.
         is_closed: true if every request needs a token, even while there is none.
         now: nanoseconds since 1970, on a clock that is not this machine's alone: it ends tokens.
         doubted: returns by how much this machine's clock is off; None while it is right.
@@ -68,10 +66,9 @@ class Credentials:
     """
 
     def __init__(
-        self, file: TokenFile | None, is_closed: bool, now: Callable[[], int],
+        self, is_closed: bool, now: Callable[[], int],
         doubted: Callable[[], str | None] = lambda: None, jwts: Jwts | None = None,
     ) -> None:  # fmt: skip
-        self._file = file
         self.jwts = jwts
         self._doubted = doubted
         self._is_closed_anyway, self._is_closed = is_closed, False
@@ -93,15 +90,9 @@ class Credentials:
 
     @property
     def required(self) -> bool:
-        """Return whether every request needs a token: there is a tokens file, the cluster log had a token since an
-        operator opened the hubs, or it has an entry that cannot be read, or there is an issuer of tokens."""
-        return (
-            self._is_closed_anyway
-            or self._is_closed
-            or self._is_in_doubt
-            or self._file is not None
-            or self.jwts is not None
-        )
+        """Return whether every request needs a token: the cluster log had a token since an operator opened the
+        hubs, or it has an entry that cannot be read, or there is an issuer of tokens."""
+        return self._is_closed_anyway or self._is_closed or self._is_in_doubt or self.jwts is not None
 
     def is_declared(self, name: str) -> bool:
         """Return whether the cluster log has a token of a name."""
@@ -142,9 +133,7 @@ class Credentials:
         declared = self._in_force(hash_token(token), now)
         if declared is not None:
             self.used[declared.name] = now
-        if declared is not None or self._file is None:
-            return declared
-        return self._file.identify(token)
+        return declared
 
     def refusal(self, token: str | None) -> TokenRefusal:
         """Return why a token has no identity. Its bearer has the secret, so it may be named."""
@@ -207,20 +196,10 @@ class Credentials:
         ended: list[TokenIdentity | None] = [None] if None in given and self.required else []
         jwts = [each for each in given if isinstance(each, JwtIdentity)]
         ended += [each for each in jwts if self.jwts is None or self.jwts.why_over(each) is not None]
-        others = [
+        return ended + [
             each for each in given
             if each is not None and not isinstance(each, JwtIdentity) and self._in_force(each.sha256, now) != each
         ]  # fmt: skip
-        return ended + (others if self._file is None else list[TokenIdentity | None](self._file.revoked(others)))
-
-    def reload(self) -> bool | None:
-        """Read the tokens file again, changed or not. Return whether it can be used; None if there is none."""
-        return None if self._file is None else self._file.reload()
-
-    @property
-    def count(self) -> int:
-        """Return the number of tokens in the file."""
-        return 0 if self._file is None else self._file.count
 
     def _in_force(self, sha256: str, now: int) -> TokenIdentity | None:
         identity, until = self._by_hash.get(sha256, (None, None))

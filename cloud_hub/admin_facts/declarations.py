@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -33,7 +32,6 @@ from weft.cloud_hub.admin_facts.documents import (
 )
 from weft.cloud_hub.admin_facts.edge_configs import DesiredConfigs, Groups
 from weft.cloud_hub.admin_facts.tenants import DeclaredQuotas
-from weft.cloud_hub.api.tokens import TokenFile
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.settings import HubSettings
 from weft.config.metrics.exposition import Sample
@@ -50,27 +48,14 @@ if TYPE_CHECKING:
     from weft.cloud_hub.api.jwt import Jwts
 
 
-# Edges without which streams are not complete: declared in the cluster log, or in this host's configuration.
-
-_logger = logging.getLogger(__name__)
-NAMED_MAX = 20
-"""Maximum number of streams that a line of the log names."""
+# Edges without which streams are not complete.
 
 
 class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
-    """(tenant, stream) -> names and patterns of edges.
+    """(tenant, stream) -> names and patterns of edges."""
 
-    The word of the cluster log about a stream wins: hosts with different configurations would disagree about what is
-    complete.
-
-    Args:
-        configured: of this host's configuration.
-    """
-
-    def __init__(self, configured: Mapping[StreamKey, tuple[str, ...]]) -> None:
-        self._configured = configured
-        self._edges = dict(configured)
-        self._overruled: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self._edges: dict[StreamKey, tuple[str, ...]] = {}
         self._seen: tuple[ClusterState, int] | None = None
         """The state as of the last ``refresh``, with its last entry about a stream."""
         self.unusable: dict[str, str] = {}
@@ -93,15 +78,7 @@ class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
                 continue
             if edges is not None:
                 found[parse_stream_name(name)] = edges
-        self._edges = {**self._configured, **found}
-        given = {key: edges for key, edges in self._configured.items() if edges}
-        overruled = frozenset("/".join(key) for key in given.keys() & found.keys() if given[key] != found[key])
-        if overruled - self._overruled:
-            _logger.warning(
-                "expected_edges of this configuration does not count where the cluster log declares other edges: %s",
-                ", ".join(sorted(overruled)[:NAMED_MAX]),
-            )
-        self._overruled = overruled
+        self._edges = found
 
     def __getitem__(self, key: StreamKey) -> tuple[str, ...]:
         return self._edges[key]
@@ -316,18 +293,14 @@ class Declarations:
     Args:
         now: nanoseconds since 1970, on a clock that is not this machine's alone.
         doubted: returns by how much this machine's clock is off; None while it is right.
-
-    Raises:
-        TokensUnusable, OSError: the tokens file cannot be used.
     """
 
     def __init__(
         self, settings: HubSettings, store: ObjectStore, cluster_id: bytes, *, now: Callable[[], int],
         doubted: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
-        file = TokenFile(settings.tokens_file) if settings.tokens_file else None
-        self.credentials = Credentials(file, settings.tokens_required, now, doubted, _jwts(settings, now, doubted))
-        self.expected_edges = ExpectedEdges(settings.expected_edges)
+        self.credentials = Credentials(settings.tokens_required, now, doubted, _jwts(settings, now, doubted))
+        self.expected_edges = ExpectedEdges()
         self.groups = Groups()
         self.configs = DesiredConfigs(self.groups)
         self.schemas = Schemas()
@@ -374,14 +347,6 @@ class Declarations:
         if self.credentials.jwts is not None:
             await self.credentials.jwts.close()
         await self._follower.close()
-
-    def reload(self) -> None:
-        """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
-        is_usable = self.credentials.reload()
-        if is_usable is None:
-            _logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
-        elif is_usable:
-            _logger.info("SIGHUP: read the tokens file again; tokens: %d", self.credentials.count)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the figures of the cluster log for Prometheus."""

@@ -1,5 +1,5 @@
-"""Tokens that permit an edge to link, or a client to read or administer. The file has only their SHA-256; a lost token
-must be replaced by a new one.
+"""Tokens that permit an edge to link, or a client to read or administer. The cluster log has only their SHA-256; a lost
+token must be replaced by a new one.
 
 A token is 32 random bytes, so a fast hash is safe: a dictionary cannot help to guess it.
 """
@@ -7,12 +7,9 @@ A token is 32 random bytes, so a fast hash is safe: a dictionary cannot help to 
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import re
 import secrets
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
@@ -20,12 +17,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import yaml
 
-from weft.config.log_lines import Repeats, left_out
-from weft.config.machine import why_unreadable
 from weft.config.reader import explained
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
 from weft.protocols.shard.completeness import matches
-from weft.storage.filesystem import replace_private_file
 
 # Rights: what the bearer of a token may do, and with which streams or edges. Links, the API and readers ask here.
 
@@ -189,8 +183,6 @@ def rights_of(scope: str, grants: tuple[str, ...]) -> Rights:
     return Rights(grants or scope_grants(scope))
 
 
-logger = logging.getLogger(__name__)
-
 TOKEN_BYTES = 32
 TOKEN_CHARACTERS_MAX = 256
 JWT_CHARACTERS_MAX = 8000
@@ -220,11 +212,11 @@ class Scope(StrEnum):
 
 
 class TokensUnusable(ValueError):
-    """An invalid tokens file, or a token that cannot be created. The message names the place and the reason."""
+    """A file that cannot be imported, or a token that cannot be declared. The message says where and why."""
 
 
 class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of the tokens file."""
+    """A secret of a token and what it opens, as one entry of a file that is imported has it."""
 
     name: str
     """Name of the token in logs and refusals."""
@@ -279,7 +271,7 @@ class ForeignTokens(Protocol):
 
 
 class Tokens(Protocol):
-    """The tokens of a hub: those of the cluster log and of a file, and those of an issuer."""
+    """The tokens of a hub: those of the cluster log, and those of an issuer."""
 
     @property
     def jwts(self) -> ForeignTokens | None:
@@ -330,12 +322,12 @@ def new_token() -> str:
 
 
 def hash_token(token: str) -> str:
-    """Return a token's hash for the file."""
+    """Return a token's hash, which is what the cluster log has of it."""
     return sha256(token.encode()).hexdigest()
 
 
 def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
-    """Return the identities of a tokens file.
+    """Return the identities of a file of tokens, as ``weft hub token import`` takes it.
 
     Raises:
         TokensUnusable: it is not valid YAML, or an entry is not.
@@ -349,7 +341,7 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
     except (UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
         why = str(error).replace("`", "").replace(" - at $.", " at ")
         raise TokensUnusable(
-            f"{path} is not a tokens file ({why}). Restore it, or name a file that `weft token add` made"
+            f"{path} is not a file of tokens ({why}). Expected `tokens:` and a list with name, sha256 and scope of each"
         ) from error
     for identity in identities:
         check_identity(identity, path)
@@ -360,8 +352,7 @@ def _load(text: str) -> Any:
     """Return the value of the YAML. A fleet has a token for each edge, which the loader in C reads in a tenth of the
     time.
 
-    Deep nesting makes that loader crash, so it gets only texts in the form that `weft token` writes: a name and a value
-    a line.
+    Deep nesting makes that loader crash, so it gets only texts of the plainest form: a name and a value a line.
     """
     plain = all(map(_PLAIN_LINE.fullmatch, text.splitlines()))
     return yaml.load(text, _FAST_LOADER if plain else yaml.SafeLoader)  # noqa: S506  (both are safe)
@@ -394,140 +385,3 @@ def check_identity(identity: TokenIdentity, path: str) -> None:
         )
     if len(identity.sha256) != 64 or not set(identity.sha256) <= set("0123456789abcdef"):
         raise TokensUnusable(f"{where}: sha256 needs 64 lower-case hexadecimal digits")
-
-
-def create_token(
-    path: str,
-    name: str,
-    scope: Scope,
-    tenant: str = "default",
-    edge: str | None = None,
-    *,
-    grants: tuple[str, ...] = (),
-) -> str:
-    """Add a token to a file (created if missing) durably. A running hub picks it up by itself.
-
-    Returns:
-        The token. It is stored nowhere: show it once.
-
-    Raises:
-        TokensUnusable: the file is not valid, or has a token of this name already.
-        OSError: the file cannot be written.
-    """
-    known = _known(path)
-    if any(identity.name == name for identity in known):
-        raise TokensUnusable(f"{path}: there is a token {name!r} already; revoke it first, or choose another name")
-    token = new_token()
-    identity = TokenIdentity(name, hash_token(token), scope, tenant, edge, grants)
-    check_identity(identity, path)
-    _replace(path, [*known, identity])
-    return token
-
-
-def revoke_token(path: str, name: str) -> TokenIdentity:
-    """Remove a token from a file, durably. A running hub rejects it immediately.
-
-    Its open links end within seconds.
-
-    Returns:
-        The identity of the token.
-
-    Raises:
-        TokensUnusable: the file is not valid, or has no token of this name.
-        OSError: the file cannot be written.
-    """
-    known = _known(path)
-    revoked = next((identity for identity in known if identity.name == name), None)
-    if revoked is None:
-        names = ", ".join(repr(identity.name) for identity in known[:NAMES_SHOWN_MAX]) or "none"
-        raise TokensUnusable(f"{path}: there is no token {name!r}; there are: {names}")
-    _replace(path, [identity for identity in known if identity.name != name])
-    return revoked
-
-
-def _known(path: str) -> list[TokenIdentity]:
-    try:
-        with open(path, "rb") as file:
-            return read_tokens(file.read(), path)
-    except FileNotFoundError:
-        return []
-
-
-def tokens_text(identities: list[TokenIdentity]) -> str:
-    """Return the content of a tokens file."""
-    return yaml.safe_dump(msgspec.to_builtins(_TokensFile(identities)), sort_keys=False)
-
-
-def _replace(path: str, identities: list[TokenIdentity]) -> None:
-    replace_private_file(path, tokens_text(identities).encode())
-
-
-class TokenFile:
-    """The tokens of a hub node, read again whenever the file changes.
-
-    Raises:
-        TokensUnusable, OSError: at the start. Later, an unusable file leaves the last good one in force.
-    """
-
-    def __init__(self, path: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._monotonic = monotonic
-        self._repeats = Repeats()
-        self._version: tuple[int, int, int] | None = self._stat()
-        self._identities = self._read()
-
-    def identify(self, token: str | None) -> TokenIdentity | None:
-        """Return the identity of a token, or None."""
-        if not token or len(token) > TOKEN_CHARACTERS_MAX:
-            return None
-        self._reload_if_changed()
-        # The time of a look-up only reveals something about the SHA-256 of the presented token. Steering that towards
-        # the hash of a token of 256 random bits is as hard as guessing the token, so a comparison in constant time is
-        # not needed.
-        return self._identities.get(hash_token(token))
-
-    def revoked(self, identities: Iterable[TokenIdentity]) -> list[TokenIdentity]:
-        """Return the identities whose tokens are no longer in force unchanged."""
-        self._reload_if_changed()
-        return [identity for identity in identities if self._identities.get(identity.sha256) != identity]
-
-    @property
-    def count(self) -> int:
-        """Return the number of tokens in force."""
-        return len(self._identities)
-
-    def reload(self) -> bool:
-        """Read the file again, changed or not. Return False if it cannot be used; the log has the reason."""
-        self._version = None
-        return self._reload_if_changed()
-
-    def _reload_if_changed(self) -> bool:
-        try:
-            version = self._stat()
-            if version != self._version:
-                self._version = version
-                self._identities = self._read()
-        except OSError as error:
-            self._say_unusable(f"{self._path}: {why_unreadable(error)}")
-            return False
-        except TokensUnusable as error:
-            self._say_unusable(str(error))
-            return False
-        self._repeats.clear()
-        return True
-
-    def _say_unusable(self, reason: str) -> None:
-        # Logged with a limit: every request finds that the file is gone.
-        count = self._repeats.say(reason, self._monotonic())
-        if count is not None:
-            logger.error(
-                "the tokens file cannot be used, the tokens read before stay in force: %s%s", reason, left_out(count)
-            )
-
-    def _stat(self) -> tuple[int, int, int]:
-        stat = os.stat(self._path)
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-    def _read(self) -> dict[str, TokenIdentity]:
-        with open(self._path, "rb") as file:
-            return {identity.sha256: identity for identity in read_tokens(file.read(), self._path)}

@@ -503,7 +503,7 @@ class TokenOfStore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Declared tokens by name. Those of a tokens file, and of an issuer, are not among them."""
+    """Declared tokens by name. Those of an issuer are not among them."""
 
     tokens: list[TokenOfStore]
     next_after: str | None

@@ -17,7 +17,7 @@ from weft.config.schema import schema
 CHARTS = Path(__file__).parents[2] / "deploy" / "helm"
 _DEFINITIONS = ',\n "$defs": {'
 _OF_THE_CHART: dict[str, tuple[type[msgspec.Struct], tuple[str, ...], str | None]] = {
-    "weft-hub": (HubConfig, ("listen", "tokens_file", "tls", "processes", "advertise", "plain_http"), "^[a-z0-9]+://"),
+    "weft-hub": (HubConfig, ("listen", "tls", "processes", "advertise", "plain_http"), "^[a-z0-9]+://"),
     "weft-edge": (EdgeConfig, ("data_dir",), None),
 }
 """Chart -> the model of the node's file, and the settings that the chart writes: its templates name another way. Last,

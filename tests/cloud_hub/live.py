@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.support.epochs import MemoryEpochs
+from tests.support.tokens import declare_tokens
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
@@ -34,8 +35,11 @@ TOPICS = ("plant/{line}/{machine}/telemetry",)
 
 @contextlib.asynccontextmanager
 async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]:
-    """A hub. Beside its settings, ``clocks`` may have its ``wall_clock`` and ``boot_clock``."""
-    clocks = settings.pop("clocks", {})
+    """A hub. Beside its settings, ``clocks`` may have its ``wall_clock`` and ``boot_clock``, and ``tokens`` the name of
+    a file of tokens, which are declared before it starts."""
+    clocks, tokens = settings.pop("clocks", {}), settings.pop("tokens", None)
+    if tokens is not None:
+        await declare_tokens(store, tokens, shards=settings.get("shards", 2))
     sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05, follow_interval_s=0.05)
     hub = await Hub.open(
         HubSettings(

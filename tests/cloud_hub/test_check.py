@@ -19,7 +19,10 @@ def hub(text: str) -> HubConfig:
     ("text", "error"),
     [
         ("store: s\nlisten: 0.0.0.0:80", "hub.yaml:2: listen: 0.0.0.0:80 can be reached from other machines"),
-        ("store: s\nlisten: 0.0.0.0:80\ntokens_file: t", "tokens would cross the network in clear text to 0.0.0.0:80"),
+        (
+            "store: s\nlisten: 0.0.0.0:80\nanonymous: never",
+            "tokens would cross the network in clear text to 0.0.0.0:80",
+        ),
         ("store: s\ntls: {certificate: a, key: b, crl_file: c}", "tls.crl_file: needs `client_ca`"),
         ("store: s\nchunk_bytes_max: 128MiB", "hub.yaml:2: chunk_bytes_max: expected at most limits.pending"),
         ("store: s\nshards: 16\nshards_max: 8", "hub.yaml:3: shards_max: expected at least `shards`, 16"),
@@ -29,8 +32,9 @@ def hub(text: str) -> HubConfig:
         ),
         ("store: s\nadvertise: [http://a:1, http://a:1]", "hub.yaml:2: advertise[1]: is given twice"),
         ("store: s\nadvertise: https://$(POD).x", 'hub.yaml:2: advertise: expected the name of a host, got "$(POD).x"'),
-        ("store: s\ntokens_file:", "hub.yaml:2: tokens_file: expected a path, or null, got nothing"),
-        ("store: s\nexpected_edges: [a]", "is not a setting here. Did you mean streams.<name>.expected_edges?"),
+        ("store: s\ntls:\n  certificate:", "hub.yaml:3: tls.certificate: expected a path, got nothing"),
+        ("store: s\ntokens_file: tokens", "hub.yaml:2: tokens_file: was replaced by the tokens of the store"),
+        ("store: s\nstreams: {a: {expected_edges: [b]}}", "`weft hub stream expect CONFIG STREAM EDGE...`"),
         (
             "store: s\nregions: {east: {to: http://east.example.com, token_file: t}}",
             "regions.east.to[0]: expected https: the token and all records would cross the network in clear text",
@@ -52,8 +56,8 @@ def test_what_cannot_work_is_refused(text: str, error: str) -> None:
 @pytest.mark.parametrize(
     "permission",
     [
-        "tokens_file: tokens\ntls: {certificate: a.crt, key: a.key}",
-        "tokens_file: tokens\nplain_http: allowed_beyond_loopback",
+        "anonymous: never\ntls: {certificate: a.crt, key: a.key}",
+        "anonymous: never\nplain_http: allowed_beyond_loopback",
         "tls: {certificate: a.crt, key: a.key, client_ca: ca.pem}",
         "anonymous: allowed_beyond_loopback",
     ],

@@ -50,7 +50,7 @@ def test_a_machine_in_order_has_nothing_to_act_on_and_nothing_is_left_in_its_sto
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.storage.host.synchronised_reader", lambda: lambda: True)
-    found = lines(configuration(there, "anonymous: never\ntokens_file: null\n"))
+    found = lines(configuration(there))
     of_a_busy_machine = "disk speed", "store"
     wrong = [each for each in found if each.state is Standing.ACT and each.check not in of_a_busy_machine]
     assert wrong == []
@@ -124,13 +124,7 @@ def no_name(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
 
 
 def no_tokens(folder: Path, _: pytest.MonkeyPatch) -> Iterator[HubConfig]:
-    yield configuration(folder, f"tokens_file: {folder}/tokens\n")
-
-
-def open_tokens(folder: Path, _: pytest.MonkeyPatch) -> Iterator[HubConfig]:
-    (folder / "tokens").write_text("tokens: []\n")
-    (folder / "tokens").chmod(0o644)
-    yield configuration(folder, f"tokens_file: {folder}/tokens\n")
+    yield configuration(folder, "anonymous: never\n")
 
 
 def dead_store(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig]:
@@ -162,8 +156,7 @@ def later_release(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[HubConfig
         (wrong_authority, "certificates", "Name the authority's own certificate"),
         (wrong_name, "configuration", "under the name 127.0.0.9"),
         (no_name, "names", "cannot be resolved"),
-        (no_tokens, "configuration", "`weft token add NAME"),
-        (open_tokens, "configuration", "chmod"),
+        (no_tokens, "configuration", "`weft hub token add` adds one"),
         (dead_store, "store", "the credentials in the environment"),
         (later_release, "versions", "Bring all to one release"),
     ],

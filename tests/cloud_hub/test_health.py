@@ -10,14 +10,15 @@ import pytest
 
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from tests.cloud_hub.live import get, running_hub
-from weft.cloud_hub.api.tokens import Scope, create_token
+from tests.support.tokens import create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.storage.object_store.directory import MemoryStore
 
 
 async def test_a_hub_with_tokens_tells_probes_and_nothing_else(tmp_path: Path) -> None:
     tokens = str(tmp_path / "tokens")
     create_token(tokens, "operator", Scope.ADMIN)
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens) as hub:
         assert await get(hub, "/healthz") == (200, "healthy\n")
         assert await get(hub, "/readyz") == (200, "ready\n")
         assert (await get(hub, "/metrics"))[0] == 401

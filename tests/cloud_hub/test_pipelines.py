@@ -11,8 +11,9 @@ import pytest
 
 from tests.cloud_hub.api.test_rights import call
 from tests.cloud_hub.live import get, running_hub
+from tests.support.tokens import create_token
 from weft.cloud_hub import pipelines
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.pipelines import WAY
 from weft.storage.hub_keys import PIPELINES
@@ -45,8 +46,8 @@ async def test_a_report_is_seen_by_readers_of_its_stream_at_every_process_and_af
 ) -> None:
     store = MemoryStore()
     async with (
-        running_hub(store, tokens_file=tokens["file"]) as hub,
-        running_hub(store, tokens_file=tokens["file"]) as other,
+        running_hub(store, tokens=tokens["file"]) as hub,
+        running_hub(store, tokens=tokens["file"]) as other,
     ):
         assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], RUNNING))[0] == 200
         for each in (hub, other):
@@ -56,7 +57,7 @@ async def test_a_report_is_seen_by_readers_of_its_stream_at_every_process_and_af
         assert await seen(hub, tokens["reader"]) == [("machine-hours", "running", 8)]
         failed = RUNNING | {"state": "failed", "error": "no such column", "batch": 9}
         assert (await call(other, "PUT", f"{WAY}/machine-hours", tokens["job"], failed))[0] == 200
-    async with running_hub(store, tokens_file=tokens["file"]) as hub:
+    async with running_hub(store, tokens=tokens["file"]) as hub:
         assert await seen(hub, tokens["reader"]) == [("machine-hours", "failed", 9)]
         assert (await call(hub, "DELETE", f"{WAY}/machine-hours", tokens["job"]))[0] == 200
         assert await seen(hub, tokens["reader"]) == []
@@ -111,7 +112,7 @@ async def test_a_query_that_says_nothing_any_more_is_silent(
     tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "WRITE_NS", 0)
-    async with running_hub(MemoryStore(), tokens_file=tokens["file"]) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens["file"]) as hub:
         for every, state in ((10.0, "running"), (0.0, "silent")):
             report = RUNNING | {"every_seconds": every}
             assert (await call(hub, "PUT", f"{WAY}/machine-hours", tokens["job"], report))[0] == 200
@@ -122,7 +123,7 @@ async def test_what_is_no_report_is_refused_and_a_tenant_has_room_for_some(
     tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "PIPELINES_MAX", 2)
-    async with running_hub(MemoryStore(), tokens_file=tokens["file"]) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens["file"]) as hub:
         for name, body, status in (
             ("other", RUNNING, 403), ("machine-a", {"state": "running"}, 400), ("Machine", RUNNING, 400),
             ("machine-a", RUNNING | {"error": "x" * 501}, 400), ("machine-a", RUNNING | {"stream": "../x"}, 400),

@@ -16,7 +16,7 @@ from tests.support.issuer import KeySetServer, key_of, key_set
 from weft.cloud_hub import preflight
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.changes import Decision
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, create_token, hash_token
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token
 from weft.config.listeners import HubTls, Jwt
 from weft.config.models import HubConfig
 from weft.config.sources import Collector
@@ -31,7 +31,7 @@ async def test_a_bucket_is_probed_unless_the_check_is_offline(monkeypatch: pytes
     async with racy_server(checks_late=False) as (uri, options):
         for name, value in options.items():
             monkeypatch.setenv(name, value)
-        config = HubConfig(store=uri, tokens_file=None)
+        config = HubConfig(store=uri)
         found = await asyncio.to_thread(preflight.look, config, NOW, offline=False)
         assert [finding.path for finding in found.needed] == [("store",)]
         assert "RacyStore/1.0" in str(found.needed[0])
@@ -134,28 +134,24 @@ def declare(store: str, *decisions: Decision) -> None:
 
 
 def test_a_hub_that_no_token_opens_is_said(tmp_path: Path) -> None:
-    store, file = str(tmp_path / "store"), str(tmp_path / "tokens")
-    (tmp_path / "store").mkdir()
-    (tmp_path / "tokens").touch(0o600)
+    store = str(tmp_path / "store")
 
     def said(**settings: Any) -> list[str]:
         found = preflight.look(HubConfig(store=store, shards=2, **settings), NOW)
         return [f"{each.path[0]}: {each.message}" for each in found.doubtful if "refuses every request" in each.message]
 
     assert said() == [], "anyone on this machine may come"
-    (empty,) = said(tokens_file=file)
-    assert "holds no token" in empty
+    (empty,) = said(anonymous="never")
+    assert empty.startswith("anonymous: the store declares no token")
     identity = TokenIdentity("press", hash_token("secret"), Scope.READER)
     declare(store, changes.add_token(identity, int((NOW - timedelta(days=1)).timestamp() * 1e9)))
-    for settings in ({}, {"anonymous": "never"}, {"tokens_file": file}):
+    for settings in ({}, {"anonymous": "never"}):
         (ended,) = said(**settings)
         assert ended.startswith("store: every token in it has ended")
     declare(store, changes.remove_token("press"))
     (withdrawn,) = said()
     assert withdrawn.startswith("store: its last token was withdrawn")
     assert said(anonymous="never")[0].startswith("anonymous: the store declares no token")
-    create_token(file, "bi", Scope.READER)
-    assert said(tokens_file=file) == []
     declare(store, changes.add_token(identity, None))
     assert said() == []
 

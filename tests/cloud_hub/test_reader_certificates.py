@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.test_tls import linked
 from tests.support.certificates import Authority, Pem
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cli import cli
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import CertificateRights
 from weft.network.tls import ClientTlsFiles, TlsFiles, client_context
@@ -38,13 +39,13 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @contextlib.asynccontextmanager
-async def secure_hub(authority: Authority, tokens_file: str, **tls: Any) -> AsyncIterator[Hub]:
+async def secure_hub(authority: Authority, tokens: str, **tls: Any) -> AsyncIterator[Hub]:
     own = authority.sign("hub")
     files = TlsFiles(
         certificate=own.certificate, key=own.key, client_ca=authority.path, client_certificate_required=False, **tls
     )
     async with running_hub(
-        MemoryStore(), tls=files, tokens_file=tokens_file, certificate_readers=READERS, edges_need_certificate=False
+        MemoryStore(), tls=files, tokens=tokens, certificate_readers=READERS, edges_need_certificate=False
     ) as hub:
         yield hub
 
@@ -66,16 +67,14 @@ async def ask(session: aiohttp.ClientSession, hub: Hub, path: str, **headers: st
 
 
 @pytest.fixture
-def tokens_file(tmp_path: Path) -> str:
+def tokens(tmp_path: Path) -> str:
     path = str(tmp_path / "tokens.yaml")
     (tmp_path / "reader.token").write_text(create_token(path, "reader", Scope.READER, "beta"))
     return path
 
 
-async def test_a_certificates_name_or_unit_gives_the_rights(
-    authority: Authority, tokens_file: str, tmp_path: Path
-) -> None:
-    async with secure_hub(authority, tokens_file) as hub:
+async def test_a_certificates_name_or_unit_gives_the_rights(authority: Authority, tokens: str, tmp_path: Path) -> None:
+    async with secure_hub(authority, tokens) as hub:
         found = {}
         for name, unit in (("mara", "operators"), ("jo", "operators"), ("pi-1", "line-1"), ("jo", None)):
             async with shown(authority, authority.sign(name, unit=unit)) as session:
@@ -98,8 +97,8 @@ async def test_a_certificates_name_or_unit_gives_the_rights(
             assert (status, told["token"], told["certificate"], told["tenant"]) == (200, "reader", None, "beta")
 
 
-async def test_readers_cannot_link_and_edges_cannot_read(authority: Authority, tokens_file: str) -> None:
-    async with secure_hub(authority, tokens_file) as hub:
+async def test_readers_cannot_link_and_edges_cannot_read(authority: Authority, tokens: str) -> None:
+    async with secure_hub(authority, tokens) as hub:
         edge = authority.sign("press-1")
         async with linked(hub, authority, edge, edge=LinkIdentity("default", "press-1", 1, "t")) as (_, log):
             await log.until_released(1)
@@ -112,10 +111,10 @@ async def test_readers_cannot_link_and_edges_cannot_read(authority: Authority, t
 
 
 async def test_a_certificate_ends_on_an_open_connection_when_it_is_revoked_or_over(
-    authority: Authority, tokens_file: str, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.cloud_hub.api.listener.LOOK_INTERVAL_S", 0.02)
-    async with secure_hub(authority, tokens_file, crl_file=authority.revoke()) as hub:
+    async with secure_hub(authority, tokens, crl_file=authority.revoke()) as hub:
         mara, jo = authority.sign("mara"), authority.sign("jo", unit="operators")
         async with shown(authority, mara) as first, shown(authority, jo) as second:
             for session in (first, second):
@@ -135,9 +134,9 @@ async def test_a_certificate_ends_on_an_open_connection_when_it_is_revoked_or_ov
 
 
 async def test_a_page_of_another_site_cannot_use_the_certificate_of_a_browser(
-    authority: Authority, tokens_file: str
+    authority: Authority, tokens: str
 ) -> None:
-    async with secure_hub(authority, tokens_file) as hub, shown(authority, authority.sign("mara")) as session:
+    async with secure_hub(authority, tokens) as hub, shown(authority, authority.sign("mara")) as session:
         assert (await ask(session, hub, "/v1/streams", Origin=hub.url))[0] == 200
         for origin in ("https://evil.example", "null", "https://127.0.0.1"):
             status, told = await ask(session, hub, "/v1/streams", Origin=origin)
@@ -147,7 +146,7 @@ async def test_a_page_of_another_site_cannot_use_the_certificate_of_a_browser(
 
 
 async def test_a_login_keeps_a_certificate_and_whoami_shows_it(
-    authority: Authority, tokens_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     own = authority.sign("jo", unit="operators")
@@ -157,7 +156,7 @@ async def test_a_login_keeps_a_certificate_and_whoami_shows_it(
         assert result.exit_code == 0, result.output
         return result.output
 
-    async with secure_hub(authority, tokens_file) as hub:
+    async with secure_hub(authority, tokens) as hub:
         files = "--ca-file", authority.path, "--certificate", own.certificate, "--key", own.key
         assert "as the certificate 'jo', tenant acme" in await weft("login", "plant", hub.url, *files)
         told = json.loads(await weft("hub", "whoami", "plant", "--json"))

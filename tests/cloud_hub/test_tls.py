@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.certificates import Authority, Pem
+from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import until
 from weft.cloud_hub import preflight
-from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.cluster import Owners, Site
 from weft.cloud_hub.hub import Hub
 from weft.commands.common import get_status
@@ -32,6 +33,7 @@ from weft.network.tls import ClientTlsFiles, TlsFiles, certificate_end, client_c
 from weft.output import Failed
 from weft.replication.events import LinkStatus
 from weft.replication.runner import LinkIdentity
+from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.directory import MemoryStore
 
 
@@ -48,7 +50,12 @@ def authority(tmp_path: Path) -> Authority:
 
 @contextlib.asynccontextmanager
 async def secure_hub(
-    authority: Authority, *, client_ca: str | None = None, crl_file: str | None = None, **settings: Any
+    authority: Authority,
+    *,
+    client_ca: str | None = None,
+    crl_file: str | None = None,
+    store: ObjectStore | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Hub]:
     own = authority.sign("hub")
     files = TlsFiles(
@@ -56,7 +63,7 @@ async def secure_hub(
         client_certificate_required=False,
     )  # fmt: skip
     settings = {"edges_need_certificate": client_ca is not None, **settings}
-    async with running_hub(MemoryStore(), tls=files, **settings) as hub:
+    async with running_hub(store or MemoryStore(), tls=files, **settings) as hub:
         yield hub
 
 
@@ -172,7 +179,9 @@ async def test_a_link_by_certificate_stays_beside_links_by_token(
     monkeypatch.setattr("weft.cloud_hub.links.open_links.LOOK_INTERVAL_S", 0.02)
     tokens = str(tmp_path / "tokens")
     token = create_token(tokens, "other", Scope.EDGE, edge="other")
-    async with secure_hub(authority, client_ca=authority.path, edges_need_certificate=False, tokens_file=tokens) as hub:
+    store = MemoryStore()
+    of_tokens: dict[str, Any] = {"store": store, "tokens": tokens, "cluster_log_interval_s": 0.05}
+    async with secure_hub(authority, client_ca=authority.path, edges_need_certificate=False, **of_tokens) as hub:
         own, trust = authority.sign(EDGE.edge), ClientTlsFiles(ca_file=authority.path)
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
@@ -183,7 +192,7 @@ async def test_a_link_by_certificate_stays_beside_links_by_token(
         ):
             await own_log.until_released(1)
             await log.until_released(1)
-            revoke_token(tokens, "other")
+            await withdraw_token(store, "other")
             await until(lambda: "was revoked" in by_token.last_error)
             own_log.append(*records(1, [b"b"]))
             await own_log.until_released(2)

@@ -21,8 +21,7 @@ install -d -o weft -g weft -m 750 /etc/weft /var/lib/weft /var/lib/weft-hub
 mkdir -p /etc/systemd/system
 
 install -m 644 "$page/hub.yaml" /etc/weft/
-sudo -u weft /opt/weft/bin/weft token add press-shop-7 --file /etc/weft/tokens --scope edge --edge press-shop-7 >/run/token
-/opt/weft/bin/weft token add spare --file /etc/weft/tokens --scope reader >/run/spare    # as root
+sudo -u weft /opt/weft/bin/weft hub token add /etc/weft/hub.yaml press-shop-7 --scope edge --edge press-shop-7 >/run/token
 sudo -u weft /opt/weft/bin/weft hub check /etc/weft/hub.yaml
 sed "s#^ExecStart=.*#&#" deploy/weft-hub.service >/etc/systemd/system/weft-hub.service
 systemctl enable --now weft-hub
@@ -67,10 +66,7 @@ for words in "edge status" "edge tail" "edge query" "log dump" "log drop"; do
 done
 for words in "edge check" "edge run" "edge rename"; do refused bob $words /etc/weft/edge.yaml; done
 for words in "hub check" "hub run" "hub status"; do refused bob $words /etc/weft/hub.yaml; done
-for words in "token list" "token add x --scope reader" "token remove spare"; do
-  refused bob $words --file /etc/weft/tokens
-  refused anna $words --file /etc/weft/tokens
-done
+refused bob hub token list /etc/weft/hub.yaml
 refused bob user list --file /etc/weft/users
 refused anna user list --file /etc/weft/users
 refused anna user add third --file /etc/weft/users --password-file - <<<other
@@ -83,5 +79,5 @@ systemctl stop weft-edge
 systemctl stop weft-hub
 ! grep -i -e traceback -e denied /run/*.log
 for folder in /var/lib/weft /var/lib/weft-hub; do mine "$folder"; done
-test "$(stat -c '%U %a' /etc/weft/tokens /etc/weft/users | sort -u)" = "weft 600"
+test "$(stat -c '%U %a' /etc/weft/users)" = "weft 600"
 echo "followed to its end"

@@ -24,7 +24,7 @@ LOOK_S_MAX = 60
 PLAIN = ("plainHttp=allowed_beyond_loopback",)
 TLS = ("tls.secret=hub-tls", "tls.clientCaSecret=edges-ca", "tls.hasCrl=true")
 EVERYTHING = (
-    *TLS, "replicas=3", "tokensSecret=weft-tokens", "storeSecret=s3", "operatorSecret=ops",
+    *TLS, "replicas=3", "storeSecret=s3", "operatorSecret=ops",
     "env.AWS_REGION=eu-central-1",
     "podServices.enabled=true",
     "advertise=https://$(POD).hubs.example.com:8090", "antiAffinity=preferred", "nodeSelector.disk=ssd",
@@ -70,7 +70,7 @@ def of_kind(objects: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
     ("chart", "values", "count"),
     [
         ("weft-hub", PLAIN, 7),
-        ("weft-hub", (*PLAIN, "replicas=1", "tokensSecret=weft-tokens", "networkPolicy.enabled=false"), 5),
+        ("weft-hub", (*PLAIN, "replicas=1", "networkPolicy.enabled=false"), 5),
         ("weft-hub", TLS, 7),
         ("weft-hub", EVERYTHING, 10),
         ("weft-edge", (), 4),
@@ -103,12 +103,10 @@ def test_the_hub_takes_its_file(values: tuple[str, ...]) -> None:
     config = parse(of_kind(objects, "ConfigMap")["data"]["hub.yaml"], "hub.yaml", HubConfig, check_hub).config
     assert (config.listen, config.processes) == ("*:8090", 1)
     assert (config.tls is not None) == (values != PLAIN)
-    assert (config.anonymous, config.tokens_file) == (
-        ("loopback", "/etc/weft-tokens/tokens") if "tokensSecret=weft-tokens" in values else ("never", None)
-    )
+    assert config.anonymous == "never"
     pod = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]
     mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
-    files = [config.tokens_file, *([] if config.tls is None else [config.tls.certificate, config.tls.crl_file])]
+    files = [] if config.tls is None else [config.tls.certificate, config.tls.crl_file]
     files.append("/etc/weft-operator/token" if values == EVERYTHING else None)
     for path in files:
         assert path is None or any(path.startswith(f"{place}/") for place in mounted)
@@ -170,7 +168,7 @@ def test_a_hubs_pods_are_reached_at_their_port_alone() -> None:
         ("weft-hub", (*PLAIN, "hub.shards=0"), "/hub/shards"),
         ("weft-hub", (*PLAIN, "hub.limits.pnding=1GiB"), "'pnding'"),
         ("weft-hub", (*PLAIN, "hub.listen=0.0.0.0:1"), "hub.listen: the chart writes this setting: a pod listens at"),
-        ("weft-hub", (*PLAIN, "hub.tokens_file=t"), "hub.tokens_file: the chart writes this setting: name the secret"),
+        ("weft-hub", (*PLAIN, "hub.tokens_file=t"), "'tokens_file'"),
         ("weft-hub", (*TLS, "advertise=http://$(POD).x:1"), "with tls.secret a pod takes nothing but https:"),
         ("weft-hub", (*TLS, "advertise=https://x:1"), "advertise: is the same URL for all pods. Write $(POD)"),
         ("weft-hub", (*PLAIN, "tls.clientCaSecret=ca"), "tls.clientCaSecret: needs tls.secret"),

@@ -53,7 +53,7 @@ class Rule:
 
 TOUR = "README.md"
 NO_JSON = "mosquitto_pub -p 1883 -q 1 -t plant/press/m1/telemetry -m 'no JSON'"
-HUB = "listen: 127.0.0.1:8090\nstore: store\ntokens_file: tokens\n"
+HUB = "listen: 127.0.0.1:8090\nstore: store\nanonymous: never\n"
 EDGE = """\
 node: press-shop-7
 data_dir: data
@@ -66,8 +66,12 @@ links: {cloud: {to: "http://127.0.0.1:8090", token_file: token}}
 
 
 def hub_elsewhere(reader: PageReader) -> None:
-    """The hub to which the page's edge node sends."""
+    """The hub to which the page's edge node sends, before its first start."""
     (reader.folder / "hub.yaml").write_text(reader.replaced(HUB))
+
+
+def started_hub_elsewhere(reader: PageReader) -> None:
+    """The start of that hub."""
     reader.run("weft hub run hub.yaml")
 
 
@@ -80,7 +84,7 @@ def open_hub_elsewhere(reader: PageReader) -> None:
 def edge_elsewhere(reader: PageReader) -> None:
     """An edge node that has the token which the page's first command printed, and a message."""
     (reader.folder / "edge.yaml").write_text(reader.replaced(EDGE))
-    printed = re.findall(r"^\$ weft token add press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
+    printed = re.findall(r"^\$ weft hub token add hub.yaml press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
     (reader.folder / "token").write_text(printed[0])
     (reader.folder / "token").chmod(0o600)
     reader.run("weft edge run edge.yaml")
@@ -122,7 +126,7 @@ RULES = {
     ),
     "install.md": Rule(says=(r"^weft \d",)),
     "first-edge-node.md": Rule(
-        meanwhile={"weft edge check": hub_elsewhere},
+        meanwhile={"weft hub token add": hub_elsewhere, "weft edge check": started_hub_elsewhere},
         says=("edge.yaml is good", r"cloud\s+connected", r"plant/press/m1/telemetry \{\"temperature\": 21.5\}"),
     ),
     "hub-on-s3.md": Rule(

@@ -87,9 +87,8 @@ class Fleet:
         self.folder, self.chance = folder, chance
         self.hub = DemoHub(folder)
         config = self.hub.config_path
-        config.write_text(
-            config.read_text() + f"mark_interval: 1s\nstreams: {{{STREAM}: {{expected_edges: [{', '.join(EDGES)}]}}}}\n"
-        )
+        config.write_text(config.read_text() + "mark_interval: 1s\n")
+        weft("hub", "stream", "expect", str(config), STREAM, *EDGES)
         self.clock = SteppingClock(folder / "clock")
         self.edges = [self.edge(name, name) for name in EDGES]
         self.edges[2].environment = self.clock.environment

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import memory_bytes
-from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from tests.support.tokens import create_token, declare_in, withdraw_in
+from tests.support.waiting import wait_until
+from weft.cloud_hub.api.tokens import Scope
 from weft.demo.fabric import Service, free_port
 
 HOSTILE = ("evil", "mallory")
@@ -22,7 +24,7 @@ EDGES = (HOSTILE, NEIGHBOUR, GOOD, ("good", "press-2"))
 CONFIG = """\
 listen: 127.0.0.1:{port}
 store: {folder}/store
-tokens_file: {folder}/tokens
+anonymous: never
 shards: {shards}
 processes: 1
 commit_interval: 50ms
@@ -43,15 +45,14 @@ class GuardedHub(Service):
     def __init__(self, folder: Path, limits: str = "", *, shards: int = 1, tables: str = "{interval: 1s}") -> None:
         self.folder, self.port = folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.tokens_file = folder / "tokens"
+        tokens = folder / "tokens"
         self._tokens: dict[str, str] = {}
         for tenant, edge in EDGES:
-            self._tokens[f"{tenant}/{edge}"] = create_token(
-                str(self.tokens_file), f"{tenant}-{edge}", Scope.EDGE, tenant, edge
-            )
+            self._tokens[f"{tenant}/{edge}"] = create_token(tokens, f"{tenant}-{edge}", Scope.EDGE, tenant, edge)
         for tenant in dict.fromkeys(tenant for tenant, _ in EDGES):
-            self._tokens[tenant] = create_token(str(self.tokens_file), f"reader-{tenant}", Scope.READER, tenant)
-        self.admin = create_token(str(self.tokens_file), "admin", Scope.ADMIN)
+            self._tokens[tenant] = create_token(tokens, f"reader-{tenant}", Scope.READER, tenant)
+        self.admin = create_token(tokens, "admin", Scope.ADMIN)
+        declare_in(folder / "store", tokens, shards=shards)
         self.config_path = folder / "hub.yaml"
         self.configure(limits, shards=shards, tables=tables)
         super().__init__(folder, "hub", ["hub", "run", str(self.config_path)], f"{self.url}/readyz")
@@ -68,14 +69,16 @@ class GuardedHub(Service):
 
     def revoke(self, tenant: str, edge: str) -> None:
         """Revoke an edge's token."""
-        revoke_token(str(self.tokens_file), f"{tenant}-{edge}")
+        withdraw_in(self.folder / "store", f"{tenant}-{edge}")
 
     def renew(self, tenant: str, edge: str) -> None:
         """Revoke an edge's token and give it another."""
         self.revoke(tenant, edge)
-        self._tokens[f"{tenant}/{edge}"] = create_token(
-            str(self.tokens_file), f"{tenant}-{edge}", Scope.EDGE, tenant, edge
-        )
+        path = self.folder / f"token-{tenant}-{edge}"
+        path.unlink(missing_ok=True)
+        token = self._tokens[f"{tenant}/{edge}"] = create_token(path, f"{tenant}-{edge}", Scope.EDGE, tenant, edge)
+        declare_in(self.folder / "store", path)
+        wait_until(lambda: self.get("/v1/whoami", token)[0] == 200, what="the new token to count")
 
     def get(self, path: str, token: str | None = None, timeout_s: float = 30.0) -> tuple[int, bytes]:
         """Return status and body of a GET request, with the admin's token unless another is given."""

@@ -15,6 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.support.processes import Node
+from tests.support.tokens import declare_in
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
@@ -44,7 +45,6 @@ listen: 127.0.0.1:{hub}
 store: store
 shards: 2
 processes: 1
-tokens_file: tokens.json
 tables: {{interval: 1s}}
 """
 TELEMETRY, READINGS, STATE = "plant/a/m1/telemetry", "series/t1/temperature", "plant/a/m1/state"
@@ -72,6 +72,7 @@ class Fabric:
 
     @contextlib.contextmanager
     def hub(self) -> Iterator[Node]:
+        declare_in(self.folder / "store", self.folder / "tokens.json")
         with _running("hub", self.folder / "hub.yaml") as node:
             yield node
 

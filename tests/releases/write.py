@@ -21,8 +21,9 @@ from deltalake import DeltaTable
 
 from tests.releases.api import api_file
 from tests.releases.fabric import READINGS, STATE, TELEMETRY, Fabric
-from tests.support.processes import weft
+from tests.support.tokens import create_token
 from tests.support.waiting import wait_until
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.openapi.document import document
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
@@ -37,8 +38,7 @@ RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.t
 
 def write(folder: Path) -> dict[str, Any]:
     """Run node and hub in a folder; return what has to come out of it."""
-    token = weft("token", "add", "press-1", "--file", folder / "tokens.json", "--scope", "edge", "--edge", "press-1")
-    (folder / "edge.token").write_text(token.output.strip().splitlines()[0])
+    (folder / "edge.token").write_text(create_token(folder / "tokens.json", "press-1", Scope.EDGE, edge="press-1"))
     (folder / "edge.token").chmod(stat.S_IRUSR | stat.S_IWUSR)
     fabric = Fabric(folder)
     telemetry = [json.dumps({"temperature": 20 + n / 10, "n": n}) for n in range(51)]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from deltalake import DeltaTable
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.processes import Start, weft
+from tests.support.tokens import create_token
 from tests.support.waiting import wait_until
 from weft.cli import cli
 from weft.client import Client
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT
 from weft.commands import acts as file_acts
 from weft.demo.fabric import free_port
@@ -62,7 +65,7 @@ READING = {
     ("spark", "move"): "replaces the position in a checkpoint of Spark; reads both stores",
     ("spark", "test"): "reads",
     ("login",): "writes a file of the user, and asks a hub whose token it is",
-    ("spark", "new"): "writes files of a pipeline", ("streams",): "reads", ("token", "list"): "reads",
+    ("spark", "new"): "writes files of a pipeline", ("streams",): "reads",
     ("trace",): "reads", ("user", "check"): "reads", ("user", "list"): "reads",
 }  # fmt: skip
 """Command -> why it is no administrative act."""
@@ -80,8 +83,6 @@ BESIDE_NODES: set[Words] = {("hub", "drain"), ("hub", "pull")}
 OF_TWO: set[Words] = {("hub", "approve")}
 """Acts that need another person's before: test_second_person.py."""
 ON_FILES: dict[Words, Sequence[str]] = {
-    ("token", "add"): ("press", "--file", "tokens", "--scope", "edge", "--edge", "press-1"),
-    ("token", "remove"): ("press", "--file", "tokens"),
     ("user", "add"): ("anna", "--file", "users", "--password-file", "-"),
     ("user", "remove"): ("anna", "--file", "users"),
 }
@@ -183,7 +184,7 @@ def test_every_act_on_a_store_leaves_its_line(folder: Path) -> None:
     (folder / "settings.yaml").write_text("streams: {telemetry: {retention: {max_age: 7d}}}\n")
     (folder / "schema.yaml").write_text("fields: {temperature: float}\n")
     (folder / "quality.yaml").write_text("rules: {warm: {range: {field: temperature, max: 90}}}\n")
-    weft("token", "add", "press", "--file", "imported", "--scope", "edge", "--edge", "press-1")
+    create_token(folder / "imported", "press", Scope.EDGE, edge="press-1")
     seen = 0
     for words, calls in ON_STORE.items():
         for call in calls:
@@ -217,18 +218,18 @@ def test_every_act_on_a_file_leaves_its_line(folder: Path) -> None:
 
 
 def test_a_file_whose_lines_cannot_be_written_stays_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = ("token", "add", "{}", "--file", "tokens", "--scope", "reader")
-    assert weft(*(each.format("a") for each in create)).exit_code == 0
-    before = (folder / "tokens").read_bytes()
+    create = partial(weft, "user", "add", "--file", "users", "--password-file", "-", answer="secret\n")
+    assert create("a").exit_code == 0
+    before = (folder / "users").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(file_acts, "BYTES_MAX", 100)
-        full = weft(*(each.format("b") for each in create))
+        full = create("b")
     assert isinstance(full.exception, Failed)
     assert "move it into an archive. Nothing was changed" in str(full.exception)
-    (folder / "tokens.acts").unlink()
-    (folder / "tokens.acts").symlink_to(folder / "elsewhere")
-    assert weft(*(each.format("b") for each in create)).exit_code == 1
-    assert (folder / "tokens").read_bytes() == before
+    (folder / "users.acts").unlink()
+    (folder / "users.acts").symlink_to(folder / "elsewhere")
+    assert create("b").exit_code == 1
+    assert (folder / "users").read_bytes() == before
     assert not (folder / "elsewhere").exists()
 
 

@@ -20,12 +20,13 @@ from click.testing import CliRunner
 
 from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, running_hub
+from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S
 from weft.client import Client, Fetched, HubError, HubRefusal, HubUnreachable, Rows, pages
 from weft.client.aio import AsyncClient
 from weft.client.aio import pages as each_page
 from weft.cloud_hub.admin_facts.documents import Quotas
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.openapi.answers import StreamsAnswer, WhoAmI
 from weft.cloud_hub.openapi.operations import EVENTS, OPERATIONS, Operation, Parameter
@@ -111,7 +112,7 @@ async def test_the_client_reads_a_hub_and_tells_its_refusals(tmp_path: Path) -> 
     link = create_token(path, "press-1", Scope.EDGE, "acme", "press-1")
     log = EdgeLog()
     log.append(*records(0, [b"%d" % n for n in range(1500)]))
-    async with running_hub(MemoryStore(), shards=1, tokens_file=path) as hub:
+    async with running_hub(MemoryStore(), shards=1, tokens=path) as hub:
         await deliver(hub, log, 1500, EDGE, link)
         await asyncio.to_thread(read, hub, tokens)
         await read_without_waiting(hub, tokens["reader"])

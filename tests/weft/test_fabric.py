@@ -127,9 +127,7 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
 def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tuple[Path, Path]) -> None:
     edge_yaml, hub_yaml = configs
     folder = edge_yaml.parent
-    tokens = folder / "tokens"
-    hub_yaml.write_text(hub_yaml.read_text() + "tokens_file: tokens\n")
-    arguments = ["token", "add", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
+    arguments = ["hub", "token", "add", hub_yaml, "shop", "--scope", "edge", "--edge", "press-shop-7"]
     (folder / "token").write_text(weft(*arguments).output)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     assert [probe(hub, path) for path in ("healthz", "readyz")] == [(200, "healthy\n"), (200, "ready\n")]

@@ -22,8 +22,10 @@ from tests.cloud_hub.declared.test_hub import SOON
 from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.regions.fabric import to
 from tests.support.processes import Start, publish, weft
+from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.admin_facts.credentials import Credentials
+from weft.cloud_hub.api.tokens import Scope
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
@@ -88,7 +90,7 @@ def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Pat
 def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     tokens = config.parent / "tokens"
     made = [
-        weft("token", "add", name, "--file", tokens, "--scope", "edge", "--edge", name, "--tenant", tenant).output
+        create_token(tokens, name, Scope.EDGE, tenant, name)
         for name, tenant in (("a", "default"), ("b", "acme"), ("c", "default"))
     ]
     first = weft("hub", "token", "import", config, "--file", tokens)
@@ -99,7 +101,7 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     assert (
         weft("hub", "token", "import", config, "--file", tokens).output == "declared 0 tokens; 3 were there already\n"
     )
-    credentials = Credentials(None, False, lambda: 0)
+    credentials = Credentials(False, lambda: 0)
     store = open_store(str(config.parent / "store"))
     cluster = asyncio.run(open_cluster(store, None))
     credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
@@ -107,14 +109,28 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     assert [(each.edge, each.tenant) for each in found if each] == [("a", "default"), ("b", "acme"), ("c", "default")]
 
 
-def test_a_secret_that_a_tokens_file_may_have_is_named_when_it_should_end(config: Path) -> None:
-    for name in ("a", "b"):
-        weft("hub", "token", "add", config, name, "--scope", "admin")
-    assert weft("hub", "token", "rotate", config, "a").stderr == ""
-    config.write_text(config.read_text() + "tokens_file: tokens\n")
-    for command in ("rotate", "remove"):
-        warning = weft("hub", "token", command, config, "b").stderr
-        assert "until `weft token remove b --file ...` on every host" in warning
+def test_the_first_token_makes_the_store_of_a_hub_that_never_ran(tmp_path: Path) -> None:
+    config, tokens = tmp_path / "hub.yaml", tmp_path / "tokens"
+    config.write_text(HUB.format(port=8090, processes=1).replace("anonymous: never\n", ""))
+    create_token(tokens, "filed", Scope.READER)
+    assert weft("hub", "token", "import", config, "--file", tokens).exit_code == 0, "no hub is open, so none is closed"
+    assert weft("hub", "token", "add", config, "ops", "--scope", "admin").exit_code == 0
+    assert [each["name"] for each in listed("token", config)] == ["filed", "ops"]
+    assert asyncio.run(open_cluster(open_store(str(tmp_path / "store")), None)).shards == 2, "as the configuration says"
+
+
+@pytest.mark.parametrize("content", [b"tokens: [1", b"[" * 10_000, b"\xff\xfe", b"tokens: 7", b"a secret"])
+def test_a_file_without_tokens_is_refused_with_its_name(config: Path, content: bytes) -> None:
+    path = config.parent / "tokens"
+    path.write_bytes(content)
+    found = weft("hub", "token", "import", config, "--file", path)
+    assert isinstance(found.exception, Refused)
+    assert str(path) in str(found.exception)
+    assert listed("token", config) == []
+
+
+def test_the_command_of_former_token_files_names_the_one_of_the_store() -> None:
+    assert "token` is called `" in str(weft("token", "add", "x").exception)
 
 
 def test_a_user_without_a_name_is_its_number(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +184,12 @@ def test_the_first_token_of_an_open_hub_is_asked_about(config: Path) -> None:
     ("arguments", "error"),
     [
         (("token", "add", "x", "--scope", "edge"), "scope 'edge' needs an edge"),
+        (("token", "add", "x", "--scope", "reader", "--edge", "a"), "the other scopes must not have one"),
+        (("token", "add", "x", "--scope", "reader", "--tenant", "Other Tenant"), "tenant and edge need"),
+        (("token", "add", "x", "--scope", "reader", "--grant", "read"), "a token has a scope, or grants"),
+        (("token", "add", "x", "--grant", "write:a"), "grants to write need an edge"),
+        (("token", "add", "x", "--grant", "operator", "--edge", "a"), "the others must not have one"),
+        (("token", "add", "x" * 200, "--scope", "reader"), "printable characters"),
         (("token", "add", "x", "--scope", "reader", "--expires", "yesterday"), "expected a duration such as"),
         (("token", "add", "x", "--scope", "reader", "--expires", "2001-01-01"), "is in the past"),
         (("token", "add", "x\n", "--scope", "reader"), "printable characters"),
@@ -384,7 +406,7 @@ def test_a_fleet_gets_its_tokens_in_one_run_that_can_be_repeated(config: Path) -
     assert "token press-1, press-2" in weft("hub", "declarations", config).output
     names.write_text(names.read_text() + "press-3\n")
     assert weft(*add).output.startswith("declared 1 token; 2 were there already\n")
-    credentials = Credentials(None, False, time.time_ns)
+    credentials = Credentials(False, time.time_ns)
     store = open_store(str(config.parent / "store"))
     cluster = asyncio.run(open_cluster(store, None))
     credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
@@ -427,7 +449,7 @@ def test_hubs_that_were_closed_by_a_first_token_can_be_opened(config: Path) -> N
 
 def required(config: Path) -> bool:
     store = open_store(str(config.parent / "store"))
-    credentials = Credentials(None, False, time.time_ns)
+    credentials = Credentials(False, time.time_ns)
     cluster = asyncio.run(open_cluster(store, None))
     credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
     return credentials.required

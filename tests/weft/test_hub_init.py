@@ -1,4 +1,4 @@
-"""`weft hub init`: a first configuration that `weft hub check` finds good, with a token in a file of its own."""
+"""`weft hub init`: a first configuration that `weft hub check` finds good, and the commands that come next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.processes import weft
-from weft.cloud_hub.api.tokens import Scope, hash_token, read_tokens
 from weft.commands.common import load_hub
 from weft.commands.hub_init import ask
 from weft.output import Refused
@@ -37,14 +36,14 @@ def test_without_options_the_hub_serves_its_machine_and_demands_a_token(config: 
     made = load_hub(str(config))
     assert (made.listen, made.anonymous) == ("127.0.0.1:8090", "never")
     assert made.store.endswith(str(config.parent / "store"))
-    files = {path.name: path for path in config.parent.iterdir()}
-    assert sorted(files) == ["admin.token", "hub.yaml", "tokens"]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
-    token = files["admin.token"].read_text().strip()
-    (identity,) = read_tokens(files["tokens"].read_bytes(), "tokens")
-    assert (identity.sha256, identity.scope) == (hash_token(token), Scope.ADMIN)
-    assert token not in said.output + files["hub.yaml"].read_text() + files["tokens"].read_text()
+    assert [path.name for path in config.parent.iterdir()] == ["hub.yaml"]
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert f"weft hub token pair {config} EDGE" in said.output
+    assert weft("hub", "token", "add", config, "admin", "--scope", "admin", "--to", config.parent / "t").exit_code == 0
+    add = f"weft hub token add {config} admin --scope admin --to {config.parent / 'admin.token'}"
+    assert add in said.output
+    assert stat.S_IMODE((config.parent / "t").stat().st_mode) == 0o600
+    assert weft("hub", "check", config).stderr == ""
 
 
 def test_an_authority_makes_a_hub_that_others_may_call(config: Path, tmp_path: Path) -> None:
@@ -75,11 +74,10 @@ def test_certificates_that_are_there_are_named_from_the_configuration_s_folder(
     assert (made.tls.certificate, made.tls.key) == (str(tmp_path / "hub.crt"), str(tmp_path / "hub.key"))
 
 
-@pytest.mark.parametrize("name", ["hub.yaml", "tokens", "admin.token"])
-def test_what_is_there_is_not_overwritten(config: Path, name: str) -> None:
-    (config.parent / name).write_text("mine\n")
+def test_what_is_there_is_not_overwritten(config: Path) -> None:
+    config.write_text("mine\n")
     assert "is there already" in refused(config)
-    assert {path.name: path.read_text() for path in config.parent.iterdir()} == {name: "mine\n"}
+    assert config.read_text() == "mine\n"
 
 
 def test_the_package_s_example_is_replaced_while_it_is_unchanged(config: Path) -> None:
@@ -121,5 +119,5 @@ def test_a_wrong_answer_is_asked_for_again() -> None:
 
 
 def test_a_wrong_token_file_is_no_configuration(tmp_path: Path) -> None:
-    result = weft("hub", "init", tmp_path / "tokens")
+    result = weft("hub", "init", tmp_path / "admin.token")
     assert isinstance(result.exception, Refused)

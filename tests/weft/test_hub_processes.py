@@ -109,7 +109,7 @@ def test_processes_end_with_their_supervisor(config: Path, port: int, start: Sta
 def test_a_hang_up_reaches_every_process(config: Path, start: Start, log: Log, tmp_path: Path) -> None:
     hub = start("hub", config)
     hub.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: log.text.count("no tokens_file is set") == 2)
+    wait_until(lambda: log.text.count("SIGHUP: no certificate is set") == 2)
     wait_until(lambda: log.has("no setting in"))
     assert log.text.count("no setting in") == 1
     assert hub.stop() == 0

@@ -23,7 +23,7 @@ disk: {{budget: 64MiB}}
 streams: {{telemetry: {{from: "plant/#"}}}}
 links: {{cloud: {{to: "http://127.0.0.1:{port}", token_file: token, retry_min: 20ms, retry_max: 100ms}}}}
 """
-HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 1\ncommit_interval: 20ms\ntables: null\ntokens_file: tokens\n"
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 1\ncommit_interval: 20ms\ntables: null\n"
 AT_EDGE = "replication.runner.progress: link cloud: "
 AT_HUB = "cloud_hub.links.edge_link: "
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "clone.yaml").write_text(EDGE.format(port=port, data_dir="copy"))
     (tmp_path / "hub.yaml").write_text(HUB.format(port=port))
     for name in ("press-shop-7", "press-shop-8"):
-        made = weft("token", "add", name, "--file", tmp_path / "tokens", "--scope", "edge", "--edge", name)
+        made = weft("hub", "token", "add", tmp_path / "hub.yaml", name, "--scope", "edge", "--edge", name)
         (tmp_path / f"token of {name}").write_text(made.output)
     shutil.copy(tmp_path / "token of press-shop-7", tmp_path / "token")
     return tmp_path

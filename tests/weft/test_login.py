@@ -15,8 +15,9 @@ from click.testing import Result
 from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.processes import weft
+from tests.support.tokens import create_token
 from weft.client import logins
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.commands import hub_tenants
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
@@ -44,7 +45,7 @@ async def test_a_hub_is_asked_by_its_url_a_login_or_the_environment(
     link = create_token(tokens, "press-1", Scope.EDGE, "acme", "press-1")
     (home / "publish.token").write_text(publish)
     log.append(*records(0, [b"{}"] * 3))
-    async with running_hub(MemoryStore(), shards=2, tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), shards=2, tokens=tokens) as hub:
         await deliver(hub, log, 3, EDGE, link)
         await asyncio.to_thread(ask, hub.url, admin, home, monkeypatch)
 
@@ -73,7 +74,8 @@ def ask(url: str, admin: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     told = weft("hub", "usage", "plant", "--tenant", "acme").output
     assert re.search(r"^received +\d+ B, 3 records since .*: .* a day$", told, re.MULTILINE), told
     assert re.search(r"^telemetry\t3\t\d+\t3\t(unknown|.* (B|KiB))$", told, re.MULTILINE), told
-    assert json.loads(weft("hub", "acts", "plant", "--json").output)["acts"] == []
+    acts = json.loads(weft("hub", "acts", "plant", "--json").output)["acts"]
+    assert {each["by"] for each in acts} == {"a test"}, "those of the tokens"
     assert "telemetry" in weft("streams", "plant", "--tenant", "acme").output
     stored = ["hub", "publish", url, "press-1", "down/x", "{}", "--tenant", "acme"]
     assert "message 0 is stored" in weft(*stored).output

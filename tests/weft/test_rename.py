@@ -16,7 +16,9 @@ import pytest
 from tests.support import forked
 from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Node, Start, publish, weft
+from tests.support.tokens import create_token, declare_in
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
+from weft.cloud_hub.api.tokens import Scope
 from weft.demo.fabric import free_port
 from weft.edge_node.timing import clock_reader
 from weft.output import Failed, Refused
@@ -409,13 +411,13 @@ def test_a_node_that_never_ran_needs_no_rename(fabric: Fabric) -> None:
 
 @pytest.mark.slow
 def test_the_old_token_delivers_and_a_token_of_the_new_name_is_told_apart(fabric: Fabric) -> None:
-    tokens = str(fabric.folder / "tokens")
+    tokens = fabric.folder / "tokens"
     for edge_name in ("press-1", "press-2"):
-        made = weft("token", "add", edge_name, "--file", tokens, "--scope", "edge", "--edge", edge_name)
-        (fabric.folder / edge_name).write_text(made.stdout.split()[0] + "\n")
+        (fabric.folder / edge_name).write_text(create_token(tokens, edge_name, Scope.EDGE, edge=edge_name) + "\n")
+    declare_in(fabric.store(), tokens)
     fabric.tokens["cloud"] = str(fabric.folder / "press-1")
     fabric.name("press-1")
-    fabric.hub(more=f"tokens_file: {tokens}\n")
+    fabric.hub()
     edge = fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 10))
     wait_until(is_drained(edge))

@@ -27,7 +27,7 @@ http: {bind: "127.0.0.1:0"}
 disk: {budget: 64MiB}
 streams: {telemetry: {from: "plant/#"}}
 """
-HUB = "listen: 127.0.0.1:0\nstore: store\nshards: 1\ntables: null\ntokens_file: tokens\n"
+HUB = "listen: 127.0.0.1:0\nstore: store\nshards: 1\ntables: null\n"
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [\w.]+: .+")
 
 
@@ -35,15 +35,10 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|E
 def configs(tmp_path: Path) -> dict[str, Path]:
     (tmp_path / "password").write_text("secret")
     assert weft("user", "add", "a", "--file", tmp_path / "users", "--password-file", tmp_path / "password")
-    assert token(tmp_path, "first")
     found = {"edge": tmp_path / "edge.yaml", "hub": tmp_path / "hub.yaml"}
     found["edge"].write_text(EDGE)
     found["hub"].write_text(HUB)
     return found
-
-
-def token(folder: Path, name: str) -> str:
-    return weft("token", "add", name, "--file", folder / "tokens", "--scope", "admin").output.strip()
 
 
 def hang_up(process: subprocess.Popen[str]) -> None:
@@ -113,18 +108,12 @@ def test_an_edge_says_what_it_read_again_and_which_settings_need_a_restart(
     assert edge.stop() == 0
 
 
-def test_a_hub_reads_its_tokens_again_and_keeps_those_it_has_when_the_file_is_bad(
-    start: Start, configs: dict[str, Path], log: Log
-) -> None:
+def test_a_hub_says_which_settings_need_a_restart(start: Start, configs: dict[str, Path], log: Log) -> None:
     hub = start("hub", configs["hub"])
-    tokens = configs["hub"].parent / "tokens"
-    token(tokens.parent, "second")
     hang_up(hub.process)
-    wait_until(lambda: log.has("SIGHUP: read the tokens file again; tokens: 2"))
-    tokens.write_text("tokens: 7")
+    wait_until(lambda: log.has("SIGHUP: no certificate is set"))
     configs["hub"].write_text(HUB.replace("shards: 1", "shards: 2"))
     hang_up(hub.process)
-    wait_until(lambda: log.has("the tokens file cannot be used, the tokens read before stay in force"))
     wait_until(lambda: log.has("have changed and need a restart: shards"))
     assert hub.stop() == 0
 

@@ -1,206 +1,25 @@
-"""``weft token`` and ``weft user``: tokens of a hub and users of an edge node, in files."""
+"""``weft user``, ``weft login`` and ``weft hub whoami``: passwords of a node's clients, and tokens for hubs."""
 
 from __future__ import annotations
 
 import getpass
+import os
+import sys
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO
+from urllib.parse import urlsplit
 
 import click
 
-from weft.cloud_hub.api.tokens import (
-    InvalidGrant,
-    Right,
-    Rights,
-    Scope,
-    TokensUnusable,
-    create_token,
-    read_tokens,
-    revoke_token,
-    role_grants,
-)
+from weft.client import logins
+from weft.client.logins import Login, LoginsUnusable
 from weft.commands.acts import Decided, acting_on_file, decision_options
-from weft.commands.common import (
-    ExistingPath,
-    json_option,
-    using,
-)
-from weft.commands.running import any_hub_argument, running_hub
+from weft.commands.common import ExistingPath, json_option, using
+from weft.commands.running import RunningHub, any_hub_argument, running_hub, trusting
 from weft.edge_node.access import users
+from weft.network.admission import is_loopback
+from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
 from weft.output import Failed, Refused, harmless, print_facts, print_json, print_table
-
-if TYPE_CHECKING:
-    from weft.cloud_hub.api.tokens import TokenIdentity
-
-
-# ``weft token``: manage the tokens of a hub.
-
-tokens_file_option = click.option(
-    "--file",
-    "path",
-    required=True,
-    type=click.Path(dir_okay=False, readable=False),
-    help="The hub's tokens_file; created if it is missing.",
-)
-
-
-def scope_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what a token opens to a command."""
-    for option in (
-        click.option(
-            "--tenant", default="default", show_default=True,
-            help="Tenant whose data the token opens; `*` for all, with the scope region.",
-        ),
-        click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
-        click.option(
-            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
-            help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
-            "report with PIPELINE, status, metrics. `*` stands for any characters. Or a role: viewer, operator, "
-            "administrator.",
-        ),
-        click.option(
-            "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),
-            help="Access that the token gives.",
-        ),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-
-    return role_grants(given)
-
-
-def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
-    """Return the scope of some options; refuse those that do not fit each other."""
-
-    if (scope is None) != bool(grants):
-        raise Refused("a token has a scope, or grants. Give --scope, or --grant once or more")
-    try:
-        writes = scope == "edge" or Right.WRITE in Rights(grants)
-    except InvalidGrant as error:
-        raise Refused(f"--grant: {error}") from None
-    if writes != (edge is not None):
-        advice = "Name it with --edge" if edge is None else "Leave out --edge"
-        others = (
-            "grants to write need an edge, the others" if grants else "scope 'edge' needs an edge, the other scopes"
-        )
-        raise Refused(f"{others} must not have one. {advice}")
-    return Scope.GRANTED if scope is None else Scope(scope)
-
-
-@click.command("add")
-@click.argument("name")
-@tokens_file_option
-@scope_options
-@decision_options
-@json_option
-def add_token(
-    name: str,
-    path: str,
-    *,
-    scope: str | None,
-    grants: tuple[str, ...],
-    edge: str | None,
-    tenant: str,
-    reason: str,
-    by: str | None,
-    as_json: bool,
-) -> None:
-    """Add token NAME and print it. The token is shown only once and stored nowhere."""
-
-    access = access_of(scope, grants, edge)
-    rights = " ".join(grants) or access.value
-    target = f"token {name}: {rights}, tenant {tenant}" + (f", edge {edge}" if edge else "")
-    try:
-        with using(path), acting_on_file(path, target, Decided(by, reason)):
-            token = create_token(path, name, access, tenant, edge, grants=grants)
-    except TokensUnusable as error:
-        raise Refused(str(error)) from None
-    if as_json:
-        facts = {"name": name, "scope": str(access), "tenant": tenant, "edge": edge, "grants": grants}
-        print_json({**facts, "token": token})
-    else:
-        click.echo(token)
-
-
-@click.command("remove")
-@click.argument("name")
-@tokens_file_option
-@decision_options
-@json_option
-def remove_token(name: str, path: str, *, reason: str, by: str | None, as_json: bool) -> None:
-    """Remove token NAME. Running hubs reject it immediately, and its links end within seconds."""
-
-    try:
-        with using(path), acting_on_file(path, f"token {name}", Decided(by, reason)):
-            removed = revoke_token(path, name)
-    except TokensUnusable as error:
-        raise Refused(str(error)) from None
-    if as_json:
-        print_json({"removed": _facts(removed)})
-    else:
-        click.echo(f"removed {name}")
-
-
-@click.command("list")
-@tokens_file_option
-@json_option
-def list_tokens(path: str, as_json: bool) -> None:
-    """List the names of the tokens, not the tokens themselves."""
-    facts = [_facts(each) for each in read_file(path)]
-    if as_json:
-        print_json(facts)
-    else:
-        print_table(
-            ("name", "scope", "tenant", "edge"),
-            [(each["name"], shown_access(each), each["tenant"], each["edge"] or "") for each in facts],
-        )
-
-
-def _facts(identity: TokenIdentity) -> dict[str, Any]:
-    return {
-        "name": identity.name, "scope": str(identity.scope), "tenant": identity.tenant, "edge": identity.edge,
-        "grants": list(identity.grants),
-    }  # fmt: skip
-
-
-def shown_access(facts: Mapping[str, Any]) -> str:
-    """Return the scope of a token, or its grants, for a table."""
-    return " ".join(facts["grants"]) or str(facts["scope"])
-
-
-def read_file(path: str) -> list[TokenIdentity]:
-    """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
-
-    try:
-        with using(path, makes="weft token add"), open(path, "rb") as file:
-            return read_tokens(file.read(), path)
-    except TokensUnusable as error:
-        raise Refused(str(error)) from None
-
-
-@click.command()
-@any_hub_argument
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
-@json_option
-def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
-    """Show the rights of a token, or of a login's certificate, at the running hub HUB: name, scope, tenant and end.
-
-    \b
-    weft hub whoami hub.yaml --token-file press-7.token
-    """
-    facts = running_hub(hub, token_file).get("/v1/whoami")
-    if as_json:
-        print_json(facts)
-        return
-    no_token = "none: the hub has no tokens" if facts.get("certificate") is None else "none"
-    without = {"token": no_token, "certificate": "none", "edge": "none", "until": "none", "rights": "all"}
-    told = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
-    print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in told.items()})
-
 
 # ``weft user``: manage the user names and passwords of an edge node's MQTT clients.
 
@@ -311,3 +130,154 @@ def _asked(*, confirm: bool) -> bytes:
                 "--password-file - for standard input"
             ) from None
     return asked.encode()
+
+
+# ``weft login``: hubs by their names, each with its token; and what a token opens there.
+
+
+@click.command("login")
+@click.argument("name", required=False)
+@click.argument("url", required=False)
+@click.option(
+    "--token-file",
+    type=ExistingPath(dir_okay=False),
+    help="File with the token, which is copied. Unset: it is asked for, or read from standard input.",
+)
+@click.option("--no-token", is_flag=True, help="The hub needs no token, or the environment has it.")
+@click.option(
+    "--ca-file", type=ExistingPath(dir_okay=False), help="Authorities that the hub's certificate is trusted by (PEM)."
+)
+@click.option(
+    "--certificate",
+    type=ExistingPath(dir_okay=False),
+    help="Client certificate (PEM) that the hub gives rights by `tls.readers`, in the place of a token.",
+)
+@click.option("--key", type=ExistingPath(dir_okay=False), help="The certificate's key (PEM), not encrypted.")
+@click.option("--forget", is_flag=True, help="Remove NAME and its token instead.")
+@json_option
+def login_command(
+    name: str | None, url: str | None, *, token_file: str | None, no_token: bool, ca_file: str | None,
+    certificate: str | None, key: str | None, forget: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.
+
+    The hub is asked whose token it is before anything is kept. The file, ~/.config/weft/hubs.json, has mode 600.
+    Without NAME and URL, the command lists the hubs in it. A token cannot be an argument: other users would see it.
+
+    \b
+    weft login plant https://hub.example.com
+    weft login plant https://hub.example.com --token-file admin.token --ca-file ca.pem
+    weft login plant https://hub.example.com --certificate mara.crt --key mara.key
+    weft hub status plant
+    """
+    known = _known_logins()
+    if name is None:
+        _list(known, as_json=as_json)
+        return
+    if forget:
+        _forget(name, known)
+        return
+    if url is None:
+        raise Refused("give NAME and URL: weft login plant https://hub.example.com")
+    if no_token and token_file is not None:
+        raise Refused("--no-token and --token-file exclude each other: choose one")
+    if (certificate is None) != (key is None):
+        raise Refused("--certificate and --key belong together: give both")
+    try:
+        name, url = logins.check_name(name), logins.check_url(url)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if certificate is not None and not url.startswith("https://"):
+        raise Refused("a certificate is shown by TLS: the URL has to begin with https://")
+    is_without = no_token or (certificate is not None and token_file is None)
+    token = None if is_without else _token(name, token_file)
+    made = Login(url, token, *(None if each is None else os.path.abspath(each) for each in (ca_file, certificate, key)))
+    tls = trusting(made.ca_file, made.certificate, made.key)
+    told = RunningHub(url, token=token, tls=tls).get("/v1/whoami")
+    with using(logins.path()):
+        try:
+            logins.write({**_known_logins(), name: made})
+        except LoginsUnusable as error:
+            raise Failed(str(error)) from None
+    if as_json:
+        print_json({"name": name, "url": url, "whoami": told})
+        return
+    by_certificate = told.get("certificate")
+    whose = told["token"] or (f"the certificate {by_certificate!r}" if by_certificate else "no token: the hub has none")
+    click.echo(harmless(f"{name} is {url}, as {whose}, tenant {told['tenant'] or 'all'}: kept in {logins.path()}"))
+    if token is not None and url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
+        click.echo("warning: the URL begins with http://, so the token crosses the network readable", err=True)
+
+
+def _forget(name: str, known: dict[str, Login]) -> None:
+    if name not in known:
+        raise Failed(f"there is no login {name!r}. `weft login` lists them")
+    with using(logins.path()):
+        logins.write({each: login for each, login in known.items() if each != name})
+    click.echo(f"forgot {name}; at the hub, its token remains until `weft hub token remove`")
+
+
+def _list(known: dict[str, Login], *, as_json: bool) -> None:
+    facts = [
+        {
+            "name": name,
+            "url": login.url,
+            "has_token": login.token is not None,
+            "ca_file": login.ca_file,
+            "certificate": login.certificate,
+        }
+        for name, login in sorted(known.items())
+    ]
+    if as_json:
+        print_json({"hubs": facts})
+        return
+    if not facts:
+        click.echo("no hub has a name yet: weft login NAME URL")
+        return
+    rows = [
+        (
+            each["name"], each["url"], "yes" if each["has_token"] else "no", each["ca_file"] or "",
+            each["certificate"] or "",
+        )
+        for each in facts
+    ]  # fmt: skip
+    print_table(("name", "url", "token", "authorities", "certificate"), rows)
+
+
+def _known_logins() -> dict[str, Login]:
+    try:
+        return logins.read()
+    except LoginsUnusable as error:
+        raise Refused(str(error)) from None
+
+
+def _token(name: str, token_file: str | None) -> str:
+    try:
+        if token_file is not None:
+            with using(token_file):
+                return read_token(token_file)
+        if sys.stdin.isatty():
+            return token_in(click.prompt(f"Token for {name}", hide_input=True, err=True).encode(), "the answer")
+        return token_in(sys.stdin.buffer.read(TOKEN_BYTES_MAX + 1), "standard input")
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+@click.command()
+@any_hub_argument
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with a token of any scope.")
+@json_option
+def whoami(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
+    """Show the rights of a token, or of a login's certificate, at the running hub HUB: name, scope, tenant and end.
+
+    \b
+    weft hub whoami hub.yaml --token-file press-7.token
+    """
+    facts = running_hub(hub, token_file).get("/v1/whoami")
+    if as_json:
+        print_json(facts)
+        return
+    no_token = "none: the hub has no tokens" if facts.get("certificate") is None else "none"
+    without = {"token": no_token, "certificate": "none", "edge": "none", "until": "none", "rights": "all"}
+    told = {name: " ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
+    print_facts({name: harmless(str(value or without.get(name, ""))) for name, value in told.items()})

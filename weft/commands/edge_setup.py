@@ -304,7 +304,7 @@ def _token(path: str | None, *, asks: bool) -> str | None:
             return token_in(typed.encode(), "the token") if typed else None
         if path == "-":
             return token_in(sys.stdin.buffer.read(TOKEN_BYTES_MAX + 1), "standard input")
-        with using(path, makes="weft token add"):
+        with using(path, makes="weft hub token add"):
             return read_token(path)
     except ValueError as error:
         raise Refused(str(error)) from None

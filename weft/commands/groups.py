@@ -518,8 +518,8 @@ size of tables, these stand, and the log keeps the records. The quota of stored 
                 "token": Group(
                     """Manage the tokens of all hubs of a store, whether nodes run or not.
 
-The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. A hub
-with a `tokens_file` admits the tokens of both. `weft token` manages such files.""",
+The cluster log in the store holds only hashes. Running hubs know a change two seconds later, on all hosts. The
+first token can be added before the first start of a hub.""",
                     {
                         "add": Command(
                             "hub_tokens:add",
@@ -568,7 +568,7 @@ with a `tokens_file` admits the tokens of both. `weft token` manages such files.
             },
         ),
         "login": Command(
-            "login:login_command",
+            "credentials:login_command",
             "Keep the hub at URL with its token as NAME, which then stands where a command takes HUB.",
         ),
         "streams": Command(
@@ -632,18 +632,6 @@ with a `tokens_file` admits the tokens of both. `weft token` manages such files.
                     "Print the log of a node, named by its CONFIG or its data_dir, or one segment FILE.",
                 ),
             },
-        ),
-        "token": Group(
-            """Manage the tokens file of a hub.
-
-The file holds only hashes. A running hub picks up changes by itself. `weft hub token` manages tokens in the store
-instead, for the hubs of all hosts, with an end and a second secret for their rotation.""",
-            {
-                "add": Command("credentials:add_token", "Add token NAME and print it."),
-                "list": Command("credentials:list_tokens", "List the names of the tokens, not the tokens themselves."),
-                "remove": Command("credentials:remove_token", "Remove token NAME."),
-            },
-            _TOKEN_COMMANDS,
         ),
         "user": Group(
             """Manage the user names and passwords of MQTT clients.
@@ -738,4 +726,5 @@ weft ca edge plant-ca press-7 --to press-7""",
             "Print the code by which SHELL completes the commands and options of weft.",
         ),
     },
+    {"token": "hub token"},
 )

@@ -39,7 +39,7 @@ EDGES_SHOWN = 20
 RUNS_SHOWN = 5
 """Runs of lost records that are shown of a lane."""
 OPEN = (
-    "the cluster log of this store demands no token: a hub of it without `tokens_file`, `jwt` or `anonymous: never` "
+    "the cluster log of this store demands no token: a hub of it without `jwt` or `anonymous: never` "
     "admits everybody. Tokens that were declared after the backup are not there: `weft hub token add`"
 )
 """Warning at the end of a restore or a verification of a store that admits everybody."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token, tokens_text
 from weft.cloud_hub.check import check
 from weft.commands.ca import CERTIFICATE_FILE, DAYS, LIST_FILE, Kind, issue
 from weft.commands.common import json_option
@@ -21,7 +20,7 @@ from weft.config.models import HubConfig
 from weft.config.units import is_bucket, parse_bind
 from weft.output import Refused
 
-TOKENS_FILE, ADMIN_FILE, ADMIN = "tokens", "admin.token", "admin"
+ADMIN_FILE = "admin.token"
 LISTEN = "127.0.0.1:8090"
 UNIT_FOLDER, UNIT_STORE = "/etc/weft", "/var/lib/weft-hub"
 """Folders of the configuration and of the store under systemd, where the hub runs as the user ``weft``."""
@@ -41,11 +40,11 @@ _OPTIONS = {"listen": "--listen", "store": "--store", "tls": "--certificate"}
 @click.option("--plain-http", is_flag=True, help="No TLS: only behind a proxy with TLS.")
 @json_option
 def hub_init(config_file: str, *, as_json: bool, **given: Any) -> None:
-    """Write a first CONFIG (hub.yaml) of a hub, checked as at a start, with an admin token.
+    """Write a first CONFIG (hub.yaml) of a hub, checked as at a start.
 
-    At a terminal the command asks for what no option says. The admin token is in admin.token, its hash in tokens, and
-    both are for the owner of the folder alone. Nothing is overwritten, except the example of the Debian package while
-    it is unchanged.
+    At a terminal the command asks for what no option says. The hub will demand tokens: the last lines of the answer
+    have the command for an administrator's. Nothing is overwritten, except the example of the Debian package while it
+    is unchanged.
 
     \b
     weft hub init hub.yaml --store store
@@ -53,7 +52,7 @@ def hub_init(config_file: str, *, as_json: bool, **given: Any) -> None:
     weft hub init hub.yaml --store s3://plant/weft --listen 0.0.0.0:8090 --ca plant-ca --host hub.plant.example
     """
     _check_options(given)
-    check_place(config_file, (TOKENS_FILE, ADMIN_FILE), "hub.yaml")
+    check_place(config_file, (ADMIN_FILE,), "hub.yaml")
     folder = os.path.dirname(config_file)
     is_unit = os.path.abspath(folder) == UNIT_FOLDER
     store = UNIT_STORE if is_unit else "store"
@@ -73,7 +72,6 @@ def text_of(given: dict[str, Any]) -> str:
         f"listen: {json.dumps(given['listen'])}",
         f"store: {json.dumps(given['store'])}",
         "anonymous: never",
-        f"tokens_file: {TOKENS_FILE}",
     ]
     certificate, key = ("hub.crt", "hub.key") if given["ca"] else (given["certificate"], given["key"])
     if certificate is not None:
@@ -148,20 +146,12 @@ def _check(text: str, path: str) -> HubConfig:
 
 def _write(config_file: str, folder: str, text: str, given: dict[str, Any]) -> list[str]:
     """Write everything, the configuration last: one that is there is whole."""
-
-    token = new_token()
-    tokens = tokens_text([TokenIdentity(ADMIN, hash_token(token), Scope.ADMIN)])
-    contents = {
-        os.path.join(folder, ADMIN_FILE): f"{token}\n".encode(),
-        os.path.join(folder, TOKENS_FILE): tokens.encode(),
-        config_file: text.encode(),
-    }
     issued: list[str] = []
     if given["ca"]:
         hosts = given["hosts"]
         issued = issue(given["ca"], Kind.HUB, hosts[0], hosts, folder or ".", days=DAYS, replaces=False)["written"]
-    write_new(contents, replaced=config_file)
-    return [*issued, *contents]
+    write_new({config_file: text.encode()}, replaced=config_file)
+    return [*issued, config_file]
 
 
 def _tell(written: list[str], config_file: str, given: dict[str, Any], *, is_unit: bool, as_json: bool) -> None:
@@ -171,7 +161,9 @@ def _tell(written: list[str], config_file: str, given: dict[str, Any], *, is_uni
     offline = " --offline" if is_bucket(given["store"]) else ""
     admin = shlex.quote(os.path.join(os.path.dirname(config_file), ADMIN_FILE))
     commands = [
-        f"{prefix}weft hub check {file}{offline}", run, f"{prefix}weft hub status {file} --token-file {admin}",
+        f"{prefix}weft hub check {file}{offline}",
+        f"{prefix}weft hub token add {file} admin --scope admin --to {admin}", run,
+        f"{prefix}weft hub status {file} --token-file {admin}",
         f"{prefix}weft hub token pair {file} EDGE",
     ]  # fmt: skip
     say_next(written, commands, as_json=as_json)

@@ -32,12 +32,6 @@ TABLE_INTERVAL_BUCKET_S = 120.0
 """Interval of table steps where each costs money: bench/hub/costs.py computes the cost of a month."""
 
 
-def stream_key(name: str) -> tuple[str, str]:
-    """Return (tenant, stream) of a name under the setting ``streams``."""
-    tenant, slash, stream = name.rpartition("/")
-    return (tenant if slash else "default", stream)
-
-
 def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
     """Return the settings of one of the hub's processes from its configuration."""
     from weft.cloud_hub.settings import HubSettings, SequencerSettings, cores
@@ -55,7 +49,6 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         advertise=config.advertise or (),
         shards=config.shards,
         shards_max=config.shards_max,
-        tokens_file=config.tokens_file,
         jwt=_jwt(config),
         tokens_required=config.anonymous == "never",
         open_to_network=config.anonymous == "allowed_beyond_loopback",
@@ -89,7 +82,6 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         link_silence_s=config.silence_s,
         batch_bytes_max=config.limits.batch_bytes,
         response_bytes_max=config.limits.response_bytes,
-        expected_edges={stream_key(name): stream.expected_edges for name, stream in config.streams.items()},
         peers=config.peers,
         retired_after_s=config.retired_after_s,
         dropped_after_s=config.dropped_after_s,

@@ -29,9 +29,10 @@ from weft.commands.common import (
 from weft.commands.running import any_hub_argument, running_hub
 from weft.output import Failed, Refused, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
-from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage import hub_keys
+from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
-from weft.storage.object_store import ObjectStore, StoreError
+from weft.storage.object_store import NotFound, ObjectStore, StoreError
 from weft.storage.object_store.probe import read_only
 
 if TYPE_CHECKING:
@@ -138,6 +139,25 @@ def author_of(at: int, by: str | None, reason: str) -> Author:
     """
 
     return Author(at, by or f"{user_name()}@{platform.node()}", reason, origin(), command_words())
+
+
+def begin(config_file: str) -> bool:
+    """Make the store of a configuration, as the first start of a hub does, so that something can be declared before.
+
+    Returns:
+        Whether it was new.
+    """
+    shards = load_hub(config_file).shards or NEW_SHARDS
+
+    async def work(store: ObjectStore) -> bool:
+        try:
+            await store.get(hub_keys.CLUSTER)
+        except NotFound:
+            await open_cluster(store, None, new_shards=shards)
+            return True
+        return False
+
+    return _with_store(config_file, work)
 
 
 async def open_log(store: ObjectStore) -> ClusterLog:

@@ -29,7 +29,7 @@ from weft.commands.common import (
     yes_option,
 )
 from weft.commands.hub_settings import longest_round_s
-from weft.commands.hub_store import acting, decision_options, declare, on_store, read_facts
+from weft.commands.hub_store import acting, begin, decision_options, declare, on_store, read_facts
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, ShardLog
@@ -127,7 +127,7 @@ async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
 @config_argument
 @click.argument("stream", metavar="[TENANT/]STREAM")
 @click.argument("edges", nargs=-1)
-@click.option("--withdraw", is_flag=True, help="Declare nothing any more: configurations count again.")
+@click.option("--withdraw", is_flag=True, help="Declare nothing any more: the edges that have linked count.")
 @decision_options
 def expect(
     config_file: str, stream: str, edges: tuple[str, ...], *, withdraw: bool, reason: str, by: str | None
@@ -135,8 +135,7 @@ def expect(
     """Declare the EDGES without which STREAM is not complete, for all hubs of the store of CONFIG.
 
     They are names, or patterns in which `*` stands for any characters, and take the place of those declared before.
-    What is declared here wins over `expected_edges` of configurations, in which hosts may differ. Running hubs know it
-    two seconds later. Without EDGES, the command shows what is declared.
+    Running hubs know it two seconds later. Without EDGES, the command shows what is declared.
 
     \b
     weft hub stream expect hub.yaml acme/telemetry 'press-*' welder-1
@@ -145,6 +144,8 @@ def expect(
     key = key_of(stream)
     if withdraw and edges:
         raise Refused("--withdraw takes no EDGES")
+    if edges:
+        begin(config_file)
     if withdraw or edges:
         declare(config_file, lambda _: changes.expect_edges(key, None if withdraw else edges), by, reason)
         click.echo(f"withdrew the edges of {'/'.join(key)}" if withdraw else f"declared the edges of {'/'.join(key)}")
@@ -159,7 +160,7 @@ def expect(
     except UnreadableDocument as error:
         raise Failed(f"this release cannot read what is declared of {'/'.join(key)}: {error}") from None
     if found is None:
-        raise Failed(f"the cluster log declares no edges of {'/'.join(key)}: `expected_edges` of configurations count")
+        raise Failed(f"the cluster log declares no edges of {'/'.join(key)}: those that have linked count")
     for edge in found:
         click.echo(edge)
 

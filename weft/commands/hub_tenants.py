@@ -27,7 +27,7 @@ from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.clock import sound_clock
 from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
-from weft.commands.hub_store import acting, decision_options, declare, no_other_author, read_facts
+from weft.commands.hub_store import acting, begin, decision_options, declare, no_other_author, read_facts
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
@@ -90,6 +90,7 @@ def add(
 
     quotas, _ = _quotas(given)
     if names_a_config(hub):
+        begin(hub)
         declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, is_new=True), by, reason)
     else:
         _only_quotas(isolation, by)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -14,7 +14,18 @@ import click
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.credentials import demands_tokens, last_uses, token_view
 from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret
-from weft.cloud_hub.api.tokens import Scope, TokenIdentity, hash_token, new_token
+from weft.cloud_hub.api.tokens import (
+    InvalidGrant,
+    Right,
+    Rights,
+    Scope,
+    TokenIdentity,
+    TokensUnusable,
+    hash_token,
+    new_token,
+    read_tokens,
+    role_grants,
+)
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import (
     certificate_of,
@@ -28,8 +39,7 @@ from weft.commands.common import (
     using,
     yes_option,
 )
-from weft.commands.credentials import access_of, read_file, scope_options, shown_access
-from weft.commands.hub_store import decision_options, declare, declare_all, end_of, on_store, read_facts
+from weft.commands.hub_store import begin, decision_options, declare, declare_all, end_of, on_store, read_facts
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
@@ -45,6 +55,69 @@ if TYPE_CHECKING:
     from weft.storage.cluster_log import Change, ClusterState
 
 
+# Options that say what a token opens, and how lists show it.
+
+
+def scope_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what a token opens to a command."""
+    for option in (
+        click.option(
+            "--tenant", default="default", show_default=True,
+            help="Tenant whose data the token opens; `*` for all, with the scope region.",
+        ),
+        click.option("--edge", help="Edge that may link with the token; for the scope edge and grants to write."),
+        click.option(
+            "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
+            help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
+            "report with PIPELINE, status, metrics. `*` stands for any characters. Or a role: viewer, operator, "
+            "administrator.",
+        ),
+        click.option(
+            "--scope", type=click.Choice(["edge", "reader", "publish", "pull", "region", "admin"]),
+            help="Access that the token gives.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _with_roles(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+
+    return role_grants(given)
+
+
+def access_of(scope: str | None, grants: tuple[str, ...], edge: str | None) -> Scope:
+    """Return the scope of some options; refuse those that do not fit each other."""
+
+    if (scope is None) != bool(grants):
+        raise Refused("a token has a scope, or grants. Give --scope, or --grant once or more")
+    try:
+        writes = scope == "edge" or Right.WRITE in Rights(grants)
+    except InvalidGrant as error:
+        raise Refused(f"--grant: {error}") from None
+    if writes != (edge is not None):
+        advice = "Name it with --edge" if edge is None else "Leave out --edge"
+        others = (
+            "grants to write need an edge, the others" if grants else "scope 'edge' needs an edge, the other scopes"
+        )
+        raise Refused(f"{others} must not have one. {advice}")
+    return Scope.GRANTED if scope is None else Scope(scope)
+
+
+def shown_access(facts: Mapping[str, Any]) -> str:
+    """Return the scope of a token, or its grants, for a table."""
+    return " ".join(facts["grants"]) or str(facts["scope"])
+
+
+def read_file(path: str) -> list[TokenIdentity]:
+    """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
+    try:
+        with using(path), open(path, "rb") as file:
+            return read_tokens(file.read(), path)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+
+
 # The first token of a store, which closes hubs that were open, and ``weft hub open``, the way back.
 
 
@@ -55,8 +128,8 @@ if TYPE_CHECKING:
 def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Let the hubs of CONFIG serve requests without a token again, after their last token was withdrawn.
 
-    The way back from a first token (`weft hub token add`), for hubs without `tokens_file`, `jwt` or
-    `anonymous: never`. The next token that is declared closes them again.
+    The way back from a first token (`weft hub token add`), for hubs without `jwt` or `anonymous: never`. The next token
+    that is declared closes them again.
 
     \b
     weft hub open hub.yaml --reason "the trial of tokens is over"
@@ -76,10 +149,7 @@ def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> No
 
 def closed_anyway(config: HubConfig) -> str:
     """Return the settings by which a hub demands a token, whatever the cluster log says; empty for none."""
-    given = {
-        "tokens_file": config.tokens_file is not None, "jwt": config.jwt is not None,
-        "anonymous: never": config.anonymous == "never",
-    }  # fmt: skip
+    given = {"jwt": config.jwt is not None, "anonymous: never": config.anonymous == "never"}
     return ", ".join(name for name, is_set in given.items() if is_set)
 
 
@@ -122,7 +192,8 @@ def say_what_would_be(config_file: str, names: Sequence[str], *, as_json: bool) 
 
 
 def confirm_first(config_file: str, yes: bool) -> None:
-    if yes or not _is_first(config_file):
+    """Ask before the first token of a store in use. A new store is made: no hub of it can be open."""
+    if begin(config_file) or yes or not _is_first(config_file):
         return
     ends = _linked(config_file)
     some = "" if ends is None else f" ({len(ends)} are open now)"
@@ -403,17 +474,23 @@ def pair(
 
 @click.command("import")
 @config_argument
-@click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="A tokens file of `weft token`.")
+@click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="File of tokens and their hashes.")
 @decision_options
 @yes_option
 def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
 
-    The file is not changed. Tokens that are declared already are passed over, so that the command can be repeated.
-    Their tenants must be declared before. A hub admits the tokens of its `tokens_file` as long as that is set.
+    The file has the SHA-256 of each token, and not the token. Tokens that are declared already are passed over, so that
+    the command can be repeated. Their tenants must be declared before.
 
     \b
-    weft hub token import hub.yaml --file tokens
+    tokens:
+    - name: press-7
+      sha256: 2f7b...            # printf %s "$TOKEN" | sha256sum
+      scope: edge
+      edge: press-shop-7
+    \b
+    weft hub token import hub.yaml --file tokens.yaml
     """
 
     identities = read_file(path)
@@ -453,8 +530,7 @@ def rotate(
 ) -> None:
     """Give token NAME at the hubs of CONFIG another secret and print it. The one before stays in force for a while.
 
-    Its owner takes the new one meanwhile; then links with the old one end. Access, name and end remain the same. A
-    secret that a tokens file of a host has, too, stays in force there: see `weft token remove`.
+    Its owner takes the new one meanwhile; then links with the old one end. Access, name and end remain the same.
 
     \b
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
@@ -488,7 +564,6 @@ def rotate(
             f"the new secret of {name} ends with the one before, in {left}: --expires 365d gives it a later end",
             err=True,
         )
-    _warn_of_file(config_file, name)
 
 
 @click.command()
@@ -497,19 +572,15 @@ def rotate(
 @decision_options
 @json_option
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
-    """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later.
-
-    A token that a tokens file of a host has, too, stays in force there: see `weft token remove`.
-    """
+    """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later."""
 
     state = declare(config_file, lambda _: changes.remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
-    _warn_of_file(config_file, name)
     if as_json:
         print_json({"removed": name, "left": left})
         return
     click.echo(f"withdrew {name}")
-    if not left and load_hub(config_file).tokens_file is None:
+    if not left:
         click.echo("no token is left in the cluster log: its hubs admit no one until `weft hub token add`, or "
                    "`weft hub open`", err=True)  # fmt: skip
 
@@ -543,16 +614,6 @@ def list_tokens(config_file: str, *, as_json: bool) -> None:
         )
         for each in found
     ])  # fmt: skip
-
-
-def _warn_of_file(config_file: str, name: str) -> None:
-    # The file may be another one on each host, so this one's cannot tell.
-    if load_hub(config_file).tokens_file is not None:
-        click.echo(
-            f"warning: the tokens file of a hub may have {name}, too, for instance after `weft hub token import`. Its "
-            f"secret is then in force there until `weft token remove {name} --file ...` on every host",
-            err=True,
-        )
 
 
 def _print_secret(name: str, token: str, until: int | None, to: str | None, *, as_json: bool, **more: Any) -> None:

@@ -9,11 +9,12 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.bounds import Owner, OwnerKind
 from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.cloud_hub.api.access import Access
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store.directory import MemoryStore
 
@@ -27,7 +28,7 @@ from weft.storage.object_store.directory import MemoryStore
     ],
 )
 def test_without_tokens_all_addresses_of_one_customer_share_a_budget(remote: str, owner: str) -> None:
-    access = Access(Credentials(None, False, lambda: 0), open_to_network=True)
+    access = Access(Credentials(False, lambda: 0), open_to_network=True)
     request = make_mocked_request("GET", "/v1/streams").clone(remote=remote)
     assert access.charged(request).owner == Owner(OwnerKind.ADDRESS, owner)
 
@@ -38,7 +39,7 @@ async def test_refused_requests_and_links_are_events_with_an_owner(
     caplog.set_level("INFO")
     path = str(tmp_path / "tokens")
     reader, admin = (create_token(path, name, Scope(name)) for name in ("reader", "admin"))
-    async with running_hub(MemoryStore(), tokens_file=path) as hub:
+    async with running_hub(MemoryStore(), tokens=path) as hub:
         for _ in range(3):
             await get(hub, "/v1/streams", "forged-token")
         await get(hub, "/v1/streams")

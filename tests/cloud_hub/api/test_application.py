@@ -16,9 +16,10 @@ import pytest
 
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api.access import _is_loopback
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import moment, parse_moment
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.openapi.answers import Problem
@@ -331,7 +332,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_tokens_decide_who_links_and_who_reads(tokens: dict[str, str]) -> None:
-    async with running_hub(MemoryStore(), tokens_file=tokens["path"]) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens["path"]) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"a"] * 5))
         async with running_link(hub, log, EDGE._replace(tenant="acme"), tokens["edge"]):
@@ -368,7 +369,7 @@ async def test_tokens_decide_who_links_and_who_reads(tokens: dict[str, str]) -> 
 async def test_a_link_needs_its_own_edges_token(
     tokens: dict[str, str], identity: LinkIdentity, token: str | None
 ) -> None:
-    async with running_hub(MemoryStore(), tokens_file=tokens["path"]) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens["path"]) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
         async with running_link(hub, log, identity, tokens[token] if token else None) as status:

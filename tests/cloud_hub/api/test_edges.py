@@ -11,9 +11,10 @@ from tests.cloud_hub.api.test_application import deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.speed import slowness
 from tests.support.steps import STEP_S_MAX, TRIES, stepped
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api.summaries import EdgeRow, EdgeViews, Walk, edges_after
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import LaneFacts
 from weft.protocols.chunk_index import Mark
 from weft.protocols.lane import Lane
@@ -62,7 +63,7 @@ async def test_a_reader_sees_the_edges_of_its_tenant_alone(tmp_path: Path) -> No
         create_token(tokens, name, scope, tenant)
         for name, scope, tenant in (("r", Scope.READER, "acme"), ("o", Scope.READER, "other"), ("a", Scope.ADMIN, "x"))
     )
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"x"]))
         async with running_link(hub, log, LinkIdentity("acme", "press-1", 1, "test"), link):

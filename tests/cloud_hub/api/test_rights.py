@@ -12,6 +12,7 @@ import pytest
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api.tokens import (
     GRANTS_MAX,
@@ -22,7 +23,6 @@ from weft.cloud_hub.api.tokens import (
     TokenIdentity,
     TokensUnusable,
     check_identity,
-    create_token,
     parse_grant,
     role_grants,
 )
@@ -105,7 +105,7 @@ async def test_each_right_opens_its_requests_and_no_other(tmp_path: Path) -> Non
     path = tmp_path / "tokens"
     tokens = made(path, **{str(right): (str(right),) for right in Right})
     opened: dict[str, set[str]] = {}
-    async with running_hub(MemoryStore(), tokens_file=str(path)) as hub:
+    async with running_hub(MemoryStore(), tokens=str(path)) as hub:
         for name, token in tokens.items():
             for operation, (_, method, way) in REQUESTS.items():
                 status, answer = await call(hub, method, way, token)
@@ -122,14 +122,14 @@ async def test_each_right_opens_its_requests_and_no_other(tmp_path: Path) -> Non
 async def test_patterns_of_a_reader_open_some_streams_and_list_no_other(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     tokens = made(path, writer=("write",), reader=("read:tele*", "read:x"))
-    async with running_hub(MemoryStore(), tokens_file=str(path)) as hub:
+    admin = create_token(str(path), "ops", Scope.ADMIN)
+    async with running_hub(MemoryStore(), tokens=str(path)) as hub:
         for number, stream in enumerate(("telemetry", "secret")):
             log = EdgeLog(stream)
             log.append(*records(0, [b"a"]))
             identity = LinkIdentity("default", "press-1", number + 1, "test")
             async with running_link(hub, log, identity, tokens["writer"]):
                 await log.until_released(1)
-        admin = create_token(str(path), "ops", Scope.ADMIN)
         both, some = [await get(hub, "/v1/streams", each) for each in (admin, tokens["reader"])]
         assert [each["stream"] for each in both[1]["streams"]] == ["secret", "telemetry"]
         assert [each["stream"] for each in some[1]["streams"]] == ["telemetry"]
@@ -156,7 +156,7 @@ async def test_an_edge_writes_the_streams_of_its_grants_and_keeps_the_others(tmp
     tokens = made(path, narrow=("write:secret",), wide=("write:*",), reader=("read",))
     log, epochs = EdgeLog("telemetry"), MemoryEpochs()
     log.append(*records(0, [b"a"]))
-    async with running_hub(MemoryStore(), tokens_file=str(path)) as hub:
+    async with running_hub(MemoryStore(), tokens=str(path)) as hub:
         async with running_link(hub, log, EDGE, tokens["narrow"], epochs) as link:
             await until(lambda: "is not for stream telemetry" in link.last_error)
             assert not log.released_ranges
@@ -170,7 +170,7 @@ async def test_messages_and_pulls_are_for_the_edges_and_streams_of_the_grants(tm
     path = tmp_path / "tokens"
     tokens = made(path, writer=("write",), act=("publish:press-*", "pull:telemetry"), other=("publish:oven", "pull:x"))
     window = {"edge": "press-1", "stream": "telemetry", "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:01:00Z"}
-    async with running_hub(MemoryStore(), tokens_file=str(path)) as hub:
+    async with running_hub(MemoryStore(), tokens=str(path)) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
         async with running_link(hub, log, EDGE, tokens["writer"]):

@@ -14,10 +14,11 @@ import pytest
 from tests.cloud_hub.api.test_application import EDGE, STREAM, deliver, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.openapi.answers import check_answer
+from tests.support.tokens import create_token
 from weft.cloud_hub.api import rows as api_rows
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsWanted, rows_answer
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
 from weft.protocols.payloads import PayloadKind
@@ -237,7 +238,7 @@ async def test_rows_need_a_token_of_their_tenant(tmp_path: Path) -> None:
     edge = create_token(path, "press", Scope.EDGE, "default", "press-1")
     reader = create_token(path, "anna", Scope.READER)
     stranger = create_token(path, "eve", Scope.READER, "acme")
-    async with running_hub(MemoryStore(), tokens_file=path) as hub:
+    async with running_hub(MemoryStore(), tokens=path) as hub:
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
         async with running_link(hub, log, EDGE, edge):

@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 
 from tests.cloud_hub.live import get, running_hub
-from weft.cloud_hub.api.tokens import Scope, create_token
+from tests.support.tokens import create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console.changes import CONSOLE
 from weft.network.pages.assets import POLICY
 from weft.storage.object_store.directory import MemoryStore
@@ -23,7 +24,7 @@ FILES = [*STATIC.iterdir(), *SHARED.iterdir()]
 async def test_the_files_need_no_token_and_everything_else_does(tmp_path: Path) -> None:
     tokens = str(tmp_path / "tokens")
     create_token(tokens, "reader", Scope.READER, "acme")
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub, aiohttp.ClientSession(hub.url) as session:
+    async with running_hub(MemoryStore(), tokens=tokens) as hub, aiohttp.ClientSession(hub.url) as session:
         for name in ("", *(f"/{each.name}" for each in FILES)):
             answer = await session.get(f"{CONSOLE}{name}")
             assert answer.status == 200, name

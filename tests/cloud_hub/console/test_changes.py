@@ -18,9 +18,10 @@ from aiohttp import web
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.issuer import KeySetServer, claims, key_of, key_set, settings, signed
+from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.api.metrics import ShardPositions
-from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.console.changes import (
     CHECKED_AT_ONCE,
@@ -62,7 +63,8 @@ async def test_a_listener_hears_of_records_and_links_of_its_tenant(
     path = str(tmp_path / "tokens")
     link = create_token(path, "link", Scope.EDGE, "acme", "press-1")
     reader, other = (create_token(path, name, Scope.READER, name) for name in ("acme", "other"))
-    async with running_hub(MemoryStore(), tokens_file=path) as hub:
+    store = MemoryStore()
+    async with running_hub(store, tokens=path, cluster_log_interval_s=0.05) as hub:
         async with events(hub, reader) as mine, events(hub, other) as theirs:
             assert json.loads(msgspec.json.encode(await anext(mine))) == NONE  # and no number of acts
             await anext(theirs)
@@ -75,8 +77,7 @@ async def test_a_listener_hears_of_records_and_links_of_its_tenant(
                     edges.update(event.edges)
                     if streams == {"telemetry"} and edges == {"press-1"}:
                         break
-            revoke_token(path, "acme")
-            hub.reload()
+            await withdraw_token(store, "acme")
             async for _ in mine:
                 pass  # it ends with the token
             await hub.close()

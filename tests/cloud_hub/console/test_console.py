@@ -20,9 +20,10 @@ from tests.support.browser import BrowserPage, browser_page, needs_browser
 from tests.support.processes import Node
 from tests.support.speed import slowness
 from tests.support.steps import TRIES
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api import records
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.console import changes
 from weft.cloud_hub.hub import Hub
@@ -126,7 +127,7 @@ async def test_a_person_signs_in_once_and_the_token_goes_with_the_tab(page: Brow
     tokens = str(tmp_path / "tokens")
     reader = create_token(tokens, "mara", Scope.READER, "default")
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
-    async with hub_with_fleet(token=link, tokens_file=tokens) as (hub, _):
+    async with hub_with_fleet(token=link, tokens=tokens) as (hub, _):
         await page.open(f"{hub.url}/console")
         await page.until('document.activeElement.id === "token"')
         await page.call("Input.insertText", text="wrong")
@@ -266,7 +267,7 @@ async def test_a_tenant_is_forgotten_with_the_token_that_chose_it(page: BrowserP
     link = create_token(tokens, "link", Scope.EDGE, "default", "press-1")
     admin = create_token(tokens, "admin", Scope.ADMIN, "default")
     reader = create_token(tokens, "reader", Scope.READER, "default")
-    async with hub_with_fleet(token=link, tokens_file=tokens) as (hub, _):
+    async with hub_with_fleet(token=link, tokens=tokens) as (hub, _):
         await page.open(f"{hub.url}/console")
         await page.until('document.activeElement.id === "token"')
         await page.call("Input.insertText", text=admin)
@@ -292,7 +293,7 @@ async def test_an_operator_sees_nodes_tables_and_acts_and_a_reader_does_not(page
         Scope.READER: "Fleet Streams Topics Tables Pipelines",
     }
     store = open_store(str(tmp_path / "store"))
-    async with hub_with_fleet(token=link, store=store, tokens_file=tokens, table_interval_s=0.05) as (hub, log):
+    async with hub_with_fleet(token=link, store=store, tokens=tokens, table_interval_s=0.05) as (hub, log):
         await log.until_released(READINGS)
         await page.open(f"{hub.url}/console")
         for scope, token in given.items():

@@ -68,7 +68,7 @@ def test_a_wrong_clock_neither_ends_nor_lengthens_a_token_and_is_named(off: int)
     cluster.add("ended", "ended", until=true - DAY)
     clock = HubClock(lambda: true + off, lambda: boot, lambda: False)
     clock.wrote(boot, boot, Written(true, by_store=True))
-    credentials = Credentials(None, False, clock.agreed, clock.doubted)
+    credentials = Credentials(False, clock.agreed, clock.doubted)
     credentials.refresh(cluster.state)
     valid = credentials.identify("valid")
     assert valid is not None

@@ -38,7 +38,7 @@ def test_after_an_error_edges_are_still_sent_on_and_links_of_revoked_tokens_ende
     async def main() -> None:
         links = Failing(10, 10, Refusals(lambda: 0.0), now_ns)
         with silent_logs():
-            links.start(Credentials(None, False, now_ns))
+            links.start(Credentials(False, now_ns))
             await asyncio.sleep(3.5 * SEND_ON_INTERVAL_S)
             await links.close()
         assert (links.sent_on, links.ended) == (3, int(3.5 * SEND_ON_INTERVAL_S / LOOK_INTERVAL_S))

@@ -16,9 +16,10 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.openapi.answers import ALLOWED, FOREIGN
 from tests.support.slices import SLICE
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub.api.tail import WAY as TAIL
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.console.changes import WAY as CHANGES
 from weft.cloud_hub.hub import Hub
 from weft.protocols.chunk_index import GapRange
@@ -57,7 +58,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         OPEN: "",
     }
     foreign = create_token(path, FOREIGN, Scope.EDGE, "beta", FOREIGN)
-    hub_settings: dict[str, Any] = {"shards": 1, "table_interval_s": 0.05, "tokens_file": path}
+    hub_settings: dict[str, Any] = {"shards": 1, "table_interval_s": 0.05, "tokens": path}
     log, other = EdgeLog(), EdgeLog(FOREIGN)
     log.append(*records(0, [b'{"temperature": 61.2}', b"\xff\x00"] * 20, {0: (("content_type", "application/json"),)}))
     log.gaps = [GapRange(40, 50, 2)]

@@ -10,9 +10,10 @@ import pytest
 
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.cloud_hub.pulls.plants import BEGIN, SECOND, ask, call, held, linked_plant, over, pull_of
+from tests.support.tokens import create_token
 from tests.support.waiting import until
 from weft.cloud_hub import pulls
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.config.links import Pull
 from weft.edge_node.links.high_watermarks import HubHighWatermarks
 from weft.protocols.ranges import RangeSet
@@ -295,7 +296,7 @@ async def test_a_log_that_was_put_back_sends_nothing(tmp_path: Path, monkeypatch
 async def test_a_token_for_pulls_opens_nothing_else(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     secrets = {scope: create_token(str(tokens), scope, Scope(scope)) for scope in ("pull", "reader", "publish")}
-    async with running_hub(MemoryStore(), tokens_file=str(tokens)) as hub:
+    async with running_hub(MemoryStore(), tokens=str(tokens)) as hub:
         found = {
             (scope, path): (await call(hub, "GET", path, token=secret))[0]
             for scope, secret in secrets.items()

@@ -10,8 +10,9 @@ import pytest
 from tests.cloud_hub.live import get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, log_of, to
 from tests.support.epochs import MemoryEpochs
+from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.tokens import Scope, TokensUnusable, create_token, read_tokens
+from weft.cloud_hub.api.tokens import Scope, TokensUnusable, read_tokens
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.lane_session import AUDIT_STREAM, AUDIT_TENANT, DOWN_STREAM
 from weft.protocols.chunk_index import LaneFlag
@@ -66,7 +67,7 @@ async def test_a_link_with_a_token_of_a_region_relays_and_is_no_edge(tmp_path: P
     token_file.write_text(create_token(tokens, "west", Scope.REGION, "*"))
     reader = create_token(tokens, "reader", Scope.READER)
     async with (
-        running_hub(MemoryStore(), tokens_file=tokens) as east,
+        running_hub(MemoryStore(), tokens=tokens) as east,
         running_hub(MemoryStore(), regions=to(east.url, token_file=str(token_file))) as west,
         running_link(west, log_of(0, 6), NODE, epochs=MemoryEpochs(1)),
     ):
@@ -82,7 +83,7 @@ async def test_a_region_relays_lanes_of_its_tenant_and_does_nothing_else(tmp_pat
     of_all = create_token(tokens, "all", Scope.REGION, "*")
     edge = create_token(tokens, "edge", Scope.EDGE, "default", "press-2")
     other = LANE._replace(tenant="other")
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens) as hub:
         _, opened, own, foreign, down, acts = await said(
             hub, of_all, hello(), opening(LANE), opening(LANE._replace(stream="own"), 0, 2), opening(other, RELAY, 3),
             opening(LANE._replace(stream=DOWN_STREAM), RELAY, 4),

@@ -16,8 +16,9 @@ from spark_sinks.source.options import HubAccess
 from tests.cloud_hub.live import get, running_hub
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.pipelines.test_run import CONF, weft
+from tests.support.tokens import create_token
 from tests.support.waiting import until
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.storage.object_store.directory import MemoryStore
 
 pytest.importorskip("pyspark")
@@ -47,7 +48,7 @@ class Query:
 async def test_rate_lag_batch_and_end_of_a_query_are_at_the_hub(tmp_path: Path) -> None:
     tokens, now = str(tmp_path / "tokens"), 100.0
     job = create_token(tokens, "job", Scope.GRANTED, "default", grants=("report:hours", "read"))
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens) as hub:
 
         async def seen() -> dict[str, Any]:
             found = (await get(hub, "/v1/pipelines", job))[1]["pipelines"]
@@ -95,7 +96,7 @@ async def test_a_pipeline_that_a_command_runs_is_seen_with_its_batch_and_its_end
     (tmp_path / "job.token").write_text(
         create_token(tokens, "job", Scope.GRANTED, "default", grants=("report:clean", "read"))
     )
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub:
+    async with running_hub(MemoryStore(), tokens=tokens) as hub:
         words = ("run", "clean", "--set", f"source.store={plant.root}", "--once", *CONF)
         report = ("--report", hub.url, "--report-token-file", str(tmp_path / "job.token"))
         done = await asyncio.to_thread(partial(weft, *words, *report, cwd=tmp_path))

@@ -32,8 +32,9 @@ from tests.cloud_hub.live import running_hub
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub, records
 from tests.support.certificates import Authority
 from tests.support.issuer import AUDIENCE, claims, key_of, key_set, settings, signed
+from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.protocols.shard.completeness import Reason
 from weft.storage.object_store import open_store
 
@@ -59,10 +60,14 @@ class Serving:
         self._thread.join()
         self._loop.close()
 
+    def until_known(self, entry: int) -> None:
+        """Wait until the hub acts on an entry of the cluster log."""
+        wait_until(lambda: self.hub._declared.position >= entry)
+
     async def _serve(self) -> None:
         self._over = asyncio.Event()
         async with running_hub(open_store(self._root), shards=SHARDS, **self._settings) as hub:
-            self.url = hub.url
+            self.hub, self.url = hub, hub.url
             self._ready.set()
             await self._over.wait()
 
@@ -84,7 +89,7 @@ def served(written: Hub, token_file: Path) -> Iterator[Serving]:
     path = str(token_file.parent / "tokens")
     token_file.write_text(create_token(path, "anna", Scope.READER))
     token_file.with_name("other").write_text(create_token(path, "eve", Scope.READER, "acme"))
-    with Serving(written.root, tokens_file=path, response_bytes_max=16_000) as serving:
+    with Serving(written.root, tokens=path, response_bytes_max=16_000) as serving:
         yield serving
 
 
@@ -183,7 +188,7 @@ def test_a_token_opens_its_tenant_alone(served: Serving, token_file: Path) -> No
 def test_a_query_goes_on_with_the_token_that_its_file_has_now(written: Hub, tmp_path: Path) -> None:
     tokens, own = str(tmp_path / "tokens"), tmp_path / "token"
     own.write_text(create_token(tokens, "first", Scope.READER))
-    with Serving(written.root, tokens_file=tokens) as hub:
+    with Serving(written.root, tokens=tokens) as hub:
         options = source(hub=hub.url, token_file=own)
         reader = options.streamReader(options.schema())
         assert isinstance(reader, HubStreamReader)
@@ -191,7 +196,8 @@ def test_a_query_goes_on_with_the_token_that_its_file_has_now(written: Hub, tmp_
         end = reader.latestOffset(at, ReadMaxRows(70))
         for number in range(2):
             own.write_text(create_token(tokens, f"next-{number}", Scope.READER))
-            revoke_token(tokens, "first" if number == 0 else "next-0")
+            declare_in(written.root, tokens)
+            hub.until_known(withdraw_in(written.root, "first" if number == 0 else "next-0"))
             at, end = end, reader.latestOffset(end, ReadMaxRows(70))
             tasks = pickle.loads(pickle.dumps(reader.partitions(at, end)))
             assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 70
@@ -201,7 +207,8 @@ def test_a_query_goes_on_with_the_token_that_its_file_has_now(written: Hub, tmp_
         own.write_text(known)
         restarted = pickle.loads(pickle.dumps(reader))
         own.write_text(create_token(tokens, "last", Scope.READER))
-        revoke_token(tokens, "next-1")
+        declare_in(written.root, tokens)
+        hub.until_known(withdraw_in(written.root, "next-1"))
         (task, *_) = restarted.partitions(at, end)
         assert next(restarted.read(task)).num_rows > 0
 
@@ -412,7 +419,7 @@ def test_read_through_a_hub_stays_as_it_was_at_the_call(spark: SparkSession, hub
     hub.write(4)
     token = tmp_path / "token"
     token.write_text(create_token(str(tmp_path / "tokens"), "anna", Scope.READER))
-    with Serving(hub.root, tokens_file=str(tmp_path / "tokens")) as serving:
+    with Serving(hub.root, tokens=str(tmp_path / "tokens")) as serving:
         named: dict[str, Any] = {"hub": serving.url, "token_file": token}
         frame = read_stream(spark, STREAM, **named)
         some = read_stream(spark, STREAM, **named, edges=["press-1"], columns="_edge, _seq, payload", schema="x int")
@@ -439,12 +446,12 @@ def test_spark_reads_through_a_hub(spark: SparkSession, hub: Hub, tmp_path: Path
         ).awaitTermination()
         return records(spark.read.parquet(str(tmp_path / "out")))
 
-    with Serving(hub.root, tokens_file=tokens) as serving:
+    with Serving(hub.root, tokens=tokens) as serving:
         frame = spark.read.format("weft").options(hub=serving.url, token_file=str(token), stream=STREAM).load()
         assert records(frame) == hub.expected()
         assert drain(serving.url) == hub.expected()
     hub.write(3)
-    with Serving(hub.root, tokens_file=tokens) as serving:
+    with Serving(hub.root, tokens=tokens) as serving:
         assert drain(serving.url) == hub.expected(), "a query goes on from its checkpoint"
 
 

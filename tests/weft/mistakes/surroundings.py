@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.support.processes import publish
+from tests.support.tokens import create_token, declare_in, withdraw_in
 from tests.weft.mistakes.place import NOBODY, Place
-from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.config.units import approximate_size
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
@@ -31,7 +32,7 @@ streams: {{telemetry: {{from: "plant/{{line}}/telemetry", retain: {{time: 1d}}}}
 disk: {{budget: 64MiB}}
 auth: {{users_file: users}}
 """
-HUB = "store: store\nprocesses: 1\nlisten: 127.0.0.1:{port}\ntokens_file: tokens\ntables: null\n"
+HUB = "store: store\nprocesses: 1\nlisten: 127.0.0.1:{port}\nanonymous: never\ntables: null\n"
 TIMES = {"good": (-1, 2), "long": (-1, 1000), "other": (-1, 1000), "expired": (-20, -10)}
 """Certificate -> days from today on which it begins and ends."""
 
@@ -48,7 +49,8 @@ def running(place: Place) -> Iterator[None]:
     for name, edge in (("shop", "press-shop-7"), ("other", "press-shop-8"), ("revoked", "press-shop-7")):
         (hub_folder / f"{name}.token").write_text(create_token(tokens, name, Scope.EDGE, edge=edge))
     (hub_folder / "bi.token").write_text(create_token(tokens, "bi", Scope.READER))
-    revoke_token(tokens, "revoked")
+    declare_in(hub_folder / "store", tokens, shards=16)
+    withdraw_in(hub_folder / "store", "revoked")
     place.give_away(hub_folder)
     with place.serving("edge", edge_folder), place.serving("hub", hub_folder):
         publish(mqtt, "plant/a/telemetry", ['{"temperature": 20}', "not JSON"])
@@ -69,7 +71,6 @@ def files_of(place: Place, folder: Path) -> None:
     for name, (first, last) in TIMES.items():
         _certificate(folder, name, first, last)
     users.add(str(folder / "users"), "anna", b"right")
-    create_token(str(folder / "tokens"), "bi", Scope.READER)
     for path in folder.iterdir():
         place.name(f"<{path.name}>", path.read_text())
     today = datetime.datetime.now(datetime.UTC)

@@ -91,21 +91,21 @@ ACCESS = [
     ),
     Mistake(
         "a token for an edge without the edge's name",
-        "token add shop --file tokens --scope edge",
+        "hub token add hub.yaml shop --scope edge",
         "weft: scope 'edge' needs an edge, the other scopes must not have one. Name it with --edge",
         in_process=True,
     ),
     Mistake(
         "a token for a reader with an edge's name",
-        "token add bi --file tokens --scope reader --edge shop",
+        "hub token add hub.yaml bi --scope reader --edge shop",
         "weft: scope 'edge' needs an edge, the other scopes must not have one. Leave out --edge",
         in_process=True,
     ),
     Mistake(
         "a scope that is none",
-        "token add shop --file tokens --scope write",
-        "Usage: weft token add [OPTIONS] NAME\n"
-        "Try 'weft token add --help' for help.\n"
+        "hub token add hub.yaml shop --scope write",
+        "Usage: weft hub token add [OPTIONS] CONFIG [NAME]\n"
+        "Try 'weft hub token add --help' for help.\n"
         "\n"
         "Error: Invalid value for '--scope': 'write' is not one of "
         "'edge', 'reader', 'publish', 'pull', 'region', 'admin'.",
@@ -113,60 +113,15 @@ ACCESS = [
     ),
     Mistake(
         "a token without a scope",
-        "token add shop --file tokens",
+        "hub token add hub.yaml shop",
         "weft: a token has a scope, or grants. Give --scope, or --grant once or more",
         in_process=True,
     ),
     Mistake(
         "a right that is none",
-        "token add shop --file tokens --grant reed:press-*",
+        "hub token add hub.yaml shop --grant reed:press-*",
         "weft: --grant: expected one of write[:STREAM], read[:STREAM], edges, publish[:EDGE], pull[:STREAM], status, "
         "metrics, acts, relay[:STREAM], report[:PIPELINE], tenants, nodes, tokens, got 'reed:press-*'",
-        in_process=True,
-    ),
-    Mistake(
-        "a token's name twice",
-        "token add bi --file tokens --scope reader",
-        "weft: tokens: there is a token 'bi' already; revoke it first, or choose another name",
-        files={"tokens": "<tokens>"},
-        in_process=True,
-    ),
-    Mistake(
-        "a tenant's name with a space",
-        "token add bi --file tokens --scope reader --tenant 'Plant One'",
-        "weft: tokens: token 'bi': tenant and edge need lower-case letters, digits, '-' and '_', at most 64, "
-        "starting with a letter or digit",
-        in_process=True,
-    ),
-    Mistake(
-        "a token that is none, revoked",
-        "token remove shop --file tokens",
-        "weft: tokens: there is no token 'shop'; there are: 'bi'",
-        files={"tokens": "<tokens>"},
-        in_process=True,
-    ),
-    Mistake(
-        "a list of tokens that is not there",
-        "token list --file tokens",
-        "weft: tokens: there is no such file. `weft token add` creates one",
-        exit_status=1,
-        in_process=True,
-    ),
-    Mistake(
-        "a tokens file that is a folder",
-        "token list --file tokens",
-        "Usage: weft token list [OPTIONS]\n"
-        "Try 'weft token list --help' for help.\n"
-        "\n"
-        "Error: Invalid value for '--file': File 'tokens' is a directory.",
-        files={"tokens/": ""},
-        in_process=True,
-    ),
-    Mistake(
-        "a tokens file in a folder that is not there",
-        "token add bi --file no/tokens --scope reader",
-        "weft: no/tokens: there is no folder <dir>/no. Create it first",
-        exit_status=1,
         in_process=True,
     ),
 ]

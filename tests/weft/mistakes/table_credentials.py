@@ -112,7 +112,7 @@ CREDENTIALS = [
         "a token file that is not there",
         "edge check edge.yaml",
         "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: there is no such file. Write the token into it "
-        "that `weft token add` printed on the hub",
+        "that `weft hub token add` printed at the hub",
         files=edge(QUIET + "links: {cloud: {to: 'http://localhost:8090', token_file: token}}\n"),
         in_process=True,
     ),
@@ -164,7 +164,7 @@ CREDENTIALS = [
         "no token for a hub on another machine",
         "edge check edge.yaml",
         "warning: edge.yaml:7: links.cloud.token_file: is missing: hubs that other machines reach require a "
-        "token. `weft token add` creates one there",
+        "token. `weft hub token add` makes one there",
         exit_status=0,
         files=edge(QUIET + "links: {cloud: {to: 'https://hub.example.com'}}\n"),
         in_process=True,
@@ -185,36 +185,35 @@ CREDENTIALS = [
         in_process=True,
     ),
     Mistake(
-        "a hub's tokens file that is not there",
+        "a hub's tokens in a file",
         "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:3: tokens_file: <dir>/tokens: there is no such file. `weft token add NAME --file "
-        "<dir>/tokens ...` creates one",
-        exit_status=1,
+        "weft: hub.yaml:3: tokens_file: was replaced by the tokens of the store, which all of its hubs share. Write "
+        "`anonymous: never` instead, and declare them: those of the file with `weft hub token import`, new ones with "
+        "`weft hub token add`",
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n"),
     ),
     Mistake(
-        "a hub's tokens file that is not YAML",
-        "hub check hub.yaml",
-        "weft: hub.yaml:3: tokens_file: <dir>/tokens:1: a bracket that opens here is not closed, or a comma "
-        "is missing after an entry",
-        files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="tokens: [1\n"),
+        "a file to import that is not YAML",
+        "hub token import hub.yaml --file tokens",
+        "weft: tokens:1: a bracket that opens here is not closed, or a comma is missing after an entry",
+        files=hub("store: store\n", tokens="tokens: [1\n"),
         in_process=True,
     ),
     Mistake(
-        "a token in the hub's tokens file",
-        "hub check hub.yaml",
-        "weft: hub.yaml:3: tokens_file: <dir>/tokens is not a tokens file (Expected object, got str). Restore "
-        "it, or name a file that `weft token add` made",
-        files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="abc\n"),
+        "a token in a file to import",
+        "hub token import hub.yaml --file tokens",
+        "weft: tokens is not a file of tokens (Expected object, got str). Expected `tokens:` and a list with name, "
+        "sha256 and scope of each",
+        files=hub("store: store\n", tokens="abc\n"),
         in_process=True,
     ),
     Mistake(
-        "a hub's tokens file without tokens",
+        "a hub without tokens that demands one",
         "hub check hub.yaml",
-        "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so the hub refuses every request. `weft "
+        "warning: hub.yaml:2: anonymous: the store declares no token, so the hub refuses every request. `weft hub "
         "token add` adds one",
         exit_status=0,
-        files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="tokens: []\n"),
+        files=hub("store: store\nanonymous: never\nlisten: 127.0.0.1:0\n"),
         in_process=True,
     ),
 ]

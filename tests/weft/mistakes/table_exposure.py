@@ -5,9 +5,8 @@ from __future__ import annotations
 from tests.weft.mistakes.mistake import QUIET, STREAM, Mistake, edge, hub
 
 USERS = "alice:$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0c2FsdA$cGFzc3dvcmRwYXNzd29yZHBhc3N3b3JkcGFzc3dvcmQ\n"
-TOKENS = "tokens: []\n"
 NO_TOKEN = (
-    "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so the hub refuses every request. `weft token "
+    "warning: hub.yaml:3: anonymous: the store declares no token, so the hub refuses every request. `weft hub token "
     "add` adds one"
 )
 EXPOSURE = [
@@ -80,8 +79,8 @@ EXPOSURE = [
     Mistake(
         "a hub for everyone in the network",
         "hub check hub.yaml --offline",
-        "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
-        "token add` creates one",
+        "warning: hub.yaml:3: anonymous: there is no token: every program that reaches the port may link and read. "
+        "`weft hub token add` adds one",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\nhosts: []\n"),
         in_process=True,
@@ -89,10 +88,10 @@ EXPOSURE = [
     Mistake(
         "a hub that web pages of strangers may read",
         "hub check hub.yaml --offline",
-        "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
-        "token add` creates one\n"
         "warning: hub.yaml: hosts: is missing: a web page in a browser of that network may read all under a name of "
-        "its own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`",
+        "its own (DNS rebinding). List the names under which readers call the hub, or none: `hosts: []`\n"
+        "warning: hub.yaml:3: anonymous: there is no token: every program that reaches the port may link and read. "
+        "`weft hub token add` adds one",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\n"),
         in_process=True,
@@ -102,7 +101,7 @@ EXPOSURE = [
         "hub check hub.yaml --offline",
         "weft: hub.yaml:2: listen: tokens would cross the network in clear text to 0.0.0.0:0. Set `tls`, bind to "
         "127.0.0.1, or set `plain_http: allowed_beyond_loopback` behind a proxy with TLS",
-        files=hub("store: store\nlisten: 0.0.0.0:0\ntokens_file: tokens\n", **{"tokens@0600": TOKENS}),
+        files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: never\n"),
         in_process=True,
     ),
     Mistake(
@@ -112,8 +111,7 @@ EXPOSURE = [
         f"Set `tls`, or make sure that only a proxy with TLS reaches it\n{NO_TOKEN}",
         exit_status=0,
         files=hub(
-            "store: store\nlisten: 0.0.0.0:0\ntokens_file: tokens\nplain_http: allowed_beyond_loopback\n",
-            **{"tokens@0600": TOKENS},
+            "store: store\nlisten: 0.0.0.0:0\nanonymous: never\nplain_http: allowed_beyond_loopback\n",
         ),
         in_process=True,
     ),
@@ -124,18 +122,8 @@ EXPOSURE = [
         "http://hub.example.com:8090. Use https",
         exit_status=0,
         files=hub(
-            "store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\nadvertise: 'http://hub.example.com:8090'\n",
-            **{"tokens@0600": TOKENS},
+            "store: store\nlisten: 127.0.0.1:0\nanonymous: never\nadvertise: 'http://hub.example.com:8090'\n",
         ),
-        in_process=True,
-    ),
-    Mistake(
-        "a hub's tokens file that everyone may read",
-        "hub check hub.yaml --offline",
-        "warning: hub.yaml:3: tokens_file: every user of this machine may read <dir>/tokens (mode 644). "
-        f"Run `chmod o-rwx <dir>/tokens`\n{NO_TOKEN}",
-        exit_status=0,
-        files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", **{"tokens@0644": TOKENS}),
         in_process=True,
     ),
 ]

@@ -90,11 +90,10 @@ PROGRAMS = [
         in_process=True,
     ),
     Mistake(
-        "a token's name twice, for a program",
-        "token add bi --file tokens --scope reader --json",
-        '{"error":"tokens: there is a token \'bi\' already; revoke it first, or choose another '
-        'name","exit_status":2,"problems":[]}',
-        files={"tokens": "<tokens>"},
+        "a token without a scope, for a program",
+        "hub token add hub.yaml bi --json",
+        '{"error":"a token has a scope, or grants. Give --scope, or --grant once or more","exit_status":2,'
+        '"problems":[]}',
         in_process=True,
     ),
     Mistake(

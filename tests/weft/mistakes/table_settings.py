@@ -353,8 +353,8 @@ SETTINGS = [
     Mistake(
         "a hub for other machines without tokens",
         "hub check hub.yaml",
-        "weft: hub.yaml:2: listen: 0.0.0.0:8090 can be reached from other machines without authentication. Set a "
-        "tokens_file, or `anonymous: never` for tokens of the cluster log, or bind to 127.0.0.1. "
+        "weft: hub.yaml:2: listen: 0.0.0.0:8090 can be reached from other machines without authentication. Set "
+        "`anonymous: never`, so that every request needs a token (`weft hub token add`), or bind to 127.0.0.1. "
         "`anonymous: allowed_beyond_loopback` is for a network that you trust",
         files=hub("store: store\nlisten: 0.0.0.0:8090\n"),
         in_process=True,

@@ -23,7 +23,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "weft-hub.check" -}}
 {{- $written := dict
   "listen" "a pod listens at port 8090, and service.port is the port before it"
-  "tokens_file" "name the secret with the file in tokensSecret"
   "tls" "name the secrets under tls"
   "processes" "a pod is one process, and replicas is their number"
   "advertise" "set advertise beside hub"
@@ -55,9 +54,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $config := deepCopy .Values.hub }}
 {{- $_ := set $config "listen" "*:8090" }}
 {{- $_ := set $config "processes" 1 }}
-{{- if .Values.tokensSecret }}
-{{- $_ := set $config "tokens_file" "/etc/weft-tokens/tokens" }}
-{{- else if not (hasKey $config "anonymous") }}
+{{- if not (hasKey $config "anonymous") }}
 {{- $_ := set $config "anonymous" "never" }}
 {{- end }}
 {{- if .Values.tls.secret }}

@@ -16,6 +16,7 @@ import pytest
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
+from tests.support.tokens import create_token, withdraw_token
 from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.client import Client
@@ -24,7 +25,7 @@ from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.records import Helping, RecordReader
 from weft.cloud_hub.api.tail import parse_position, position_text
-from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.hub import Hub
 from weft.storage.object_store.directory import MemoryStore
 
@@ -144,14 +145,15 @@ async def test_a_tail_ends_with_the_token_and_says_why(form: str, tmp_path: Path
     foreign = create_token(tokens, "other", Scope.READER, "acme")
     log = EdgeLog()
     numbered(log, 0, 3)
-    async with running_hub(MemoryStore(), tokens_file=tokens) as hub, running_link(hub, log, EDGE, edge):
+    store = MemoryStore()
+    settings: dict[str, Any] = {"tokens": tokens, "cluster_log_interval_s": 0.05}
+    async with running_hub(store, **settings) as hub, running_link(hub, log, EDGE, edge):
         await log.until_released(3)
         for token, status in ((None, 401), (foreign, 404), (edge, 403)):
             assert (await get(hub, PATH, token))[0] == status
         async with tailed(hub, form, "", reader) as events:
             await anext(events)
-            revoke_token(tokens, "reader")
-            hub.reload()
+            await withdraw_token(store, "reader")
             async with asyncio.timeout(PATIENCE_S):
                 last = [event async for event in events][-1]
             assert (set(last), last["position"]) == ({"error", "advice", "position"}, "0:3,1:0") or last["error"]

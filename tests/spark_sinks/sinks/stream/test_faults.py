@@ -21,8 +21,9 @@ from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.support.certificates import Authority, Pem
 from tests.support.processes import Node
 from tests.support.slices import SLICE
+from tests.support.tokens import create_token, declare_in
 from tests.support.waiting import PATIENCE_S, wait_until
-from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.tokens import Scope
 from weft.protocols.shard.placement import shard_of
 
 ROWS = 6000
@@ -164,7 +165,7 @@ def test_tls_is_checked_and_a_token_opens_the_lanes_of_its_query_only(tmp_path: 
     token = create_token(tokens, "clean", Scope.EDGE, edge="spark-clean")
     reader = create_token(tokens, "reader", Scope.READER)
     hub = StreamHub(tmp_path)
-    hub.config_path.write_text(f"{hub.config_path.read_text()}tokens_file: {tokens}\n")
+    declare_in(hub.store, tokens)
     node = Node("hub", hub.config_path)
     try:
         with tls_proxy(authority.sign("127.0.0.1"), hub.port) as url:
