@@ -280,8 +280,8 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             ",".join(map(str, each["owns"])),
             ",".join(map(str, each["shards"])),
             each["links"],
-            "" if each.get("tables") is None else each["tables"],  # an earlier release does not say it
-            *_intake(each.get("intake")),
+            "" if each["tables"] is None else each["tables"],
+            *_intake(each["intake"]),
             each["cluster_log"],
             each["software"],
             each["level"],

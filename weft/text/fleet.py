@@ -62,8 +62,6 @@ def disk_text(store: Mapping[str, Any], now: float) -> str:
         store: of the status of a process.
         now: seconds since 1970.
     """
-    if "disk" not in store:
-        return "unknown: this release of the hub does not say"
     if (disk := store["disk"]) is None:
         return "a bucket: it has no such bound"
     if disk["free_bytes"] is None:
@@ -185,10 +183,8 @@ def _until(moment: str, now: float) -> float:
         return math.inf
 
 
-def cluster_log_position(facts: Mapping[str, Any] | None) -> str:
+def cluster_log_position(facts: Mapping[str, Any]) -> str:
     """Return the position of the cluster log that a hub process knows."""
-    if facts is None:  # of an earlier release
-        return _UNKNOWN
     return f"entry {facts['entry']}, as of {approximate_duration(facts['seen_seconds_ago'])} ago"
 
 
@@ -205,7 +201,7 @@ def show_quality(streams: Sequence[Mapping[str, Any]]) -> None:
 
 def show_issuer(facts: Mapping[str, Any] | None) -> None:
     """Print what is wrong with the keys of the issuer of tokens at a hub process, if something is."""
-    if facts is None or not facts["trouble"]:  # none, or of an earlier release
+    if facts is None or not facts["trouble"]:
         return
     kept = "its tokens open nothing"
     if facts["keys"]:
@@ -215,14 +211,12 @@ def show_issuer(facts: Mapping[str, Any] | None) -> None:
                f"{shown(facts['trouble'])}")  # fmt: skip
 
 
-def show_cluster_log(facts: Mapping[str, Any] | None, now: float) -> None:
+def show_cluster_log(facts: Mapping[str, Any], now: float) -> None:
     """Print what is wrong with the cluster log at a hub process, if something is, and which token ends soon.
 
     Args:
         now: seconds since 1970.
     """
-    if facts is None:  # of an earlier release
-        return
     age = approximate_duration(facts["seen_seconds_ago"])
     if facts["trouble"]:
         click.echo(f"CLUSTER LOG: not read for {age}, entry {facts['entry']} stays in force: {facts['trouble']}")
@@ -253,7 +247,7 @@ def table_makers(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, st
     """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for table in tables:
-        made_by = table.get("made_by")  # an earlier release does not say it
+        made_by = table["made_by"]
         maker = (made_by["name"], made_by["since"] or "") if made_by else (HUB, "")
         groups.setdefault(maker, []).append(table)
     if groups.keys() <= {(HUB, "")}:
