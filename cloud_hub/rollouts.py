@@ -31,7 +31,7 @@ from weft.protocols.link import CONFIG, CONFIG_REASON_CHARACTERS_MAX, ConfigDesi
 from weft.protocols.ranges import U32, U64, Nanoseconds
 from weft.storage import hub_keys
 from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
-from weft.storage.object_store import AlreadyExists, Listed, NotFound, ObjectStore, PreconditionFailed, StoreError
+from weft.storage.object_store import Listed, NotFound, ObjectStore, StoreError, replace
 
 # Words of edges about their configurations, kept in the store: an object for each shard.
 #
@@ -181,14 +181,8 @@ class ConfigStates:
                 return True
             kept = _newest(sorted(found.values(), key=_at)[-EDGES_MAX:])
             data = msgspec.msgpack.encode(_States(kept))
-            try:
-                if etag is None:
-                    await self._store.create(key, data)
-                else:
-                    await self._store.swap(key, data, etag)
-            except (AlreadyExists, PreconditionFailed, NotFound):
-                continue
-            return True
+            if await replace(self._store, key, data, etag) is not None:
+                return True
         return False
 
 

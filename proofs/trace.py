@@ -496,8 +496,7 @@ class TracedRecord(msgspec.Struct, omit_defaults=True):
     made_of: list[LineageStep] = []
     """Records that went into this one, if a pipeline or a function made it."""
     is_unknown: bool = False
-    """True for a record of an edge function without a record of its inputs: from an earlier release, or from a function
-    that forwards records."""
+    """True for a record of an edge function without a record of its inputs: from a function that forwards records."""
 
 
 class LineageStep(msgspec.Struct):

@@ -38,7 +38,7 @@ from weft.protocols.shard.snapshot import HEADER_BYTES, DecodedSnapshot
 from weft.storage import hub_keys
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.hub_keys import table_key
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, replace
 from weft.storage.object_store.protocol import naming
 
 # Manifest of a shard: the only object of its log that changes. JSON, swapped as a whole.
@@ -961,9 +961,4 @@ class RegionPositions:
         first."""
         key = hub_keys.region_key(name, shard)
         data = msgspec.json.encode(msgspec.structs.replace(position, restored=self._restored))
-        try:
-            if etag is None:
-                return await self.store.create(key, data)
-            return await self.store.swap(key, data, etag)
-        except (AlreadyExists, PreconditionFailed, NotFound):
-            return None
+        return await replace(self.store, key, data, etag)

@@ -24,7 +24,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.policy import PERIODS_MAX, BudgetCount, BudgetRule, period_of, reserve
 from weft.replication.runner.control import ALIVE_BYTES
 from weft.storage import hub_keys
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreError
+from weft.storage.object_store import NotFound, ObjectStore, StoreError, replace
 
 _logger = logging.getLogger(__name__)
 
@@ -224,12 +224,7 @@ class RegionBudget(BudgetCount):
             for name in sorted(months)[:-PERIODS_MAX]:
                 del months[name]
             key, data = hub_keys.region_budget_key(self.name), msgspec.json.encode(BudgetUse(months))
-            try:
-                if etag is None:
-                    await self._store.create(key, data)
-                else:
-                    await self._store.swap(key, data, etag)
-            except (AlreadyExists, PreconditionFailed, NotFound):
+            if await replace(self._store, key, data, etag) is None:
                 continue
             self._known = months.get(month, 0)
             self._taken[month] = self._taken.get(month, 0) + change

@@ -419,7 +419,7 @@ def renaming(config: EdgeConfig, software: str) -> Iterator[Renaming]:
 
     Raises:
         NoLog: there is no log: the node uses the name at its first start.
-        NameUnknown: a log of an earlier release, not started since.
+        NameUnknown: a log whose node ended before its name was in it.
         NotTheOwner: the folder is another user's.
         DirectoryInUse: the node runs.
         LogError: the log cannot be opened; the text has the reason.
@@ -429,7 +429,7 @@ def renaming(config: EdgeConfig, software: str) -> Iterator[Renaming]:
     with exclusive_log(config.data_dir, settings) as log:
         if log.owner is None:
             raise NameUnknown(
-                f"the log in {config.data_dir} was written by an earlier release and does not name its node. Start "
-                "the node once under its former name, then rename it"
+                f"the log in {config.data_dir} does not name its node yet. Start the node once under its former name, "
+                "then rename it"
             )
         yield Renaming(config, log, log.owner, software)

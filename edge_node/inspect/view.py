@@ -191,7 +191,7 @@ class SegmentView:
         """Return the segment's name of the log's owner; None without one."""
         if self.footer is not None:
             return self.footer.owner.name if self.footer.owner is not None else None
-        # The opening has it, so this reads only a few entries, except in a log of an earlier release.
+        # The opening has it, so this reads only a few entries.
         for item in self.walk(0, searches_zeros=False):
             if isinstance(item, Entry) and isinstance(item.value, Owner):
                 return item.value.name

@@ -241,7 +241,7 @@ CLOCKS_NS = 300 * 1_000_000_000
 
 
 def decode(value: Any) -> Places:
-    """Return positions from a checkpoint. Checkpoints of earlier releases have no chunks.
+    """Return positions from a checkpoint.
 
     Raises:
         ReadError: the value has another form.

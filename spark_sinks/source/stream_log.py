@@ -135,7 +135,7 @@ class KeptPosition(NamedTuple):
     end: int
     """Offset after the last record that was read."""
     witness: Witness | None
-    """None if the hub had deleted the chunk, or an earlier release wrote the position."""
+    """None if the hub had deleted the chunk."""
 
 
 class WentBack(ReadError):
@@ -183,8 +183,7 @@ class History:
         """Check that positions were taken from this log.
 
         Returns:
-            The positions for which only the log's length could be checked: those of earlier releases, and those in
-                deleted chunks.
+            The positions in deleted chunks, for which only the log's length could be checked.
 
         Raises:
             WentBack: the log is another one, or shorter.

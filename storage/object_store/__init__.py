@@ -16,6 +16,7 @@ from weft.storage.object_store.protocol import (
     StoreError,
     StoreUnfit,
     Written,
+    replace,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "Written",
     "open_store",
     "probe",
+    "replace",
 ]

@@ -230,6 +230,19 @@ class NotFound(Exception):
     """No object has this key."""
 
 
+async def replace(store: ObjectStore, key: str, data: bytes, etag: str | None) -> str | None:
+    """Write an object in place of the one with ``etag``, None for no object. Return the new etag; None if another
+    writer was first, and nothing was written.
+
+    Raises:
+        StoreError: as of ``ObjectStore``.
+    """
+    try:
+        return await (store.create(key, data) if etag is None else store.swap(key, data, etag))
+    except (AlreadyExists, PreconditionFailed, NotFound):
+        return None
+
+
 class StoreUnfit(Exception):
     """A store that breaks promises that the log depends on, or lacks a requested feature. Choose another."""
 

@@ -255,7 +255,7 @@ def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     # A sound footer has the whole index, so that a start reads some kilobytes of a segment instead of all of it.
     footer = find_footer(source, size)
     if footer is not None:
-        index = SegmentIndex.from_footer(footer[1], footer[0])
+        index = SegmentIndex.from_footer(footer[1])
         return Loaded(Segment(path, position, footer[0], size, index, version=version), header, streams, None)
     # Only the newest segment can end in a commit that was never acknowledged. Bad bytes anywhere else had been synced,
     # so they are damage and get notices.
@@ -335,48 +335,21 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
     """Return notices for numbers that were assigned and acknowledged, and are neither held nor under a notice.
 
     Before each deletion the log records the numbers that it still accounts for. So the numbers of the last such entry
-    must be there, and all numbers assigned since.
+    must be there, and all numbers assigned since; without one, all from 0 on.
     """
     # What must be there cannot follow from the files that are there, since segments are removed in any order. The last
     # durable list of kept numbers says it, and even shows that the oldest file was lost.
     kept = next((item.segment.index.kept for item in reversed(loaded) if item.segment.index.kept), None)
-    if kept is None:
-        expected = _expected_of_earlier_releases(state, loaded)
-    else:
-        expected = {stream: RangeSet([(0, lane.next_seq)]) for stream, lane in state.lanes.items()}
-        for lane in kept:
-            expected[lane.stream] = RangeSet(lane.ranges)
-            # Numbers assigned after the list was written are expected without exception.
-            expected[lane.stream].add(lane.next_seq, state.lanes[lane.stream].next_seq)
+    expected = {stream: RangeSet([(0, lane.next_seq)]) for stream, lane in state.lanes.items()}
+    for lane in kept or ():
+        expected[lane.stream] = RangeSet(lane.ranges)
+        # Numbers assigned after the list was written are expected without exception.
+        expected[lane.stream].add(lane.next_seq, state.lanes[lane.stream].next_seq)
     known = {}
     for stream, state_lane in state.lanes.items():
         known[stream] = state_lane.held.copy()
         known[stream].update((gap.first, gap.end) for gap in state_lane.gaps)
     return missing_gaps(expected, known, now)
-
-
-def _expected_of_earlier_releases(state: LogState, loaded: list[Loaded]) -> dict[int, RangeSet]:
-    """Return the expected numbers of a log of earlier releases, which deleted segments oldest first. Records before the
-    oldest segment were deleted on purpose; its first entry has the next number of each stream at that time, and a
-    stream that it does not name began later, at 0. Before the very first segment there was nothing, whatever is left of
-    it.
-    """
-    expected: dict[int, RangeSet] = {}
-    if not loaded:
-        return expected
-    first = loaded[0]
-    for stream, lane in state.lanes.items():
-        if first.segment.first_position == 0:
-            begin = 0
-        elif first.streams is not None:
-            entry = first.streams.get(stream)
-            begin = entry.next_seq if entry else 0
-        else:
-            span = first.segment.index.lanes.get(stream)
-            spoken = first.scan.begins.get(stream, lane.next_seq) if first.scan else lane.next_seq
-            begin = min(spoken, next(iter(span.ranges))[0]) if span and len(span.ranges) else spoken
-        expected[stream] = RangeSet([(begin, lane.next_seq)])
-    return expected
 
 
 # The segment that an opened log continues: the newest one without its torn end, or a new one after it.

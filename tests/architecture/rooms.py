@@ -134,7 +134,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "weft": (
         (OTHERS,),
-        ("demo", "service", "text"),
+        ("service", "text"),
+        ("demo",),
         ("commands",),
         ("cli",),
         ("__main__",),

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tests.weft.test_output import on_a_terminal
-from weft.commands.audit import _show
 from weft.proofs.audit.report import AuditReport, LaneAudit
 from weft.protocols.shard.lane_state import OpenGap
 from weft.storage.chunk_log import named_open_gap
+from weft.text.proofs import show_audit
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
 LONG = "press-shop-in-the-northern-hall-line-4-cabinet-17-" * 2 + "controller-of-the-old-machine"
@@ -34,10 +34,10 @@ def report(*lanes: LaneAudit, stream: str = "telemetry") -> AuditReport:
 
 def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]) -> None:
     good = msgspec.structs.replace(report(lane("press-7", 1)), problems=[], agrees=True)
-    _show(good)
+    show_audit(good)
     assert "good: every record is in the log once" in capsys.readouterr().out
     gap = named_open_gap(OpenGap("press-7", 7, 200, None, 10**18))
-    _show(msgspec.structs.replace(good, open_gaps=[gap]))
+    show_audit(msgspec.structs.replace(good, open_gaps=[gap]))
     told = capsys.readouterr().out
     assert "OPEN GAP: press-7/0000000000000007, from the beginning to 2001-09-09T01:46:40Z: the lane ended" in told
     assert "good" not in told
@@ -45,7 +45,7 @@ def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]
 
 
 def shown(what: AuditReport, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return on_a_terminal(width, lambda: _show(what), monkeypatch)
+    return on_a_terminal(width, lambda: show_audit(what), monkeypatch)
 
 
 def test_every_count_of_every_lane_stands_under_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_nothing_is_cut_however_narrow_the_terminal_and_long_the_names(
 
 
 def test_elsewhere_it_is_one_line_a_lane_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(report(lane("press-7", 5, {"budget": 12}), lane(LONG, 50)))
+    show_audit(report(lane("press-7", 5, {"budget": 12}), lane(LONG, 50)))
     header, first, second, *_ = capsys.readouterr().out.splitlines()
     assert header.split("\t") == ["edge", "log id", *COLUMNS]
     assert first.split("\t") == ["press-7", "0123456789abcdef", "5", "7", "8", "6", "9", "12 budget", "10", "11"]

@@ -12,7 +12,7 @@ NOW = 1_800_000_000.0
 IDLE: dict[str, Any] = {
     "state": "connected", "url": "http://hub", "connected_since": NOW - 9000, "hold": "", "pending_records": 0,
     "delivery_seconds": None, "ping_seconds": 0.02, "budget_bytes": None, "next_try": None, "last_error": "",
-    "alarm": "",
+    "alarm": "", "pull": None, "canary": "unknown", "canary_seconds": None, "canary_time": None, "canary_alarm": "",
 }  # fmt: skip
 PROVEN = {"canary": "proven", "canary_seconds": 0.084, "canary_time": NOW - 180, "canary_alarm": ""}
 
@@ -39,7 +39,3 @@ PROVEN = {"canary": "proven", "canary_seconds": 0.084, "canary_time": NOW - 180,
 )
 def test_the_canary_says_what_is_known(change: dict[str, Any], text: str) -> None:
     assert _facts({**IDLE, **PROVEN, **change}, NOW)["canary"] == text
-
-
-def test_a_node_of_the_release_before_says_nothing_of_it() -> None:
-    assert "canary" not in _facts(IDLE, NOW)

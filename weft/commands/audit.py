@@ -4,9 +4,8 @@ devices."""
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Coroutine
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,17 +13,16 @@ import click
 from weft.commands.common import json_option, open_hub_store, store_trouble, tenant_option
 from weft.commands.spark import spark_log_option, spark_session
 from weft.config.units import parse_duration
-from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json, print_table
+from weft.output import FAILURE_EXIT_CODE, Failed, Refused, print_json
 from weft.proofs.audit.report import compare_regions
 from weft.protocols.errors import CodecError
 from weft.storage.cluster import ClusterUnusable, open_cluster
 from weft.storage.object_store import StoreError
 from weft.storage.table.actions import TableError
-from weft.text.fleet import Counted, print_counted, print_wrapped
-from weft.text.record import print_forward, print_traces
+from weft.text.proofs import print_forward, print_traces, show_audit, show_regions
 
 if TYPE_CHECKING:
-    from weft.proofs.audit.report import AuditReport, LaneAudit, RegionsReport, ToldDeletion
+    from weft.proofs.audit.report import AuditReport
     from weft.proofs.trace import Forward, Looked, Trace
 
 
@@ -77,7 +75,7 @@ def audit_command(  # noqa: PLR0917
     if as_json:
         print_json(report)
     else:
-        _show(report)
+        show_audit(report)
     return 0 if report.agrees and report.lanes else FAILURE_EXIT_CODE
 
 
@@ -104,30 +102,8 @@ def _compare(uris: tuple[str, str], tenant: str, stream: str, *, as_json: bool) 
     if as_json:
         print_json(report)
     else:
-        _show_regions(report)
+        show_regions(report)
     return 0 if report.agree and report.lanes else FAILURE_EXIT_CODE
-
-
-def _show_regions(report: RegionsReport) -> None:
-    rows = [
-        (lane.edge, lane.log_id, lane.both, lane.only_first, lane.only_second, *map(_until, lane.complete_up_to))
-        for lane in report.lanes
-    ]
-    titles = ("edge", "log id", "in both", "only in 1", "only in 2", "1 complete up to", "2 complete up to")
-    print_table(titles, rows)
-    for lane in report.lanes:
-        for number, ranges in enumerate(lane.ranges, 1):
-            if ranges:
-                told = ", ".join(f"{first} to {end - 1}" for first, end in ranges)
-                click.echo(f"ONLY IN {number}: {harmless(lane.edge)}/{lane.log_id}: {told}")
-    if not report.lanes:
-        click.echo(f"neither hub knows a stream {report.tenant}/{report.stream}")
-    elif report.agree:
-        click.echo(f"good: both regions have the same {sum(lane.both for lane in report.lanes)} records")
-
-
-def _until(claim: int | None) -> str:
-    return "unknown" if claim is None else _moment(claim)
 
 
 def _on_spark(  # noqa: PLR0917
@@ -143,98 +119,6 @@ def _on_spark(  # noqa: PLR0917
             return audit(spark, stream, store=uri, tenant=tenant, payloads=payloads)
     except ReadError as error:
         raise Failed(str(error)) from None
-
-
-_COUNTS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
-
-
-def _show(report: AuditReport) -> None:
-    if sys.stdout.isatty():
-        _show_lanes(report)
-    else:
-        print_table(("edge", "log id", *_COUNTS), [_row(lane) for lane in report.lanes])
-    say = print_wrapped if sys.stdout.isatty() else click.echo
-    for problem in report.problems:
-        say(f"PROBLEM: {problem}")
-    for gap in report.open_gaps:
-        say(f"OPEN GAP: {harmless(gap.sentence)}")
-    for origin, count in report.origins().items():
-        say(f"{counted(count, 'record')} {'was' if count == 1 else 'were'} made by {harmless(origin)}")
-    holes = report.total("holes")
-    if holes:
-        say(f"{holes} records are still to come over a link, or not explained yet")
-    skipped = report.total("skipped")
-    if skipped:
-        say(f"{skipped} records are not in the table because an operator skipped them (`weft hub skip`)")
-    deleted = report.total("deleted")
-    if deleted:
-        say(f"{deleted} records are not in the table because their deletion was declared (`weft hub declare-deletion`)")
-    if report.only_latest:
-        say(
-            f"The stream has a latest table instead of a table of all rows. It took in {report.total('replaced')} "
-            "records of which it has no row. Newer ones of their keys replaced or deleted them"
-        )
-    for each in report.deletions:
-        say(_deletion(each))
-    if not report.lanes:
-        say(f"the hub knows no stream {report.tenant}/{report.stream}")
-    elif report.agrees:
-        verdict = "good" if not report.open_gaps else "log and table agree, and the hub may lack records"
-        say(f"{verdict}: every record is in the log once, {report.total('table_records')} of them are table rows")
-
-
-def _moment(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _deletion(told: ToldDeletion) -> str:
-    if told.received_until is not None:
-        until = _moment(told.received_until)
-        return f"RETENTION: {counted(told.count, 'record')} that came up to {until} were removed: {told.reason}"
-    at = _moment(told.time)
-    act = "ERASED" if told.is_erased else "DELETED"
-    rows = f"{counted(told.count, 'record')} ({harmless(told.rows)})"
-    return f"{act}: {rows} on {at} by {harmless(told.by)}: {harmless(told.reason)}"
-
-
-def _show_lanes(report: AuditReport) -> None:
-    rows = [
-        Counted(f"edge {lane.edge}, log {lane.log_id}", _counts(lane), f"gaps: {_gaps(lane)}" if lane.gaps else "")
-        for lane in report.lanes
-    ]
-    if len(rows) > 1:
-        sums = tuple(map(sum, zip(*(row.counts for row in rows), strict=True)))
-        rows.append(Counted(f"all {len(rows)} lanes together", sums))
-    click.echo()
-    print_wrapped(f"{report.tenant}/{report.stream}")
-    click.echo()
-    if rows:
-        print_counted(_COUNTS, rows)
-    click.echo()
-
-
-def _counts(lane: LaneAudit) -> tuple[int, ...]:
-    return (
-        lane.records,
-        lane.table_records,
-        lane.waiting,
-        lane.log_doubled + lane.table_doubled + sum(lane.named_twice.values()),
-        lane.missing,
-        sum(lane.gaps.values()),
-        lane.holes,
-        lane.resent,
-    )
-
-
-def _row(lane: LaneAudit) -> tuple[object, ...]:
-    """Return one line for programs, with the reasons of the gaps in their column."""
-    counts: list[object] = list(_counts(lane))
-    counts[_COUNTS.index("gaps")] = _gaps(lane) or 0
-    return lane.edge, lane.log_id, *counts
-
-
-def _gaps(lane: LaneAudit) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in lane.gaps.items())
 
 
 # ``weft trace``: from a row of a table back to the records of devices.

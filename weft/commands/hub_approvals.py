@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,7 +13,7 @@ from weft.cloud_hub.admin_facts.acts import options_of, requests_of, setting_of
 from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import changing, decision_options, on_store, open_log, read_facts
+from weft.commands.hub_store import changing, decision_options, load_facts, on_store, read_facts
 from weft.config.units import approximate_duration, parse_duration_ns
 from weft.output import Failed, Refused, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
@@ -79,6 +80,19 @@ def _show_setting(config_file: str) -> None:
         )
 
 
+async def _waiting(store: ObjectStore) -> list[dict[str, Any]]:
+    found = []
+    for name, request in requests_of(await load_facts(store)).items():
+        kept = await options_of(store, name)
+        found.append({
+            "id": name, "command": request.command, "target": request.target,
+            "options": None if kept is None else kept.options, "by": request.by, "origin": request.origin,
+            "reason": request.reason, "until": moment(request.expires),
+            "approved_by": [each.by for each in request.approvals],
+        })  # fmt: skip
+    return found
+
+
 @click.command("requests")
 @config_argument
 @json_option
@@ -88,21 +102,8 @@ def requests(config_file: str, *, as_json: bool) -> None:
     The options may name a person. They are deleted when the request is over.
     """
 
-    async def work(store: ObjectStore) -> list[dict[str, Any]]:
-
-        found = []
-        for name, request in requests_of(await (await open_log(store)).load()).items():
-            kept = await options_of(store, name)
-            found.append({
-                "id": name, "command": request.command, "target": request.target,
-                "options": None if kept is None else kept.options, "by": request.by, "origin": request.origin,
-                "reason": request.reason, "until": moment(request.expires),
-                "approved_by": [each.by for each in request.approvals],
-            })  # fmt: skip
-        return found
-
     try:
-        found = on_store(config_file, work)
+        found = on_store(config_file, _waiting)
     except CodecError as error:
         raise Failed(str(error)) from None
     if as_json:
@@ -143,7 +144,8 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
     """
 
     if refuse:
-        _refuse(config_file, request, by, f"refused: {reason}" if reason else "refused")
+        why = f"refused: {reason}" if reason else "refused"
+        _changing(config_file, partial(_refuse, request=request), by, why)
         click.echo(f"refused {request}")
         return
 
@@ -154,22 +156,15 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
     click.echo(f"approved {request}: the same command does it now, once")
 
 
-def _refuse(config_file: str, request: str, by: str | None, reason: str) -> None:
-
-    async def work(store: ObjectStore, log: ClusterLog, author: Author) -> None:
-        await log.append(acts.withdraw(request), author)
-        await acts.forget(store, request)
-
-    _changing(config_file, work, by, reason)
+async def _refuse(store: ObjectStore, log: ClusterLog, author: Author, request: str) -> None:
+    await log.append(acts.withdraw(request), author)
+    await acts.forget(store, request)
 
 
 def _decide(
     config_file: str, decision: Callable[[Author], Decision], by: str | None, reason: str, target: str = ""
 ) -> ClusterState:
-    async def work(_: ObjectStore, log: ClusterLog, author: Author) -> ClusterState:
-        return await log.append(decision(author), author)
-
-    return _changing(config_file, work, by, reason, target)
+    return _changing(config_file, lambda _, log, author: log.append(decision(author), author), by, reason, target)
 
 
 def _changing(

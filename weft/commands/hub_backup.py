@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -45,14 +45,11 @@ OPEN = (
 """Warning at the end of a restore or a verification of a store that admits everybody."""
 
 
-def _on_stores(uris: str, work: Callable[[], Awaitable[T]]) -> T:
+def _on_stores(uris: str, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``, and report its errors."""
 
-    async def run() -> T:
-        return await work()
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(work)
     except (BackupUnusable, ClusterUnusable, CodecError, TableError, StoreUnfit) as error:
         raise Failed(f"{uris}: {error}") from None
     except StoreError as error:
@@ -83,6 +80,31 @@ def _note(as_json: bool) -> Callable[[str], None]:
     return (lambda line: None) if as_json else (lambda line: click.echo(harmless(line)))  # noqa: ARG005
 
 
+async def _back_up(
+    uri: str, target: str, *, prune: bool, note: Callable[[str], None]
+) -> tuple[BackupRecord, Copied, int]:
+    from weft.proofs.backup.backup import make_backup
+    from weft.proofs.backup.backup import prune as prune_backup
+
+    place = open_hub_store(target)
+    made = await make_backup(open_hub_store(uri), place, clock=time.time_ns, note=note)
+    view = await open_backup(place) if prune else None
+    return *made, 0 if view is None else await prune_backup(place, view)
+
+
+async def _restore(source: str, target: str, *, note: Callable[[str], None]) -> tuple[Copied, int, bool]:
+    from weft.proofs.backup.backup import restore as restore_backup
+
+    _refuse_links(source)
+    if is_inside(open_hub_store(target), open_hub_store(source)):
+        raise BackupUnusable("the new store would be inside the backup: name another place")
+    view = await open_backup(open_hub_store(source))
+    if view is None:
+        raise BackupUnusable(await _no_backup(open_hub_store(source), source))
+    copied = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=note)
+    return copied, view.record.started, await _is_open(view)
+
+
 @click.command()
 @config_argument
 @click.option("--to", "target", required=True, metavar="URI", help="Place of the backup: a folder, or a bucket's URI.")
@@ -102,16 +124,8 @@ def backup(config_file: str, target: str, *, prune: bool, as_json: bool) -> None
     """
     uri = load_hub(config_file).store
 
-    async def work() -> tuple[BackupRecord, Copied, int]:
-        from weft.proofs.backup.backup import make_backup
-        from weft.proofs.backup.backup import prune as prune_backup
-
-        place = open_hub_store(target)
-        made = await make_backup(open_hub_store(uri), place, clock=time.time_ns, note=_note(as_json))
-        view = await open_backup(place) if prune else None
-        return *made, 0 if view is None else await prune_backup(place, view)
-
-    record, copied, deleted = _on_stores(f"{uri} to {target}", work)
+    copying = _back_up(uri, target, prune=prune, note=_note(as_json))
+    record, copied, deleted = _on_stores(f"{uri} to {target}", copying)
     _declare(config_file, target, record)
     if as_json:
         print_json({
@@ -157,19 +171,7 @@ def restore(source: str, target: str, *, as_json: bool) -> None:
     weft hub restore --from s3://plant-backup/weft --to s3://plant-data/weft-2
     """
 
-    async def work() -> tuple[Copied, int, bool]:
-        from weft.proofs.backup.backup import restore as restore_backup
-
-        _refuse_links(source)
-        if is_inside(open_hub_store(target), open_hub_store(source)):
-            raise BackupUnusable("the new store would be inside the backup: name another place")
-        view = await open_backup(open_hub_store(source))
-        if view is None:
-            raise BackupUnusable(await _no_backup(open_hub_store(source), source))
-        copied = await restore_backup(view, open_hub_store(target), clock=time.time_ns, note=_note(as_json))
-        return copied, view.record.started, await _is_open(view)
-
-    copied, started, is_open = _on_stores(f"{source} to {target}", work)
+    copied, started, is_open = _on_stores(f"{source} to {target}", _restore(source, target, note=_note(as_json)))
     if as_json:
         facts = {"backup_of": started, "copied": copied.objects, "copied_bytes": copied.bytes}
         print_json({**facts, "demands_tokens": not is_open})
@@ -211,14 +213,7 @@ def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
     weft hub verify --store s3://plant-data/weft
     """
 
-    async def work() -> tuple[VerifyReport, bool]:
-        from weft.proofs.verify import verify as verify_store
-
-        store = open_hub_store(uri)
-        report = await verify_store(store)
-        return report, await _is_open(await open_backup(store) or store)
-
-    report, is_open = _on_stores(uri, work)
+    report, is_open = _on_stores(uri, _verify(uri))
     gone = [lane for lane in report.lanes if lane.gone]
     if as_json:
         print_json({**msgspec.to_builtins(report), "demands_tokens": not is_open})
@@ -227,6 +222,14 @@ def verify(uri: str, *, lanes: bool, as_json: bool) -> int:
         if is_open:
             click.echo(f"note: {OPEN}", err=True)
     return 0 if report.is_whole and not gone and not report.lost else FAILURE_EXIT_CODE
+
+
+async def _verify(uri: str) -> tuple[VerifyReport, bool]:
+    from weft.proofs.verify import verify as verify_store
+
+    store = open_hub_store(uri)
+    report = await verify_store(store)
+    return report, await _is_open(await open_backup(store) or store)
 
 
 def _show(report: VerifyReport, lanes: list[LaneEnd]) -> None:

@@ -69,6 +69,10 @@ def on_edge(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+async def _finalize(store: ObjectStore) -> tuple[int, int]:
+    return await membership.finalize(store, LEVEL_MAX, (await sound_clock(store))())
+
+
 @click.command()
 @config_argument
 @decision_options
@@ -87,11 +91,8 @@ def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> Non
             "nothing was changed",
         )
 
-    async def work(store: ObjectStore) -> tuple[int, int]:
-        return await membership.finalize(store, LEVEL_MAX, (await sound_clock(store))())
-
     try:
-        before, after = acting(config_file, f"the cluster's level, up to {LEVEL_MAX}", work, by, reason)
+        before, after = acting(config_file, f"the cluster's level, up to {LEVEL_MAX}", _finalize, by, reason)
     except membership.NotFinalized as error:
         raise Failed(str(error)) from None
     if before == after:
@@ -264,7 +265,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """
 
     config = names_a_config(hub)
-    found = _of_store(hub) if config else running_hub(hub, token_file).get("/v1/nodes")["nodes"]
+    found = on_store(named(hub), _nodes) if config else running_hub(hub, token_file).get("/v1/nodes")["nodes"]
     if as_json:
         print_json({"nodes": found})
         return
@@ -279,8 +280,8 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             ",".join(map(str, each["owns"])),
             ",".join(map(str, each["shards"])),
             each["links"],
-            "" if each.get("tables") is None else each["tables"],  # an earlier release does not say it
-            *_intake(each.get("intake")),
+            "" if each["tables"] is None else each["tables"],
+            *_intake(each["intake"]),
             each["cluster_log"],
             each["software"],
             each["level"],
@@ -320,14 +321,10 @@ def _intake(found: dict[str, float] | None) -> tuple[object, object]:
     return f"{found['records_per_second']:.1f}", approximate_size(found["bytes_per_second"])
 
 
-def _of_store(config_file: str | None) -> list[dict[str, Any]]:
-
-    async def work(store: ObjectStore) -> list[dict[str, Any]]:
-        now = time.time_ns()
-        there = await running(store, now)
-        return node_views(there, await read_cluster(store) if there else None, now)
-
-    return on_store(named(config_file), work)
+async def _nodes(store: ObjectStore) -> list[dict[str, Any]]:
+    now = time.time_ns()
+    there = await running(store, now)
+    return node_views(there, await read_cluster(store) if there else None, now)
 
 
 # ``weft hub drain``: have hub processes give their shards and edges to others, and wait until they have.
@@ -413,10 +410,7 @@ def _by_hub(hub: RunningHub, node: str, reason: str, *, undo: bool) -> Callable[
 
 def _entries(config_file: str) -> list[NodeEntry]:
 
-    async def work(store: ObjectStore) -> list[NodeEntry]:
-        return await running(store, time.time_ns())
-
-    return on_store(config_file, work)
+    return on_store(config_file, lambda store: running(store, time.time_ns()))
 
 
 # ``weft hub split``: a shard becomes two, whether nodes run or not.

@@ -18,7 +18,6 @@ from weft.commands.hub_streams import key_of
 from weft.config.signing import SignatureUnreadable, read_signed
 from weft.output import Failed, Refused, counted, print_json, print_table
 from weft.protocols.link import ConfigOutcome
-from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.cloud_hub.admin_facts.documents import ConfigDocument
@@ -268,10 +267,7 @@ def _outcome(number: int, *, is_about: bool) -> str:
 def _states(config_file: str) -> States:
     from weft.cloud_hub.rollouts import read_states
 
-    async def work(store: ObjectStore) -> States:
-        return await read_states(store)
-
-    return on_store(config_file, work)
+    return on_store(config_file, read_states)
 
 
 def _documents(state: ClusterState) -> dict[ConfigKey, ConfigDocument]:

@@ -79,9 +79,9 @@ def status(hub: str | None, token_file: str | None, edges: int, as_json: bool) -
         for s in facts["shards"]
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
-    show_cluster_log(facts.get("cluster_log"), time.time())
-    show_issuer(facts.get("jwt"))
-    if trouble := facts.get("clock", {}).get("trouble"):
+    show_cluster_log(facts["cluster_log"], time.time())
+    show_issuer(facts["jwt"])
+    if trouble := facts["clock"]["trouble"]:
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:
         named = ", ".join(f"{each['tenant']}/{each['edge']}" for each in differ[:CLOCKS_NAMED])
@@ -131,14 +131,14 @@ def _show_troubles(facts: dict[str, Any]) -> None:
 
 
 def _of_the_node(facts: dict[str, Any]) -> dict[str, str]:
-    tls, away = facts.get("tls"), facts.get("store", {}).get("trouble")
+    tls, away = facts["tls"], facts["store"]["trouble"]
     return {
         "hub": facts["cluster_id"],
         "software": facts["software"],
         "level": f"{facts['level']} (this release knows {facts['release_level']})",
-        "cluster log": cluster_log_position(facts.get("cluster_log")),
-        "last backup": _backup(facts.get("backup")),
-        "store's disk": disk_text(facts.get("store", {}), time.time()),
+        "cluster log": cluster_log_position(facts["cluster_log"]),
+        "last backup": _backup(facts["backup"]),
+        "store's disk": disk_text(facts["store"], time.time()),
         **({} if away is None else {"STORE": away}),
         **({} if tls is None else {"certificate": f"{tls['certificate']}, valid until {tls['expires'][:10]}"}),
     }

@@ -6,6 +6,7 @@ import asyncio
 import platform
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -93,26 +94,6 @@ def acting(config_file: str, target: str, work: Work[T], by: str | None, reason:
         raise Failed(f"nothing was done{why}: {error}") from None
 
 
-def declaring(
-    config_file: str,
-    work: Callable[[ClusterLog, Author], Awaitable[T]],
-    by: str | None,
-    reason: str,
-    target: str = "",
-) -> T:
-    """Run ``work``, which changes facts of the cluster log: their entries are their lines. Report errors as
-    ``on_store``. A change that needs a second person is asked for first.
-
-    Args:
-        target: of such a change, for people.
-    """
-
-    async def act(_: ObjectStore, log: ClusterLog, author: Author) -> T:
-        return await work(log, author)
-
-    return changing(config_file, act, by, reason, target)
-
-
 def changing(
     config_file: str,
     work: Callable[[ObjectStore, ClusterLog, Author], Awaitable[T]],
@@ -120,7 +101,12 @@ def changing(
     reason: str,
     target: str = "",
 ) -> T:
-    """Run ``work``, which changes facts, and objects that belong to them, as ``declaring``."""
+    """Run ``work``, which changes facts of the cluster log, and objects that belong to them: the facts' entries are
+    the lines of the act. Report errors as ``on_store``. A change that needs a second person is asked for first.
+
+    Args:
+        target: of such a change, for people.
+    """
 
     async def act(store: ObjectStore) -> T:
 
@@ -164,6 +150,11 @@ async def open_log(store: ObjectStore) -> ClusterLog:
     """Return the cluster log of a store."""
 
     return ClusterLog(store, (await open_cluster(store, None)).cluster_id)
+
+
+async def load_facts(store: ObjectStore) -> ClusterState:
+    """Return the facts of the cluster log of a store."""
+    return await (await open_log(store)).load()
 
 
 async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Author) -> str | None:
@@ -256,11 +247,8 @@ def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
 def read_facts(config_file: str) -> ClusterState:
     """Return the facts of the cluster log of a configuration's store, after a warning of what cannot be read of it."""
 
-    async def work(store: ObjectStore) -> ClusterState:
-        return await (await open_log(store)).load()
-
     try:
-        state = on_store(config_file, work)
+        state = on_store(config_file, load_facts)
     except CodecError as error:
         raise Failed(str(error)) from None
     _warn(state)
@@ -270,13 +258,14 @@ def read_facts(config_file: str) -> ClusterState:
 def read_entry(config_file: str, n: int) -> Declaration | None:
     """Return an entry of the cluster log; None if there is none that can be read."""
 
-    async def work(store: ObjectStore) -> Declaration | None:
-        return await (await open_log(store)).entry(n)
-
     try:
-        return on_store(config_file, work)
+        return on_store(config_file, partial(_entry, n=n))
     except CodecError as error:
         raise Failed(str(error)) from None
+
+
+async def _entry(store: ObjectStore, n: int) -> Declaration | None:
+    return await (await open_log(store)).entry(n)
 
 
 @click.command("declarations")
@@ -290,14 +279,8 @@ def declarations(config_file: str, *, last: int, as_json: bool) -> None:
     asks a running hub for them.
     """
 
-    async def work(store: ObjectStore) -> list[Declaration]:
-        log = await open_log(store)
-        state = await log.load()
-        _warn(state)
-        return await log.newest(state, last)
-
     try:
-        found = on_store(config_file, work)
+        found = on_store(config_file, partial(_newest, last=last))
     except CodecError as error:
         raise Failed(str(error)) from None
     rows = [line(each.n, each) for each in found]
@@ -305,6 +288,13 @@ def declarations(config_file: str, *, last: int, as_json: bool) -> None:
         print_json(rows)
     else:
         print_lines(rows)
+
+
+async def _newest(store: ObjectStore, last: int) -> list[Declaration]:
+    log = await open_log(store)
+    state = await log.load()
+    _warn(state)
+    return await log.newest(state, last)
 
 
 def declare(config_file: str, decision: Callable[[int], Decision], by: str | None, reason: str) -> ClusterState:
@@ -317,10 +307,7 @@ def declare(config_file: str, decision: Callable[[int], Decision], by: str | Non
         The facts with the change. Running hubs know it two seconds later.
     """
 
-    async def work(log: ClusterLog, author: Author) -> ClusterState:
-        return await log.append(decision(author.at), author)
-
-    return _declaring(config_file, work, by, reason)
+    return _declaring(config_file, lambda log, author: log.append(decision(author.at), author), by, reason)
 
 
 def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> list[bool]:
@@ -342,10 +329,7 @@ def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None,
 
     noted = [noting(*each) for each in enumerate(decisions)]
 
-    async def work(log: ClusterLog, author: Author) -> ClusterState:
-        return await log.append_all(noted, author)
-
-    _declaring(config_file, work, by, reason)
+    _declaring(config_file, lambda log, author: log.append_all(noted, author), by, reason)
     return changed
 
 
@@ -354,7 +338,7 @@ def _declaring(
 ) -> ClusterState:
 
     try:
-        state = declaring(config_file, work, by, reason)
+        state = changing(config_file, lambda _, log, author: work(log, author), by, reason)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:

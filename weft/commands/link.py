@@ -130,12 +130,11 @@ def _facts(link: Mapping[str, Any], now: float) -> dict[str, str]:
     found["waiting"] = _waiting(link)
     if link["delivery_seconds"] is not None:
         found["delivery"] = f"{_short(link['delivery_seconds'])} from the log to the hub's acknowledgement"
-    if link.get("pull"):  # a node of an earlier release has none
+    if link["pull"]:
         found["pull"] = link["pull"]
     if link["ping_seconds"] is not None:
         found["round trip"] = _short(link["ping_seconds"])
-    if "canary" in link:  # a node of an earlier release has none
-        found["canary"] = _canary(link, now)
+    found["canary"] = _canary(link, now)
     if link["budget_bytes"] is not None:
         used, budget = approximate_size(link["budget_used_bytes"]), approximate_size(link["budget_bytes"])
         found["budget"] = f"{used} of {budget} used this month"

@@ -265,8 +265,15 @@ class DemoHub(Service):
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return stream -> (records in the hub's log, those of them that are table rows)."""
+        return {each["stream"]: (each["records"], each["table_rows"] or 0) for each in self._streams()}
+
+    def complete_up_to(self) -> dict[str, str | None]:
+        """Return stream -> moment up to which it is complete; None if the hub claims nothing."""
+        return {each["stream"]: each["complete_up_to"] for each in self._streams()}
+
+    def _streams(self) -> list[dict[str, Any]]:
         streams: list[dict[str, Any]] = self.ask(f"{self.url}/v1/streams")["streams"]
-        return {stream["stream"]: (stream["records"], stream["table_rows"] or 0) for stream in streams}
+        return streams
 
 
 class DeviceProcess:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import shutil
-import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -64,8 +62,6 @@ def disk_text(store: Mapping[str, Any], now: float) -> str:
         store: of the status of a process.
         now: seconds since 1970.
     """
-    if "disk" not in store:
-        return "unknown: this release of the hub does not say"
     if (disk := store["disk"]) is None:
         return "a bucket: it has no such bound"
     if disk["free_bytes"] is None:
@@ -187,10 +183,8 @@ def _until(moment: str, now: float) -> float:
         return math.inf
 
 
-def cluster_log_position(facts: Mapping[str, Any] | None) -> str:
+def cluster_log_position(facts: Mapping[str, Any]) -> str:
     """Return the position of the cluster log that a hub process knows."""
-    if facts is None:  # of an earlier release
-        return _UNKNOWN
     return f"entry {facts['entry']}, as of {approximate_duration(facts['seen_seconds_ago'])} ago"
 
 
@@ -207,7 +201,7 @@ def show_quality(streams: Sequence[Mapping[str, Any]]) -> None:
 
 def show_issuer(facts: Mapping[str, Any] | None) -> None:
     """Print what is wrong with the keys of the issuer of tokens at a hub process, if something is."""
-    if facts is None or not facts["trouble"]:  # none, or of an earlier release
+    if facts is None or not facts["trouble"]:
         return
     kept = "its tokens open nothing"
     if facts["keys"]:
@@ -217,14 +211,12 @@ def show_issuer(facts: Mapping[str, Any] | None) -> None:
                f"{shown(facts['trouble'])}")  # fmt: skip
 
 
-def show_cluster_log(facts: Mapping[str, Any] | None, now: float) -> None:
+def show_cluster_log(facts: Mapping[str, Any], now: float) -> None:
     """Print what is wrong with the cluster log at a hub process, if something is, and which token ends soon.
 
     Args:
         now: seconds since 1970.
     """
-    if facts is None:  # of an earlier release
-        return
     age = approximate_duration(facts["seen_seconds_ago"])
     if facts["trouble"]:
         click.echo(f"CLUSTER LOG: not read for {age}, entry {facts['entry']} stays in force: {facts['trouble']}")
@@ -255,7 +247,7 @@ def table_makers(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, st
     """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for table in tables:
-        made_by = table.get("made_by")  # an earlier release does not say it
+        made_by = table["made_by"]
         maker = (made_by["name"], made_by["since"] or "") if made_by else (HUB, "")
         groups.setdefault(maker, []).append(table)
     if groups.keys() <= {(HUB, "")}:
@@ -281,56 +273,3 @@ def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, An
         f"  To skip them: weft hub skip {config_file} {table['stream']} --tenant {table['tenant']} "
         f"--shard {stopped['shard']} --from {stopped['first']} --to {stopped['end']} --reason '...'"
     )
-
-
-# Many counts of things with long names, on a terminal of 80 columns: a line with the name, and one with the counts.
-
-_GAP = 2
-"""Spaces between two columns."""
-
-
-class Counted(NamedTuple):
-    """A thing with its counts."""
-
-    name: str
-    counts: tuple[int, ...]
-    note: str = ""
-    """Text below the counts."""
-
-
-def print_counted(columns: Sequence[str], rows: Sequence[Counted]) -> None:
-    """Print every count of every row in full, however narrow the terminal is.
-
-    Columns side by side where they fit, else one below the other. Nothing is cut off or broken within a number.
-    """
-    room = shutil.get_terminal_size().columns
-    widths = [
-        max(len(column), *(len(f"{row.counts[at]}") for row in rows)) if rows else len(column)
-        for at, column in enumerate(columns)
-    ]
-    fits = sum(widths) + _GAP * len(widths) <= room
-    if fits:
-        click.echo(_line(columns, widths))
-    for row in rows:
-        print_wrapped(row.name)
-        if fits:
-            click.echo(_line(list(map(str, row.counts)), widths))
-        else:
-            width = max(map(len, columns))
-            for column, count in zip(columns, row.counts, strict=True):
-                click.echo(f"  {column:<{width}}  {count}")
-        if row.note:
-            print_wrapped(row.note, indent="  ")
-
-
-def print_wrapped(text: str, indent: str = "") -> None:
-    """Print a sentence in lines that fit the terminal; names longer than a line are broken."""
-    room = shutil.get_terminal_size().columns
-    for line in textwrap.wrap(
-        text, room, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
-    ):
-        click.echo(line)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "".join(" " * _GAP + f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -71,7 +71,7 @@ def witness_text(witness: Witness) -> str:
 
 
 def parse_witness(text: object) -> Witness | None:
-    """Return the chunk of a header's value; None without one, as in records of earlier releases."""
+    """Return the chunk of a header's value; None without one."""
     found = _WITNESS.fullmatch(text) if isinstance(text, str) else None
     return None if found is None else Witness(int(found[1]), int(found[2], 16))
 

@@ -121,7 +121,7 @@ class LastRecord(NamedTuple):
 
     position: Position
     witness: Witness | None
-    """Chunk of the source's log with the position; None in records of earlier releases."""
+    """Chunk of the source's log with the position; None if the hub had deleted it."""
     behind: Mapping[int, int] = MappingProxyType({})
     """Log id -> end of lanes of other spreads: their rows below come before this one."""
 

@@ -11,24 +11,18 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocols.strategies import make_batch
 from tests.storage.fakes import FakeFileSystem, eio, injected
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
 from weft.protocols import segment
 from weft.protocols.segment import (
     HEADER_BYTES,
     EntryKind,
-    Footer,
     GapNotice,
     GapReason,
-    LaneIndex,
     SegmentHeader,
-    StreamEntry,
     encode_body,
     encode_entry_header,
     encode_header,
-    encode_streams,
-    encode_trailer,
     file_name,
 )
 from weft.storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog, scan
@@ -321,32 +315,6 @@ def test_a_directory_that_says_nowhere_which_log_it_is_begins_a_new_one_and_keep
     assert log.recovery.damaged == (f"{DIRECTORY}/{file_name(0)}",)
     assert f"{file_name(0)}.damaged" in disk.list_names(DIRECTORY)
     assert put(log, log.stream("one"), b"b") == 0
-
-
-def test_a_log_of_an_earlier_release_goes_on(disk: FakeFileSystem) -> None:
-    """Without KEPT entries and id file; what lies before the oldest segment was deleted rightly."""
-    disk.make_directory(DIRECTORY)
-    position = 8192
-    streams = encode_streams({1: StreamEntry("one", 10)})
-    first = make_batch(3, base_seq=10, stream=1)
-    data = encode_header(SegmentHeader(77, position, 0))
-    for kind, body in ((EntryKind.STREAMS, streams), (EntryKind.STREAMS, streams), (EntryKind.BATCH, first)):
-        data += encode_entry_header(position + len(data), kind, body) + body
-    footer = Footer({1: "one"}, [LaneIndex(1, [(10, 13)], 0, 2, [(10, len(data) - len(first) - 12)])], [])
-    sealed = encode_body(footer)
-    data += encode_entry_header(position + len(data), EntryKind.FOOTER, sealed) + sealed
-    data += encode_trailer(len(data) - len(sealed) - 12)
-    disk.create(f"{DIRECTORY}/{file_name(position)}").write_at(0, data)
-    log = open_log(disk, log_id=5)
-    assert log.log_id == 77
-    assert not log.recovery.gaps
-    assert sorted(read_all(log, 1)) == [10, 11, 12]
-    assert log.stream_bytes(1) >= len(first)
-    assert put(log, 1, b"next") == 13
-    disk.kill_process()
-    log = open_log(disk)
-    assert not log.recovery.gaps
-    assert sorted(read_all(log, 1)) == [10, 11, 12, 13]
 
 
 def test_a_segment_of_another_log_is_set_aside(disk: FakeFileSystem) -> None:
