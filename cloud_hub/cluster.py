@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.link import Hello, RefuseCode

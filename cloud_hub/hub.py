@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.acts import OwnActs
 from weft.cloud_hub.admin_facts.credentials import TokenUse
 from weft.cloud_hub.admin_facts.declarations import Declarations, Watched

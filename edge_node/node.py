@@ -28,7 +28,7 @@ from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.derived.part import BeforeLogPart, FunctionsPart
 from weft.edge_node.ingest import routing
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.ingest.routing import PayloadChecks
 from weft.edge_node.ingest.tracing_part import TracingPart
 from weft.edge_node.links.desired import ConfigTrial, StoredConfig
@@ -126,7 +126,7 @@ class EdgeNode:
         """
         async with contextlib.AsyncExitStack() as stack:
             loop = asyncio.get_running_loop()
-            self.turn = Turn(loop.call_soon, loop.time, self.counters)
+            self.batch = TickBatch(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
             self._refusals = Refusals(loop.time)
             self.unrouted = routing.Unrouted(self.config.unrouted.policy, self.log, self.counters)
@@ -269,7 +269,7 @@ class EdgeNode:
         from weft.edge_node.sources.connection import NodeParts
         from weft.edge_node.sources.sources import Sources
 
-        return Sources(config, NodeParts(self._context.ingest, self._context.rounds, wall_clock))
+        return Sources(config, NodeParts(self._context.ingest, self._context.round_robin, wall_clock))
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
@@ -281,7 +281,7 @@ class EdgeNode:
             clock_reading=clock_reader(),
             random_bits=random.SystemRandom().getrandbits,
             post=poster(loop),
-            end_of_turn=self.turn.at_end,
+            end_of_tick=self.batch.at_end,
             owner=NodeName(self.config.tenant, self.config.node),
             guard=formats_of(self.config.data_dir, self._software),
         )
@@ -307,7 +307,7 @@ class EdgeNode:
         self.listeners = Listeners(config, self.counters, self.listener_counters, self._refusals)
         stack.push_async_callback(self.listeners.close)
         self._context = context = ProtocolContext(
-            log, state.backlog, self.turn, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
+            log, state.backlog, self.batch, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
             wall_clock,
         )  # fmt: skip
         self.ingest = context.ingest
@@ -353,8 +353,8 @@ class EdgeNode:
         from weft.edge_node.queues.queues import Queues
 
         return Queues(
-            self.log, context.ingest, self._state.backlog, QueueLimits.of(self.config), self._refusals, context.rounds,
-            context.wheel, wall_clock,
+            self.log, context.ingest, self._state.backlog, QueueLimits.of(self.config), self._refusals,
+            context.round_robin, context.wheel, wall_clock,
         )  # fmt: skip
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weft.bounds import Shares
 from weft.bounds.bound import RefusalCount, SecurityEvent
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.edge_reports import outage_left
 from weft.cloud_hub.api.summaries import LinksElsewhere
 from weft.cloud_hub.api.views import StreamPart, renamed_lanes

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.answers import SLICE_S
 from weft.cloud_hub.api.edge_reports import EdgeReport, disk_view, functions_view
 from weft.cloud_hub.api.records import LOADING

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.down.edge_queue import (
     Attached,
     AttachedLinks,

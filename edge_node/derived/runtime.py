@@ -319,7 +319,7 @@ class NodeFunctions:
             context.log,
             alerts=alerts,
             released=self._released,
-            turn=partial(context.rounds.turn, None),
+            turn=partial(context.round_robin.turn, None),
             wall_clock=context.wall_clock,
             clock=context.clock,
         )
@@ -401,7 +401,7 @@ class NodeAlerts:
         Raises:
             LogFull, LogFailed: that is not possible.
         """
-        self._ingest.turn.store()
+        self._ingest.batch.store()
 
     def __call__(self, alert: Alert) -> None:
         """Store and deliver a message, unless its time is over."""

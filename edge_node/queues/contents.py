@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from weft.bounds import Owner
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.queues.definitions import EXCHANGE, QUEUES, ROUTING_KEY, QueueError, Reason, headers_of_route
 from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue
@@ -280,8 +280,8 @@ WAITING_MAX = 256
 class DueQueues:
     """Queues that may have something to deliver at the end of this turn of the loop. Event loop's thread only."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, batch: TickBatch) -> None:
+        self._batch = batch
         self._queues: dict[Queue, None] = {}
         self._is_called = False
         self._deliver: Callable[[Iterable[Queue]], None] | None = None
@@ -296,7 +296,7 @@ class DueQueues:
         self._queues[queue] = None
         if not self._is_called:
             self._is_called = True
-            self._turn.at_end(self._call)
+            self._batch.at_end(self._call)
 
     def reconsider(self, queue: Queue) -> None:
         """Offer messages that no reader was allowed to have, after a new reader or new access rules."""
@@ -398,7 +398,7 @@ class Contents:
         self._writer = writer
         self._unacknowledged = context.bounds.unacknowledged
         self._waiting = context.bounds.waiting
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
         self._due = due
         self._dead = dead
         self._starved: dict[Owner, dict[Queue, None]] = {}
@@ -570,7 +570,7 @@ class Contents:
             self.holders.drop_run(first, end)
         rest = next(runs, None)
         if rest is not None:
-            self._rounds.wait(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
+            self._round_robin.wait(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
 
     def _forget_unsettled(self, queue: Queue) -> None:
         """Forget the deliveries of a deleted queue, some now, and the rest in later turns."""
@@ -579,7 +579,7 @@ class Contents:
             self.holders.drop(delivery.seq)
             self.forget(delivery, queue)
         if queue.unsettled:
-            self._rounds.wait(queue.owner, partial(self._forget_unsettled, queue))
+            self._round_robin.wait(queue.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
         """Restore a queue from the state that a start read."""

@@ -83,7 +83,7 @@ class DeadLetters:
                     logger.exception("%d dead letters could not be sent on, and wait for the next start", len(step))
                 dead.taken(owner)
                 if (following := dead.next_owner) is not None:
-                    await self._context.rounds.turn(following)
+                    await self._context.round_robin.turn(following)
         finally:
             self._task = None
 
@@ -105,7 +105,7 @@ class DeadLetters:
         if not whole:
             await asyncio.sleep(RETRY_S / 100)
         while whole := self._store(whole):
-            await self._context.rounds.turn(owner)
+            await self._context.round_robin.turn(owner)
 
     def _store(self, step: list[DeadMessage]) -> list[DeadMessage]:
         """Append messages at their destinations and remove them from their queues: as many as a turn has time for.
@@ -114,7 +114,7 @@ class DeadLetters:
         Raises:
             LogFull, LogFailed: nothing was changed.
         """
-        self._context.turn.store()
+        self._context.batch.store()
         now = self._context.clock()
         rest, left, size = iter(step), list[tuple[Queue, Delivery]](), 0
         records, admitted = Records(), list[QueueSet]()

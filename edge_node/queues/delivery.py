@@ -53,7 +53,7 @@ class Deliveries:
         self._log = context.log
         self._stream = context.stream
         self._messages = context.messages
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
         self._clock = context.clock
         self._unacknowledged = context.bounds.unacknowledged
         self._writer = writer
@@ -79,7 +79,7 @@ class Deliveries:
             if self._loop.time() < until:
                 self.deliver(queue)
             else:
-                self._rounds.wait(queue.owner, partial(self.deliver, queue))
+                self._round_robin.wait(queue.owner, partial(self.deliver, queue))
 
     def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
         """Deliver the messages that were just stored, from ``first`` on."""
@@ -145,7 +145,7 @@ class Deliveries:
 
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
-            self._rounds.wait(queue.owner, partial(self.deliver, queue))
+            self._round_robin.wait(queue.owner, partial(self.deliver, queue))
         # The queue is empty, and no page is on its way: answer the waiting gets.
         if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
             for getter in queue.take_getters():
@@ -228,7 +228,7 @@ class Deliveries:
                 return
             left -= 1
             if not left or self._loop.time() >= until:
-                self._rounds.wait(queue.owner, partial(self.deliver, queue))
+                self._round_robin.wait(queue.owner, partial(self.deliver, queue))
                 return
             self._contents.remove_next(queue, Death.EXPIRED)
 

@@ -60,7 +60,7 @@ class Unbinding:
 
     def __init__(self, context: QueueContext) -> None:
         self._bounds = context.bounds
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
 
     def begin(self, owner: Owner, to: Destination | None, exchange: Exchange | None = None) -> None:
         """Remove the bindings to a deleted queue or exchange, and from it.
@@ -77,7 +77,7 @@ class Unbinding:
         for units in apart:
             left -= units
             if left <= 0:
-                self._rounds.wait(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
+                self._round_robin.wait(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
                 return
 
     def _apart(
@@ -405,10 +405,10 @@ class Registry:
 
     def _expire(self, queue: Queue) -> None:
         # Thousands may be declared, and expire, at once.
-        self._context.rounds.wait(queue.owner, partial(self._delete_unused, queue))
+        self._context.round_robin.wait(queue.owner, partial(self._delete_unused, queue))
 
     def _delete_unused(self, queue: Queue) -> None:
-        self._context.turn.store()
+        self._context.batch.store()
         if not queue.deleted and self.unused.is_over(queue):
             self.remove_queue(queue)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals, Rounds, user_or_address
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals, RoundRobin, user_or_address
 from weft.config.limits import EdgeLimits
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
@@ -103,7 +103,7 @@ def make_parts(  # noqa: PLR0917
     ingest: Ingest,
     subscriptions: Subscriptions,
     outbox: Outbox,
-    rounds: Rounds,
+    round_robin: RoundRobin,
     match_retained: Match,
     limits: EdgeLimits,
     counters: Counters,
@@ -124,7 +124,7 @@ def make_parts(  # noqa: PLR0917
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
-    retained = RetainedDelivery(match_retained, messages.keep_retained, rounds)
+    retained = RetainedDelivery(match_retained, messages.keep_retained, round_robin)
     journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
     windows = WindowParts(
         counters, budget, outbox, journal, wall_clock,
@@ -132,9 +132,9 @@ def make_parts(  # noqa: PLR0917
     )  # fmt: skip
     return SessionParts(
         subscriptions, shared,
-        SessionFilters(subscriptions, shared, persistence, positions, retained, rounds, limits, shares, counters),
+        SessionFilters(subscriptions, shared, persistence, positions, retained, round_robin, limits, shares, counters),
         windows, readers, positions, persistence, retained,
-        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, rounds),
+        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, round_robin),
         shares,
         kept.journal,
     )  # fmt: skip

@@ -319,7 +319,7 @@ class AmqpConnection(SourceConnection):
         if why:
             self._rejected.append(delivery.tag)
             self._wake.set()
-        self.node.ingest.turn.gathered()
+        self.node.ingest.batch.gathered()
 
     def pause(self) -> None:
         """Pause: arriving messages wait, and ``prefetch`` bounds them."""
@@ -336,8 +336,8 @@ class AmqpConnection(SourceConnection):
             self._try(delivery)
             left -= 1 + delivery.size // BYTES_EACH
         if self._ahead:
-            self.hold(Pause.TURN)
-            self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
+            self.hold(Pause.FAIRNESS)
+            self.node.round_robin.wait(self.owner, lambda: self.release(Pause.FAIRNESS))
 
     # --- answers
 

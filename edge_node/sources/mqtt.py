@@ -283,7 +283,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                     self._partial.keep(data[at:])
         except MqttError as error:
             self.end(self._broken(error, data))
-        self.node.ingest.turn.gathered()
+        self.node.ingest.batch.gathered()
 
     def _broken(self, error: MqttError, data: bytes) -> str:
         if error.code == ReasonCode.PACKET_TOO_LARGE:
@@ -304,15 +304,15 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             else:
                 self._handle(packet)
             if not self._budget.spend(0) and at < len(data):
-                self.hold(Pause.TURN)
-                self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
+                self.hold(Pause.FAIRNESS)
+                self.node.round_robin.wait(self.owner, lambda: self.release(Pause.FAIRNESS))
         return at
 
     def _publish(self, packet: Publish) -> None:
         qos = packet.qos
         if qos == 2 and packet.packet_id in self.memory.received:
             # The message is on disk, and the broker has not read the PUBREC.
-            self.node.ingest.turn.answer(self, PUBREC + packet.packet_id.to_bytes(2, "big"))
+            self.node.ingest.batch.answer(self, PUBREC + packet.packet_id.to_bytes(2, "big"))
             return
         flags = _QOS_FLAGS[qos] | (Flag.RETAINED if packet.retain else 0)
         if packet.dup:
@@ -333,7 +333,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                 self._has_codes = True
             # Behind earlier answers [MQTT-4.6.0-2]. 3.1.1 has no reason code for a refusal: without an answer, the
             # message would hold up all others.
-            self.node.ingest.turn.answer(self, answer)
+            self.node.ingest.batch.answer(self, answer)
             self.status.unacknowledged += 1
 
     def _handle(self, packet: Packet) -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.chunk_index import Chunk, StreamKey
 from weft.protocols.errors import CodecError

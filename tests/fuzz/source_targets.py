@@ -41,7 +41,7 @@ class _Node:
     topic_levels_max = 32
 
     def __init__(self) -> None:
-        self.turn = self.routing = self.back_pressure = self
+        self.batch = self.routing = self.back_pressure = self
         self.joined_bytes = 0
         self._answers: list[tuple[Any, bytes]] = []
         self._records: list[tuple[bytes, bytes, HeaderPairs]] = []

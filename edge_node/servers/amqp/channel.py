@@ -292,7 +292,7 @@ class Channel:
     def _on_close(self, _method: Method) -> None:
         """Answer when earlier publishes are durable, as for connection.close."""
         ingest = self._shared.context.ingest
-        ingest.turn.store()
+        ingest.batch.store()
         if not self.is_open:
             return  # there was no room for it, and the connection is closed with that exception
         self.end()
@@ -358,7 +358,7 @@ class Channel:
         if not getattr(method, "nowait", False):
             answers.insert(0, write_method(answer, self.number))
         if answers:
-            self._shared.context.ingest.turn.answer(self._late, b"".join(answers))
+            self._shared.context.ingest.batch.answer(self._late, b"".join(answers))
 
     def _on_consuming(self, method: Method) -> None:
         consuming = self.consuming
@@ -370,7 +370,7 @@ class Channel:
 
 
 class LateAnswers:
-    """Answers of one channel that wait for the disk; a source of ``Turn``."""
+    """Answers of one channel that wait for the disk; a source of ``TickBatch``."""
 
     __slots__ = ("_channel", "_client", "publisher")
 

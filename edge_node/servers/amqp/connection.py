@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from weft.bounds import user_or_address
-from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Ingest, Pause
+from weft.edge_node.ingest.ingest import COST_MAX, TICK_BYTES_MAX, Ingest, Pause
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp.channel import Channels
 from weft.edge_node.servers.amqp.client import HANDSHAKE_FRAME_BYTES_MAX, AmqpInbox, Peer, Shared, Targets, described
@@ -57,7 +57,7 @@ class Closing:
     def asked(self) -> None:
         """Answer connection.close when earlier publishes are durable: the answer tells a publisher without confirms
         that they are."""
-        self._ingest.turn.store()
+        self._ingest.batch.store()
         if self.is_begun:
             return  # there was no room for it: an exception is on its way to the client
         self.is_begun = True
@@ -143,6 +143,7 @@ class AmqpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
+        "_batch",
         "_begun",
         "_channels",
         "_closing",
@@ -151,7 +152,6 @@ class AmqpConnection(WritingConnection):
         "_fast",
         "_handshake",
         "_shared",
-        "_turn",
         "arrival",
         "frame_bytes_max",
         "has_sent_wrong_secret",
@@ -168,7 +168,7 @@ class AmqpConnection(WritingConnection):
     def __init__(self, shared: Shared, door: Door, arrival: Arrival) -> None:
         """Begin a connection, which the listener has counted."""
         self._context = shared.context
-        self._turn = shared.context.ingest.turn
+        self._batch = shared.context.ingest.batch
         self._fast = False
         """True while every read begins with a frame, and the client has published on an open channel."""
         self._transport: asyncio.Transport | None = None
@@ -180,7 +180,7 @@ class AmqpConnection(WritingConnection):
         self.is_writable = True
         self.peer: Peer = cast(Peer, None)
         self.queue_client: QueueClient = cast(QueueClient, None)
-        self.targets = Targets(shared.context.wall_clock, shared.context.turns.budget.spend)
+        self.targets = Targets(shared.context.wall_clock, shared.context.pacing.budget.spend)
         self._shared = shared
         self._begun = False  # True once the protocol header came
         self._channels: Channels | None = None
@@ -203,18 +203,18 @@ class AmqpConnection(WritingConnection):
     def data_received(self, data: bytes) -> None:
         """Handle one read: parse all of it, gather its records, and note pending confirms."""
         at = 0
-        turn = self._turn
-        if self._fast and len(data) <= LONG_READ_BYTES and not turn.is_heavy:
-            at = scan(data, 0, self.targets, turn, LONG_READ_BYTES, COST_MAX - turn.cost)
+        batch = self._batch
+        if self._fast and len(data) <= LONG_READ_BYTES and not batch.is_heavy:
+            at = scan(data, 0, self.targets, batch, LONG_READ_BYTES, COST_MAX - batch.cost)
             if at:
-                if not turn.begun:
-                    turn.begin()
-                self.reading.heard = turn.now
-                turn.bytes += at
-                if turn.bytes > TURN_BYTES_MAX:
-                    turn.store()
+                if not batch.begun:
+                    batch.begin()
+                self.reading.heard = batch.now
+                batch.bytes += at
+                if batch.bytes > TICK_BYTES_MAX:
+                    batch.store()
                 else:
-                    turn.relieve()
+                    batch.relieve()
                 if at == len(data):
                     return
         now = self._context.clock()
@@ -286,7 +286,7 @@ class AmqpConnection(WritingConnection):
             return
         self._context.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
-        self._turn.store()  # publishes before the error are valid
+        self._batch.store()  # publishes before the error are valid
         reason, stranger_at = error.text[:REASON_SHOWN_MAX], self.arrival.origin if self.peer is None else None
         self._context.partings.closed(log, f"closing AMQP client {described(self)}", reason, stranger_at=stranger_at)
         self._closing.begin(error)
@@ -300,7 +300,7 @@ class AmqpConnection(WritingConnection):
         """Close because the node stops: the client may come back."""
         if self._transport is None:
             return
-        self._turn.store()
+        self._batch.store()
         if not self._closing.is_begun and self._channels is not None:
             self._closing.begin(AmqpError(ReplyCode.CONNECTION_FORCED, "the node stops"))
         self.end("the node stops", logging.INFO)
@@ -322,8 +322,8 @@ class AmqpConnection(WritingConnection):
         if self._transport is None:
             return
         self.reading.heard = now
-        self._context.turns.budget.begin(now)
-        self._turn.bytes += len(data) - at
+        self._context.pacing.budget.begin(now)
+        self._batch.bytes += len(data) - at
         self._output.cork()
         try:
             self._parse_read(data, at)
@@ -337,7 +337,7 @@ class AmqpConnection(WritingConnection):
             # without this handler the connection would stay open and never be read again.
             log.exception("what AMQP client %s sent could not be handled", described(self))
             self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "the node made a mistake; its log says more"))
-        self._turn.gathered()
+        self._batch.gathered()
         self._context.fan_out.flush()
         self._output.uncork()
         inbox = self.inbox
@@ -358,7 +358,7 @@ class AmqpConnection(WritingConnection):
             whole, taken = inbox.complete(data[at:] if at else data, self.frame_bytes_max)
             at += taken
             if whole:
-                self._turn.joined_bytes += len(whole)
+                self._batch.joined_bytes += len(whole)
                 self._parse(whole, 0)
         if not self.reading.pause & KEEPS:
             at = self._parse(data, at)
@@ -370,16 +370,16 @@ class AmqpConnection(WritingConnection):
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the frames of ``data[at:]``; return the offset of the first incomplete one."""
-        size, budget, turn, reading = len(data), self._context.turns.budget, self._turn, self.reading
+        size, budget, batch, reading = len(data), self._context.pacing.budget, self._batch, self.reading
         if not self._begun and at < size:
             if len(data) - at < len(PROTOCOL_HEADER):
                 return at
             at += self._begin(data[at : at + len(PROTOCOL_HEADER)])
         while at < size and self._transport is not None and not reading.pause & KEEPS:
             if self.targets:
-                before, at = at, scan(data, at, self.targets, turn, at + SCAN_BYTES_MAX, COST_MAX - turn.cost)
+                before, at = at, scan(data, at, self.targets, batch, at + SCAN_BYTES_MAX, COST_MAX - batch.cost)
                 if at > before:
-                    turn.relieve()
+                    batch.relieve()
                     if at < size and not budget.spend(0):
                         reading.end_turn()
                     continue
@@ -389,7 +389,7 @@ class AmqpConnection(WritingConnection):
             frame, at = found
             self._context.counters.packets_received += 1
             self._handle(frame)
-            turn.relieve()
+            batch.relieve()
             if not budget.spend() and at < size:
                 reading.end_turn()
         return at
@@ -431,7 +431,7 @@ class AmqpConnection(WritingConnection):
         elif isinstance(method, commands.Connection.UpdateSecret):
             secret = method.new_secret
             data = secret.encode() if isinstance(secret, str) else secret
-            self.reading.hold(Pause.ASKING)
+            self.reading.hold(Pause.RESULT)
             self._context.run(check_secret(self._door, self, self._transport, data))
         elif method.index >> 16 == commands.Connection.index >> 16:
             raise AmqpError(ReplyCode.COMMAND_INVALID, "the connection is open already", method.index)
@@ -468,7 +468,7 @@ class AmqpConnection(WritingConnection):
         """
         if self._transport is None:
             return
-        self._turn.store()
+        self._batch.store()
         transport, self._transport, self._fast = self._transport, None, False
         self.reading.end()
         stranger_at = self.arrival.origin if self.peer is None else None

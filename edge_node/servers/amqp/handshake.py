@@ -263,7 +263,7 @@ class Handshake:
         self._name = name[:NAME_SHOWN_MAX] if isinstance(name, str) else ""
         credentials = self._credentials(method.mechanism, method.response)
         self._state = _HandshakeState.ASKS
-        self._client.reading.hold(Pause.ASKING)
+        self._client.reading.hold(Pause.RESULT)
         self._task = self._shared.context.run(self._let_in(credentials))
 
     def _credentials(self, mechanism: str, response: str | bytes) -> Credentials:

@@ -116,7 +116,7 @@ class Opening:
             self._begin(credentials)
 
     def _begin(self, credentials: Credentials) -> None:
-        self._client.reading.hold(Pause.ASKING)
+        self._client.reading.hold(Pause.RESULT)
         self._task = self._parts.context.run(self._let_in(credentials))
 
     async def _let_in(self, credentials: Credentials) -> None:
@@ -134,7 +134,7 @@ class Opening:
             if self._has_sasl:
                 self._client.send(frames.outcome(OK))
             self._client.welcome(identity)
-            self._client.reading.go_on(Pause.ASKING)
+            self._client.reading.go_on(Pause.RESULT)
 
     async def _identify(self, credentials: Credentials) -> Identity:
         """Return the client's identity once the engine is loaded.
@@ -200,7 +200,7 @@ class Amqp1Connection(WritingConnection):
         self.engine: Engine | None = None
         self._parts = parts
         self._door = door
-        self._budget = context.turns.budget
+        self._budget = context.pacing.budget
         self._held = Amqp1Inbox(context.unfinished, user_or_address(None, arrival.origin))
         self._opening: Opening | None = None
         self._links: Links | None = None
@@ -227,7 +227,7 @@ class Amqp1Connection(WritingConnection):
         context = self._parts.context
         now = context.clock()
         self._held.data += data
-        context.ingest.turn.bytes += len(data)
+        context.ingest.batch.bytes += len(data)
         if self.reading.admits(now):
             self._read(now)
         else:
@@ -250,7 +250,7 @@ class Amqp1Connection(WritingConnection):
             self._broken(str(error))
         if self._links is not None:
             self._links.end_read()
-        context.ingest.turn.gathered()
+        context.ingest.batch.gathered()
         context.fan_out.flush()
         self.flush()
         self._settle()
@@ -302,7 +302,7 @@ class Amqp1Connection(WritingConnection):
         """Write the engine's output at the client's turn."""
         if not self._is_flushing:
             self._is_flushing = True
-            self._parts.context.writes.rounds.wait(self._held.owner, self._flush_on)
+            self._parts.context.writes.round_robin.wait(self._held.owner, self._flush_on)
 
     def _flush_on(self) -> None:
         """Write more of the engine's output, unless the client does not read."""
@@ -324,7 +324,7 @@ class Amqp1Connection(WritingConnection):
 
     def room_in_turn(self) -> None:
         """Let links resume at the client's turn: others of its user have freed memory."""
-        self._parts.context.writes.rounds.wait(self._held.owner, self._room_on)
+        self._parts.context.writes.round_robin.wait(self._held.owner, self._room_on)
 
     def _room_on(self) -> None:
         if self._links is not None and self.takes_more:
@@ -417,7 +417,7 @@ class Amqp1Connection(WritingConnection):
         if self._transport is not None:
             engine.receive(data)
             engine.handle()
-            self._parts.context.ingest.turn.relieve()
+            self._parts.context.ingest.batch.relieve()
 
     def _settle(self) -> None:
         if self._transport is not None and not self._held.settle():
@@ -449,7 +449,7 @@ class Amqp1Connection(WritingConnection):
         transport, self._transport = self._transport, None
         self.reading.end()
         parts, context = self._parts, self._parts.context
-        context.ingest.turn.store()
+        context.ingest.batch.store()
         who = f"closed AMQP 1.0 client {self._name()} at {self.arrival.name}"
         context.partings.closed(log, who, reason, level, self.arrival.origin if self.identity is None else None)
         if self._opening is not None:

@@ -267,7 +267,7 @@ class Receiving:
             raise Refused("amqp:resource-limit-exceeded", "the filters of the user take too much memory")
         shares.match_cost.hold(self._owner, text)
         self._parts.context.counters.subscriptions += 1
-        self._parts.context.ingest.turn.store()  # earlier messages are not for it
+        self._parts.context.ingest.batch.store()  # earlier messages are not for it
         subscription.begin()
 
     def _unsubscribe(self, subscription: TopicSubscription) -> None:

@@ -140,7 +140,7 @@ class Steps:
         self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
         if self._go_on():
             return True
-        self._server.context.rounds.wait(owner, self._in_turn)
+        self._server.context.round_robin.wait(owner, self._in_turn)
         return False
 
     def end(self) -> None:
@@ -149,7 +149,7 @@ class Steps:
 
     def _go_on(self) -> bool:
         assert self._exchange is not None
-        budget = self._server.context.turns.budget
+        budget = self._server.context.pacing.budget
         try:
             for _ in self._steps:
                 if not budget.spend():
@@ -163,15 +163,15 @@ class Steps:
         if self._exchange is None:
             return
         context, owner = self._server.context, self._exchange.owner
-        context.turns.budget.begin(context.clock())
+        context.pacing.budget.begin(context.clock())
         try:
             is_done = self._go_on()
         finally:
-            context.ingest.turn.gathered()
+            context.ingest.batch.gathered()
         if is_done:
             self._done()
         else:
-            context.rounds.wait(owner, self._in_turn)
+            context.round_robin.wait(owner, self._in_turn)
 
 
 log = logging.getLogger(__name__)
@@ -188,8 +188,21 @@ class HttpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_broken", "_browsers", "_ending", "_held", "_parser", "_pending", "_replies", "_sender", "_service", "_steps",
-        "_taker", "_turn", "arrival", "reading", "wheel_slot",
+        "_batch",
+        "_broken",
+        "_browsers",
+        "_ending",
+        "_held",
+        "_parser",
+        "_pending",
+        "_replies",
+        "_sender",
+        "_service",
+        "_steps",
+        "_taker",
+        "arrival",
+        "reading",
+        "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, service: Server, door: Door, arrival: Arrival, browsers: Browsers) -> None:
@@ -200,7 +213,7 @@ class HttpConnection(WritingConnection):
         self._browsers = browsers
         self._sender = Sender(service, door, arrival)
         self._held = Held(service.context.unfinished, self._sender.owner)
-        self._turn = service.context.ingest.turn
+        self._batch = service.context.ingest.batch
         self._parser = RequestParser(service.heads, longest_body_by(service.settings), self._on_head)
         self._replies = Replies(service, self._reply)
         self._pending = self._replies.pending
@@ -208,7 +221,7 @@ class HttpConnection(WritingConnection):
         """Refusal of data that cannot be parsed; nothing after it is read."""
         self._taker: Taker | None = None
         self.reading = Reading(service.context, self._held, self._read_ahead, _KEEPS)
-        self._steps = Steps(service, self._failed, partial(self.reading.go_on, Pause.TURN))
+        self._steps = Steps(service, self._failed, partial(self.reading.go_on, Pause.FAIRNESS))
         self._ending: Ending | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -286,9 +299,9 @@ class HttpConnection(WritingConnection):
     def _work(self, data: bytes, now: float) -> None:
         reading = self.reading
         reading.heard = now
-        budget, size, at = self._service.context.turns.budget, len(data), 0
+        budget, size, at = self._service.context.pacing.budget, len(data), 0
         budget.begin(now)
-        self._turn.bytes += size
+        self._batch.bytes += size
         try:
             self._handle()
             while at < size and self._reads:
@@ -302,7 +315,7 @@ class HttpConnection(WritingConnection):
                 if at < size and self._reads and not budget.spend(0):
                     reading.end_turn()
         finally:
-            self._turn.gathered()
+            self._batch.gathered()
         reading.handled(size)
         if self._taker is not None:
             if at < size:
@@ -335,8 +348,8 @@ class HttpConnection(WritingConnection):
                 return
             if self._knows(complete[0]):
                 self._begin(complete.pop(0))
-                self._turn.relieve()
-                if not self._service.context.turns.budget.spend() and complete:
+                self._batch.relieve()
+                if not self._service.context.pacing.budget.spend() and complete:
                     self.reading.end_turn()
         if self._broken is not None and not complete and self._ending is None and not self.reading.pause & _KEEPS:
             problem, self._broken = self._broken, None
@@ -369,8 +382,8 @@ class HttpConnection(WritingConnection):
         """Return whether a request's sender is known, or does not matter; otherwise begin the check."""
         if self._sender.is_known(request):
             return True
-        if not self.reading.pause & Pause.ASKING:
-            self.reading.hold(Pause.ASKING)
+        if not self.reading.pause & Pause.RESULT:
+            self.reading.hold(Pause.RESULT)
             self._sender.ask(request, self._transport, self._asked)
         return False
 
@@ -381,7 +394,7 @@ class HttpConnection(WritingConnection):
         denied = self._sender.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
             self._refuse(Request(), denied)  # before a long body arrives
-        self.reading.go_on_in_turn(Pause.ASKING)
+        self.reading.go_on_in_turn(Pause.RESULT)
 
     def _begin(self, request: Request) -> None:
         exchange = Exchange(self, request, self._held.owner)
@@ -397,7 +410,7 @@ class HttpConnection(WritingConnection):
                 exchange.identity, exchange.routes = self._sender.known()
             steps = self._service.handle(exchange)
             if steps is not None and not self._steps.take(exchange, steps, exchange.owner):
-                self.reading.hold(Pause.TURN)
+                self.reading.hold(Pause.FAIRNESS)
         except Exception as error:
             self._failed(exchange, error)
 

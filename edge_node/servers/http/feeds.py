@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from weft.bounds import Bound, Owner, Quota, Refusals, Rounds
+from weft.bounds import Bound, Owner, Quota, Refusals, RoundRobin
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.http.request import Answers, Exchange, Problem, Request, Way, quoted, try_later
@@ -289,7 +289,7 @@ class StreamFeed(Feed):
         self,
         base: tuple[Any, ...],
         pages: PageReader,
-        rounds: Rounds,
+        round_robin: RoundRobin,
         stream: int,
         lane: str,
         start: int,
@@ -300,7 +300,7 @@ class StreamFeed(Feed):
     ) -> None:
         super().__init__(*base)
         self._pages = pages
-        self._rounds = rounds
+        self._round_robin = round_robin
         self._stream = stream
         self._lane = lane
         self._seq = start
@@ -374,7 +374,7 @@ class StreamFeed(Feed):
         for data in page.batches:
             left = iter(records(data))
             while await self._slice(left):
-                await self._rounds.turn(self.owner)
+                await self._round_robin.turn(self.owner)
 
     async def _slice(self, left: Iterable[Record]) -> bool:
         """Send some records; return whether there may be more."""
@@ -535,7 +535,7 @@ class Readers:
         base = self._open(exchange)
         if base is not None:
             feed = StreamFeed(
-                base, self._pages, self._context.rounds, stream, lane, start, topic_filter, self._objects,
+                base, self._pages, self._context.round_robin, stream, lane, start, topic_filter, self._objects,
                 self._counters, self._context.wall_clock,
             )  # fmt: skip
             exchange.stream_to(feed)

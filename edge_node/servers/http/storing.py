@@ -378,40 +378,40 @@ class Storing:
         routed: list[Route],
         answer: Answer,
     ) -> None:
-        turn = self.ingest.turn
-        if not turn.begun:
-            turn.begin()
+        batch = self.ingest.batch
+        if not batch.begun:
+            batch.begin()
         # What waits for the disk here is little, since the garbage collector looks at all of it.
         stream = _stream_of(target, routed)
         if len(records) == 1:  # as most requests have
-            run, at = gather_one(turn, exchange, records[0], routed[0])
+            run, at = gather_one(batch, exchange, records[0], routed[0])
             exchange.stored = partial(_answer_one, exchange, answer, run, at, stream)
         else:
-            pieces = gather(turn, exchange, records, routed)
+            pieces = gather(batch, exchange, records, routed)
             exchange.stored = partial(_answer_all, exchange, answer, pieces, stream, len(records))
-        turn.answer(exchange, b"")
-        turn.more_acks += len(records) - 1
+        batch.answer(exchange, b"")
+        batch.more_acks += len(records) - 1
 
     def _store_in_pieces(
         self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord], answer: Answer
     ) -> Iterator[None]:
-        turn, seqs, at = self.ingest.turn, list[tuple[int, int]](), 0
+        batch, seqs, at = self.ingest.batch, list[tuple[int, int]](), 0
         while True:
             routed = self._routed_piece(exchange, target, records[at:])
-            if not turn.begun:
-                turn.begin()
-            stream, pieces = _stream_of(target, routed), gather(turn, exchange, records[at : at + len(routed)], routed)
+            if not batch.begun:
+                batch.begin()
+            stream, pieces = _stream_of(target, routed), gather(batch, exchange, records[at : at + len(routed)], routed)
             at += len(routed)
             if at == len(records):
                 break
-            turn.store()
+            batch.store()
             if exchange.ready:  # the log has refused a piece; the rest would overtake it when it is sent again
                 return
             seqs = joined([*seqs, *pieces.seqs(stream)])
             yield
         exchange.stored = lambda: answer(exchange, joined([*seqs, *pieces.seqs(stream)]), len(records))
-        turn.answer(exchange, b"")
-        turn.more_acks += len(records) - 1
+        batch.answer(exchange, b"")
+        batch.more_acks += len(records) - 1
 
     def _store_once(  # noqa: PLR0917
         self,
@@ -423,8 +423,8 @@ class Storing:
         answer: Answer,
     ) -> None:
         """Store all records of a request in one commit with its key: a crash leaves all of it or nothing."""
-        turn = self.ingest.turn
-        turn.store()  # earlier records have lower numbers
+        batch = self.ingest.batch
+        batch.store()  # earlier records have lower numbers
         gathered = Gathering()
         pieces = gather(gathered, exchange, records, routed)
         try:
@@ -437,7 +437,7 @@ class Storing:
         gathered.answer(exchange, b"")
         gathered.more_acks += len(records) - 1
         exchange.stored = partial(answer, exchange, list(stored.seqs), stored.messages)
-        self.ingest.on_durable(partial(turn.durable, gathered))
+        self.ingest.on_durable(partial(batch.durable, gathered))
 
     def _routed(self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord]) -> list[Route]:
         self._off_pattern = 0

@@ -11,7 +11,7 @@ import msgspec
 
 from weft.bounds import Bound, Owner, user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity, session_name
-from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Pause
+from weft.edge_node.ingest.ingest import COST_MAX, TICK_BYTES_MAX, Pause
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.output import Output, WritingConnection
 from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Held, Reading
@@ -219,8 +219,19 @@ class ClientConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_context", "_door", "_fast", "_handlers", "_handshake", "_inbox", "_machine", "_packet_bytes_max", "_server",
-        "_turn", "arrival", "reading", "wheel_slot",
+        "_batch",
+        "_context",
+        "_door",
+        "_fast",
+        "_handlers",
+        "_handshake",
+        "_inbox",
+        "_machine",
+        "_packet_bytes_max",
+        "_server",
+        "arrival",
+        "reading",
+        "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, server: MqttServer, door: Door, arrival: Arrival) -> None:
@@ -230,7 +241,7 @@ class ClientConnection(WritingConnection):
         self._server, self._context = server, server.context
         self._door = door
         self._machine = Connection(server.limits)
-        self._turn = self._context.ingest.turn
+        self._batch = self._context.ingest.batch
         self._packet_bytes_max = self._context.settings.limits.message_bytes
         self._fast: Publishes | None = None
         """Publishes of the fast path. Set while only packets of an open session may come, every read begins with a
@@ -255,21 +266,21 @@ class ClientConnection(WritingConnection):
         """Handle one read: parse all of it, gather or append its records, and note pending acknowledgements."""
         publishes = self._fast
         if publishes is not None:
-            turn = self._turn
+            batch = self._batch
             # Most reads of a fleet are one plain publish at QoS 1. This way takes it without a loop, an object or a
             # parser, and leaves anything else to the full one.
-            if not turn.is_heavy and single(
-                data, publishes.known, turn, publishes, self._packet_bytes_max, publishes.in_5
+            if not batch.is_heavy and single(
+                data, publishes.known, batch, publishes, self._packet_bytes_max, publishes.in_5
             ):
-                if not turn.begun:
-                    turn.begin()
-                self.reading.heard = turn.now
+                if not batch.begun:
+                    batch.begin()
+                self.reading.heard = batch.now
                 publishes.due += 1
                 if publishes.due > publishes.due_max:
                     publishes.hold_back()
-                turn.bytes += len(data)
-                if turn.bytes > TURN_BYTES_MAX or turn.cost > COST_MAX:
-                    turn.store()
+                batch.bytes += len(data)
+                if batch.bytes > TICK_BYTES_MAX or batch.cost > COST_MAX:
+                    batch.store()
                 return
         now = self._context.clock()
         if self.reading.admits(now):
@@ -291,8 +302,8 @@ class ClientConnection(WritingConnection):
             return
         reading = self.reading
         reading.heard = now
-        self._context.turns.budget.begin(now)
-        self._turn.bytes += len(data)
+        self._context.pacing.budget.begin(now)
+        self._batch.bytes += len(data)
         try:
             try:
                 self._parse_read(data)
@@ -303,7 +314,7 @@ class ClientConnection(WritingConnection):
             self._broken(error, data)
         except LogError as error:
             self.refuse(error)
-        self._turn.gathered()
+        self._batch.gathered()
         self._context.fan_out.flush()
         if self._output.corked is not None:
             self._output.uncork()
@@ -383,7 +394,7 @@ class ClientConnection(WritingConnection):
         if inbox.partial:
             packet, at = inbox.partial.complete(data)
             if packet:
-                self._turn.joined_bytes += len(packet)
+                self._batch.joined_bytes += len(packet)
                 self._parse(packet, 0)
         at = self._parse(data, at)  # handles nothing if the packet must wait
         if at < len(data) and self._transport is not None:
@@ -394,7 +405,7 @@ class ClientConnection(WritingConnection):
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the packets of ``data[at:]``; return the offset of the first incomplete one."""
-        machine, reading, budget, size = self._machine, self.reading, self._context.turns.budget, len(data)
+        machine, reading, budget, size = self._machine, self.reading, self._context.pacing.budget, len(data)
         while at < size and self._transport is not None and not reading.pause & KEEPS:
             handlers = self._handlers
             if handlers is not None:
@@ -431,7 +442,7 @@ class ClientConnection(WritingConnection):
     # --- packets
 
     def _on_connect(self, packet: Connect) -> None:
-        self.reading.hold(Pause.ASKING)
+        self.reading.hold(Pause.RESULT)
         self._handshake = Handshake(self._server, self._door, self, self._machine)
         self._handshake.begin(packet, self._transport)
 
@@ -490,7 +501,7 @@ class ClientConnection(WritingConnection):
         if self._transport is None:
             return
         self._output.uncork()
-        self._turn.store()  # messages from before the end precede the will
+        self._batch.store()  # messages from before the end precede the will
         transport, self._transport = self._transport, None
         if transport is None:
             return

@@ -93,7 +93,7 @@ class MqttServer:
         )
         self.parts = make_parts(
             Kept(context.log, state.journal, state.changes, state.retained), context.delivery, context.ingest,
-            context.subscriptions, context.outbox, context.rounds, self._match_retained, limits, counters,
+            context.subscriptions, context.outbox, context.round_robin, self._match_retained, limits, counters,
             context.wall_clock,
         )  # fmt: skip
         self.sessions = Sessions(self.parts, limits, counters, context.wheel, context.clock)

@@ -240,7 +240,7 @@ async def test_a_queue_with_many_bindings_goes_whole_or_not_at_all(written: bool
     queues.declarations.bind(client, "q", "kept", "a.2")
     room.publish(b"by an old binding", exchange="kept", key="a.1")
     room.publish(b"by a new one", exchange="kept", key="a.2")
-    room.turn.store()
+    room.batch.store()
     if written:
         room.commit()
     room.power_cut()

@@ -629,7 +629,7 @@ class FeaturesMachine(RuleBasedStateMachine):
                     self.number += 1
                     self.room.publish(b"%0*d" % (PAYLOAD_BYTES, self.number), key=name)
             if stored:
-                self.room.turn.store()
+                self.room.batch.store()
             self.room.power_cut(seed)
 
         self.run(cut())
@@ -671,7 +671,7 @@ class FeaturesMachine(RuleBasedStateMachine):
                 self.loop.ahead += 4 * STEP_S + 0.05
             for _ in range(commits):
                 await asyncio.sleep(0)
-                self.room.turn.store()
+                self.room.batch.store()
                 await asyncio.sleep(0)
                 self.room.log.committer.run_once()
             await asyncio.sleep(0)

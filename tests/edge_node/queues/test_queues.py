@@ -19,7 +19,7 @@ async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable()
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     taker = room.consume()
     room.publish(b"a", b"b")
-    room.turn.store()
+    room.batch.store()
     assert taker.payloads == [b"a", b"b"], "consumers do not wait for the disk"
     assert room.confirmed() == []
     await room.settle_down()

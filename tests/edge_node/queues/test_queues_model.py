@@ -140,7 +140,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def turn(self) -> None:
         async def turn() -> None:
-            self.room.turn.store()
+            self.room.batch.store()
             await asyncio.sleep(0)
 
         self.run(turn())
@@ -157,7 +157,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def copy(self) -> None:
         async def copy() -> None:
-            self.room.turn.store()
+            self.room.batch.store()
             self.room.queues.writer.copy()
 
         self.run(copy())
@@ -194,7 +194,7 @@ class QueuesMachine(RuleBasedStateMachine):
             return eio() if left else None
 
         async def cut() -> None:
-            self.room.turn.store()
+            self.room.batch.store()
             await asyncio.sleep(0)
             disk.fail = fail
             try:

@@ -385,7 +385,7 @@ async def test_dead_letters_go_on_in_short_steps(exchange: str) -> None:
         assert len(taker.unsettled) == MESSAGES
 
         def are_there() -> bool:
-            room.turn.store()
+            room.batch.store()
             room.commit()
             return room.queue().count == MESSAGES
 

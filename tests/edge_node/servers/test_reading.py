@@ -49,10 +49,10 @@ class AskedNode:
         self.publishers: set[object] = set()
         self.counters = SimpleNamespace(write_timeouts=0)
         self.settings = SimpleNamespace(limits=EdgeLimits(write_timeout_s=WRITE_TIMEOUT_S))
-        self.turns = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
-        self.rounds = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
+        self.pacing = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
+        self.round_robin = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
         self.ingest = SimpleNamespace(
-            turn=SimpleNamespace(store=lambda: None),
+            batch=SimpleNamespace(store=lambda: None),
             on_durable=self.commits.append,
             back_pressure=SimpleNamespace(join=self.publishers.add, leave=self.publishers.discard),
         )
@@ -101,7 +101,7 @@ class Readings(RuleBasedStateMachine):
             self.handled, asks, data = self.handled + data[:1], data[:1] == b"?", data[1:]
             left -= 1
             if asks:
-                self.reading.hold(Pause.ASKING)
+                self.reading.hold(Pause.RESULT)
             elif not left and data:
                 self.reading.end_turn()
         self.held.ahead = data + self.held.ahead
@@ -137,13 +137,13 @@ class Readings(RuleBasedStateMachine):
     def _acknowledgements(self) -> None:
         (self.reading.release if self.reading.pause & Pause.ACKS else self.reading.hold)(Pause.ACKS)
 
-    @precondition(lambda self: self.reading.pause & Pause.ASKING)
+    @precondition(lambda self: self.reading.pause & Pause.RESULT)
     @rule(in_turn=st.booleans(), admits=st.booleans())
     def answer(self, in_turn: bool, admits: bool) -> None:
         self.node.admits = admits
-        (self.reading.go_on_in_turn if in_turn else self.reading.go_on)(Pause.ASKING)
-        assert admits or not in_turn or self.reading.pause & Pause.TURN
-        assert admits or not in_turn or not self.reading.pause & Pause.ASKING
+        (self.reading.go_on_in_turn if in_turn else self.reading.go_on)(Pause.RESULT)
+        assert admits or not in_turn or self.reading.pause & Pause.FAIRNESS
+        assert admits or not in_turn or not self.reading.pause & Pause.RESULT
 
     @precondition(lambda self: self.node.turns_waited_for)
     @rule()
@@ -206,7 +206,7 @@ class Readings(RuleBasedStateMachine):
         self.reading.release(Pause.ACKS)
         for _ in range(SERVED_MAX):
             node = self.node
-            if self.reading.pause & Pause.ASKING:
+            if self.reading.pause & Pause.RESULT:
                 self.reading.go_on()
             elif node.commits:
                 self.commit()
@@ -244,7 +244,7 @@ def test_a_client_s_turn_while_publishers_wait_for_the_disk_comes_after_it(
     found.await_turn()
     found.hold(Pause.DISK)
     node.turns_waited_for.popleft()()
-    assert found.pause == Pause.DISK | Pause.TURN
+    assert found.pause == Pause.DISK | Pause.FAIRNESS
     found.release(Pause.DISK)
     assert transport.is_paused
     node.turns_waited_for.popleft()()
@@ -255,7 +255,7 @@ def test_a_connection_about_to_end_waits_for_disk_and_socket_alone(
     reading: tuple[Reading, AskedNode, Transport, Held],
 ) -> None:
     found, _, transport, _ = reading
-    found.hold(Pause.ASKING)
+    found.hold(Pause.RESULT)
     found.falls_behind()
     found.last_words()
     assert found.pause == Pause.WRITE

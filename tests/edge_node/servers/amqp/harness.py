@@ -65,7 +65,7 @@ async def serving(
     async with running(directory, patterns=patterns, **options) as node:
         refusals = node.context.refusals
         queues = Queues(
-            node.log, node.context.ingest, node.state.backlog, queue_limits, refusals, node.context.rounds,
+            node.log, node.context.ingest, node.state.backlog, queue_limits, refusals, node.context.round_robin,
             node.context.wheel, time.time_ns,
         )  # fmt: skip
         amqp = Amqp(node.context, queues, settings)

@@ -156,7 +156,7 @@ async def amqp(
     async with running(directory, kill=kill, **settings) as node:
         context = node.context
         queues = Queues(
-            node.log, context.ingest, node.state.backlog, QueueLimits(), context.refusals, context.rounds,
+            node.log, context.ingest, node.state.backlog, QueueLimits(), context.refusals, context.round_robin,
             context.wheel, context.wall_clock,
         )  # fmt: skip
         parts = Parts(context, node.log, "edge-1", "test", queues)

@@ -194,10 +194,10 @@ async def test_what_is_stored_apart_is_answered_apart(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
         connection: Any = next(iter(node.parts.connections))
-        sending, turn = connection._links._sending, node.node.context.ingest.turn
+        sending, batch = connection._links._sending, node.node.context.ingest.batch
         first = sending.run()
         assert sending.run() is first
-        turn.answer(first, b"")
-        turn.store()
+        batch.answer(first, b"")
+        batch.store()
         assert sending.run() is not first
         await client.close()

@@ -225,7 +225,7 @@ async def test_the_end_of_what_a_client_sends_is_not_the_end_of_its_answers(http
 
 
 async def test_while_too_much_waits_for_the_disk_clients_are_told_to_come_later(http: HttpNode) -> None:
-    pressure = http.node.turn._store.back_pressure  # type: ignore[union-attr]
+    pressure = http.node.batch._store.back_pressure  # type: ignore[union-attr]
     pressure.holding = True
     status, answer, fields = await http.post("/v1/streams/telemetry/plant/a", b"1")
     assert (status, fields["Retry-After"], "limits.pending" in answer["detail"]) == (429, "1", True)

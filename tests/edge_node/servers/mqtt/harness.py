@@ -21,7 +21,7 @@ from weft.config.limits import EdgeLimits
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
 from weft.edge_node.access.identity import Credentials, Identity, Permission
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.ingest.routing import Unrouted, UnroutedPolicy
 from weft.edge_node.servers.clients.context import TURN_COST_MAX, ClientSettings, ProtocolContext
 from weft.edge_node.servers.mqtt.connection import ClientConnection
@@ -210,11 +210,11 @@ async def running(
     def post(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)
 
-    turn = Turn(loop.call_soon, loop.time, counters)
+    batch = TickBatch(loop.call_soon, loop.time, counters)
     log = SegmentLog.open(
         str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=wall_clock,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=post, end_of_turn=turn.at_end,
+        random_bits=random.SystemRandom().getrandbits, post=post, end_of_tick=batch.at_end,
     )  # fmt: skip
     state = BrokerState(
         str(directory), log, state_settings, StateCounters(),
@@ -223,14 +223,14 @@ async def running(
     own = {name: settings.pop(name) for name in MqttSettings.__slots__ if name in settings}
     intervals = {name: settings.pop(name) for name in ("positions_interval_s",) if name in settings}
     context = ProtocolContext(
-        log, state.backlog, turn, Unrouted(unrouted, log, counters),
+        log, state.backlog, batch, Unrouted(unrouted, log, counters),
         ClientSettings(patterns=patterns, limits=msgspec.structs.replace(limits, **settings), **intervals),
         state.refusals, counters, wall_clock,
     )  # fmt: skip
     mqtt = MqttServer(context, state, MqttSettings(**own))
     if isinstance(filesystem, SyncGate):
         # Whose turn is over waits for the disk, too. On a busy machine the time of a turn may pass with one packet.
-        context.turns.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
+        context.pacing.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
     mqtt.start()
     server = await loop.create_server(lambda: ClientConnection(mqtt, door, Guest(counters)), "127.0.0.1", 0)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from weft.bounds import Crowd
+from weft.bounds import FanOutCap
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.packets_out import WindowParts, Wire
 from weft.edge_node.sessions.records import Sent
@@ -72,7 +72,7 @@ class Clients:
     """What the windows of a test share, and the subscriptions of each to ``t`` at QoS 2."""
 
     def __init__(self, budget_bytes: int = 1 << 20, inflight_max: int = 2, bytes_max: int = 1 << 20) -> None:
-        self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(Crowd())
+        self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(FanOutCap())
         self.journal = Journal()
         self.behind: list[tuple[str, int, int]] = []
         self.parts = WindowParts(
