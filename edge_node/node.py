@@ -47,7 +47,7 @@ from weft.edge_node.reconfigure import (
     Reconfigure,
 )
 from weft.edge_node.servers.clients.context import ClientSettings, Foundation, ProtocolContext, ProtocolPart, protocols
-from weft.edge_node.servers.listeners.listeners import ByPrefix, Doors, Listeners, MakeConnection
+from weft.edge_node.servers.listeners.listeners import ByPrefix, Listeners, ListenersPart, MakeConnection
 from weft.edge_node.servers.mqtt import connection as mqtt_connection
 from weft.edge_node.servers.mqtt.part import Mqtt, Streams
 from weft.edge_node.sessions import journal, window
@@ -332,7 +332,7 @@ class EdgeNode:
         for name, protocol in protocols(Foundation(config, self._software, context, self.queues)):
             spoken.setdefault(name, []).append(protocol)
             self._add(stack, protocol)
-        self._add(stack, Doors(self.listeners, self.listener_counters))
+        self._add(stack, ListenersPart(self.listeners, self.listener_counters))
         await self.listeners.open({name: self._maker(name, them) for name, them in spoken.items()})
         self.addresses = self.listeners.addresses
 
@@ -342,8 +342,8 @@ class EdgeNode:
             return protocols[0].connect
         versions = {prefix: each.connect for each in protocols for prefix in each.prefixes}
         greeting = next(each.greeting for each in protocols if each.greeting)
-        return lambda door, arrival: ByPrefix(
-            door, arrival, versions, greeting, name.upper(), self._context.partings
+        return lambda authenticator, accepted: ByPrefix(
+            authenticator, accepted, versions, greeting, name.upper(), self._context.disconnect_log
         )  # fmt: skip
 
     def _queues_of(self, context: ProtocolContext) -> Queues | None:

@@ -433,7 +433,7 @@ def statement_of(stored: StoredConfig) -> ConfigState:
 
 
 class ConfigTrial:
-    """The configurations that a hub wants, on one running node. It is the ``ConfigDoor`` of the node's link.
+    """The configurations that a hub wants, on one running node. It is the ``ConfigReceiver`` of the node's link.
 
     Args:
         stored: the state with which the node started.

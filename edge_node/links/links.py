@@ -38,7 +38,7 @@ from weft.replication.events import CanaryState, LinkState, LinkStatus
 from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.policy import BudgetRule, Order, PolicyRules, StreamWindows
-from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, no_token, run_link
+from weft.replication.runner import ConfigReceiver, LinkIdentity, LinkSettings, no_token, run_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.runner.settings import LinkProxy, MessageTaker
 from weft.replication.source import Epochs, Party, ReleaseLedger
@@ -352,7 +352,7 @@ class Links:
         rng: random.Random | None = None,
         clock_reading: Callable[[], ClockReading] | None = None,
         clock_error: Callable[[], int] = lambda: SECOND,
-        config_door: ConfigDoor | None = None,
+        config_door: ConfigReceiver | None = None,
     ) -> None:
         self._config_door = config_door
         self._config = config

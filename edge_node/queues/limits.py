@@ -278,7 +278,7 @@ class QueueContext:
     Args:
         messages: reads messages of the log again.
         turn: publishes of this turn of the loop; its end is when queues deliver and changes are written.
-        rounds: turns of the owners, for long work.
+        round_robin: turns of the owners, for long work.
         wheel: timers of queues that expire.
         clock: ns since 1970.
     """

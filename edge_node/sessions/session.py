@@ -366,7 +366,7 @@ class RetainedFeed:
         """Start without any.
 
         Args:
-            rounds: calls ``go_on`` at the feed's turn.
+            round_robin: calls ``go_on`` at the feed's turn.
             done: called once, when all is sent or ``stop`` was called.
         """
         self._window = window

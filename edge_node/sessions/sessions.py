@@ -112,7 +112,7 @@ def make_parts(  # noqa: PLR0917
     """Create the parts, from the log upwards.
 
     Args:
-        rounds: queue of work that takes longer than a turn.
+        round_robin: queue of work that takes longer than a turn.
         match_retained: filter -> retained messages, ``$SYS`` among them.
         wall_clock: nanoseconds since 1970.
     """

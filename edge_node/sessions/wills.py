@@ -51,7 +51,7 @@ class Wills:
         Args:
             wall_clock: nanoseconds since 1970.
             shares: bounds on their memory.
-            rounds: queue of wills that are stored one after the other.
+            round_robin: queue of wills that are stored one after the other.
         """
         self._round_robin = round_robin
         self._retrying = False

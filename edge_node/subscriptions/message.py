@@ -243,7 +243,7 @@ class Outbox:
         """Start without pending writes.
 
         Args:
-            crowd: notified once so many clients were flushed in one call that the others' writes must wait.
+            fan_out_cap: notified once so many clients were flushed in one call that the others' writes must wait.
         """
         self._fan_out_cap = fan_out_cap
         self._waiting: list[Callable[[], None]] = []

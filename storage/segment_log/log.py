@@ -127,7 +127,7 @@ class SegmentLog(LogAnswers, LogRoom):
             wall_clock: nanoseconds since 1970.
             random_bits: random integer of that many bits; makes a new log's id.
             post: runs a callback on the owner's thread, e.g. ``loop.call_soon_threadsafe``; must keep order.
-            end_of_turn: calls back after the owner's thread has handled the ready events, e.g. ``loop.call_soon``. A
+            end_of_tick: calls back after the owner's thread has handled the ready events, e.g. ``loop.call_soon``. A
                 commit then begins when the reads of one turn of the loop are appended, not after the first of them: ten
                 times as many records per commit under load, without a delay for an idle node. Without it, a commit
                 begins at once.

@@ -269,7 +269,7 @@ class Channel:
         if frame.kind == HEADER:
             content.begin(frame.payload, self._shared.settings.limits.message_bytes)
         else:
-            self._client.inbox.content_bytes += len(frame.payload)
+            self._client.read_buffer.content_bytes += len(frame.payload)
             content.add(frame.payload)
         if not content.left:
             self._drop_content()
@@ -278,7 +278,7 @@ class Channel:
     def _drop_content(self) -> None:
         content, self._content = self._content, None
         if content is not None:
-            self._client.inbox.content_bytes -= content.held
+            self._client.read_buffer.content_bytes -= content.held
 
     def _publish(self, content: Content) -> None:
         publishing, body = self.publishing, b"".join(content.parts)
@@ -512,7 +512,7 @@ class Channels:
     def remove(self, number: int) -> None:
         """Forget a channel that is closed."""
         if self._open.pop(number, None) is not None:
-            self._shared.channels.free(self._client.inbox.owner)
+            self._shared.channels.free(self._client.read_buffer.owner)
             self._shared.counters.amqp_channels -= 1
 
     def pause(self) -> None:
@@ -543,7 +543,7 @@ class Channels:
         if number > self._channels_max:
             reason = f"channel {number} is above the agreed channel-max of {self._channels_max}"
             raise AmqpError(ReplyCode.NOT_ALLOWED, reason, index)  # RabbitMQ's code, which clients know
-        owner = self._client.inbox.owner
+        owner = self._client.read_buffer.owner
         if not self._shared.channels.take(owner):
             self._shared.channels.refuse(owner)
             raise AmqpError(ReplyCode.RESOURCE_ERROR, "no room for more channels (queues.channels)", index)

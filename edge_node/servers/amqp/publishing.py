@@ -354,4 +354,4 @@ class Transaction:
 
     def _charge(self, size: int) -> None:
         self._bytes += size
-        self._client.inbox.content_bytes += size
+        self._client.read_buffer.content_bytes += size

@@ -17,7 +17,7 @@ from weft.edge_node.servers.amqp1.context import Parts
 from weft.edge_node.servers.amqp1.mapping import (
     Address,
     AddressKind,
-    Amqp1Inbox,
+    Amqp1ReadBuffer,
     BadAddress,
     Refused,
     TooMany,
@@ -86,8 +86,8 @@ class DeliveryRun:
             else:
                 link.answer(delivery, engine.release)
         if not is_full:
-            partings = self._sending.parts.context.partings
-            partings.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
+            disconnect_log = self._sending.parts.context.disconnect_log
+            disconnect_log.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
         self._sending.client.flush()
 
 
@@ -99,7 +99,7 @@ class Sending:
     )  # fmt: skip
 
     def __init__(
-        self, parts: Parts, client: OpenConnection, identity: Identity, held: Amqp1Inbox, queue_client: QueueClient
+        self, parts: Parts, client: OpenConnection, identity: Identity, held: Amqp1ReadBuffer, queue_client: QueueClient
     ) -> None:
         self.parts = parts
         self.client = client

@@ -21,7 +21,7 @@ from weft.edge_node.servers.amqp1 import engine as endpoints
 from weft.edge_node.servers.amqp1.context import LINKS_MAX, OWED_MAX, SESSION_LINKS, VERSION, KeptLink, LinkName, Parts
 from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine, OutgoingLink
 from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending
-from weft.edge_node.servers.amqp1.mapping import Address, AddressKind, Amqp1Inbox, Refused, parse
+from weft.edge_node.servers.amqp1.mapping import Address, AddressKind, Amqp1ReadBuffer, Refused, parse
 from weft.edge_node.servers.amqp1.supplies import (
     Beginning,
     OpenConnection,
@@ -368,7 +368,7 @@ logger = logging.getLogger(__name__)
 class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: Parts, connection: OpenConnection, identity: Identity, held: Amqp1Inbox) -> None:
+    def __init__(self, parts: Parts, connection: OpenConnection, identity: Identity, held: Amqp1ReadBuffer) -> None:
         """Begin for an admitted client. Call ``begin`` afterwards."""
         self._parts = parts
         self._connection = connection

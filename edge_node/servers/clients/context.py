@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft.bounds import Bound, Quota, Refusals, RoundRobin, TurnBudget
 from weft.config.limits import EdgeLimits
 from weft.config.listeners import ListenerProtocol, has_listener
-from weft.config.log_lines import Partings
+from weft.config.log_lines import DisconnectLog
 from weft.config.models import EdgeConfig
 from weft.config.streams import State
 from weft.edge_node.check.streams import intake_patterns
@@ -20,7 +20,7 @@ from weft.edge_node.ingest.ingest import Ingest, TickBatch
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted
 from weft.edge_node.part import Part
 from weft.edge_node.servers.clients.output import Writes
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.sessions.sessions import make_delivery
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
@@ -138,7 +138,7 @@ class ProtocolContext:
         self.counters = counters
         self.wall_clock = wall_clock
         self.clock = self._loop.time
-        self.partings = Partings(self.clock)
+        self.disconnect_log = DisconnectLog(self.clock)
         """Log lines about clients that were closed."""
         self.pacing = ReadPacing(self._loop)
         self.refusals = refusals
@@ -165,7 +165,7 @@ class ProtocolContext:
             segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock
         )
         """Parts that deliver messages to clients, slow ones included."""
-        self.places = self.delivery.shares.connections
+        self.connection_bound = self.delivery.shares.connections
         """Connections of each user, by every protocol (``Place``)."""
         self._connections: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -256,7 +256,7 @@ class ProtocolPart(Part):
     greeting = b""
     """Answer to clients of an unknown protocol at such listeners."""
 
-    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+    def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> asyncio.Protocol:
         """Return the protocol object of a connection."""
         raise NotImplementedError
 

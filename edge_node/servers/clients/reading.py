@@ -34,7 +34,7 @@ FREE_BYTES = 4096
 """Bytes of one client that are not counted: enough for the small messages of devices."""
 
 
-class Held:
+class ReadBuffer:
     """Count of the bytes that the node holds for one client.
 
     Args:
@@ -112,19 +112,30 @@ class Reading:
         on_disk: called when a wait for the disk begins and ends.
     """
 
-    __slots__ = ("_context", "_handle", "_held", "_joined", "_keeps", "_missed_turn", "_on_disk", "_transport", "heard",
-                 "pause", "write_until")  # fmt: skip
+    __slots__ = (
+        "_context",
+        "_handle",
+        "_joined",
+        "_keeps",
+        "_missed_turn",
+        "_on_disk",
+        "_read_buffer",
+        "_transport",
+        "heard",
+        "pause",
+        "write_until",
+    )  # fmt: skip
 
     def __init__(
         self,
         context: ProtocolContext,
-        held: Held,
+        held: ReadBuffer,
         handle: Callable[[float], None],
         keeps: int = KEEPS,
         on_disk: Callable[[bool], None] = _ignore,
     ) -> None:
         self._context = context
-        self._held = held
+        self._read_buffer = held
         self._handle = handle
         self._keeps = keeps
         self._on_disk = on_disk
@@ -171,7 +182,7 @@ class Reading:
         writes = self._context.writes
         if size > LONG_BYTES and writes.is_full and self._transport is not None and not self.pause & self._keeps:
             self.hold(Pause.FAIRNESS)
-            writes.when_short(self._held.owner, partial(self.go_on, Pause.FAIRNESS))
+            writes.when_short(self._read_buffer.owner, partial(self.go_on, Pause.FAIRNESS))
 
     # --- pauses
 
@@ -195,7 +206,7 @@ class Reading:
             self._on_disk(False)
         if self._missed_turn and not self.pause & Pause.DISK:
             self._missed_turn = False
-            self._context.round_robin.wait(self._held.owner, partial(self.go_on, Pause.FAIRNESS))
+            self._context.round_robin.wait(self._read_buffer.owner, partial(self.go_on, Pause.FAIRNESS))
         self._resume()
 
     def await_turn(self, reason: Pause = Pause.FAIRNESS, go_on: Callable[[], None] | None = None) -> None:
@@ -205,7 +216,7 @@ class Reading:
             go_on: called then, even if the connection is closed; by default the method of this name.
         """
         self.hold(reason)
-        self._context.round_robin.wait(self._held.owner, go_on or partial(self.go_on, reason))
+        self._context.round_robin.wait(self._read_buffer.owner, go_on or partial(self.go_on, reason))
 
     def end_turn(self) -> None:
         """Store the gathered records, stop reading, and resume when they are durable and others have had their turn:
@@ -223,7 +234,7 @@ class Reading:
         transport = self._transport
         if transport is None:
             return
-        if self._held.waits and self.pause & Pause.DISK:
+        if self._read_buffer.waits and self.pause & Pause.DISK:
             # All clients together may have sent ahead much more than may wait for the disk.
             self.pause |= Pause.FAIRNESS
             self._missed_turn = True
@@ -285,7 +296,7 @@ class Reading:
 FULL = "too many connections of one user (limits.user_share of limits.connections); use fewer"
 
 
-class Place:
+class ConnectionSlot:
     """Count of one connection from its client's login to its end, in the bound that also counts MQTT sessions."""
 
     __slots__ = ("_bound", "_counters", "_owner")

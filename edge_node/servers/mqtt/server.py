@@ -14,7 +14,7 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.context import Connected, ProtocolContext
 from weft.edge_node.servers.clients.reading import Reading
-from weft.edge_node.servers.listeners.settings import Arrival
+from weft.edge_node.servers.listeners.settings import AcceptedConnection
 from weft.edge_node.sessions.broker_state import BrokerState
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.sessions import Kept, Sessions, make_parts
@@ -167,7 +167,7 @@ class MqttClient(Connected, Protocol):
     Every call belongs to the event loop's thread. Calls that close the connection may be repeated when it is closed.
     """
 
-    arrival: Arrival
+    accepted: AcceptedConnection
     """The connection in its listener's counts."""
     reading: Reading
     """Pauses and turns."""

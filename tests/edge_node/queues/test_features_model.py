@@ -479,7 +479,7 @@ class FeaturesMachine(RuleBasedStateMachine):
             queues=room.queues,
             counters=SimpleNamespace(amqp_transactions=0),
         )
-        client: Any = SimpleNamespace(inbox=SimpleNamespace(content_bytes=0), fail=lambda error: None)
+        client: Any = SimpleNamespace(read_buffer=SimpleNamespace(content_bytes=0), fail=lambda error: None)
         found = self.some(name, count, False)
         work = Transaction(shared, client, 1)
         work.settle(dict(enumerate(found)), outcome)
@@ -491,7 +491,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
             work.publish(cast(Any, Gatherer(room, payload, published, headers)), method, b"", payload)
         work.commit(lambda: None)
-        assert not client.inbox.content_bytes
+        assert not client.read_buffer.content_bytes
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 3), outcome=st.sampled_from(Outcome))
     def transact(self, name: str, count: int, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals
 from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.output import LONG_BYTES
-from weft.edge_node.servers.clients.reading import KEEPS, Held, Reading
+from weft.edge_node.servers.clients.reading import KEEPS, ReadBuffer, Reading
 
 WRITE_TIMEOUT_S = 60.0
 SERVED_MAX = 1_000
@@ -84,7 +84,7 @@ class Readings(RuleBasedStateMachine):
     def begin(self, keeps: int, turn_bytes: int) -> None:
         owner = Owner(OwnerKind.USER, "ann")
         self.keeps, self.turn_bytes = keeps, turn_bytes
-        self.held = Held(Bound(Quota("all", 1 << 30, 1 << 30, "bytes"), Refusals(lambda: 0.0)), owner)
+        self.held = ReadBuffer(Bound(Quota("all", 1 << 30, 1 << 30, "bytes"), Refusals(lambda: 0.0)), owner)
         self.reading = Reading(self.node, self.held, self._read_ahead, keeps, self.told.append)  # type: ignore[arg-type]
         self.reading.begin(self.transport)  # type: ignore[arg-type]
         self.reading.join()
@@ -228,16 +228,18 @@ TestReadings = Readings.TestCase
 
 
 @pytest.fixture
-def reading() -> tuple[Reading, AskedNode, Transport, Held]:
+def reading() -> tuple[Reading, AskedNode, Transport, ReadBuffer]:
     node, transport = AskedNode(), Transport()
-    held = Held(Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann"))
+    held = ReadBuffer(
+        Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann")
+    )
     found = Reading(node, held, lambda _: None)  # type: ignore[arg-type]
     found.begin(transport)  # type: ignore[arg-type]
     return found, node, transport, held
 
 
 def test_a_client_s_turn_while_publishers_wait_for_the_disk_comes_after_it(
-    reading: tuple[Reading, AskedNode, Transport, Held],
+    reading: tuple[Reading, AskedNode, Transport, ReadBuffer],
 ) -> None:
     found, node, transport, held = reading
     held.ahead = b"x"
@@ -252,7 +254,7 @@ def test_a_client_s_turn_while_publishers_wait_for_the_disk_comes_after_it(
 
 
 def test_a_connection_about_to_end_waits_for_disk_and_socket_alone(
-    reading: tuple[Reading, AskedNode, Transport, Held],
+    reading: tuple[Reading, AskedNode, Transport, ReadBuffer],
 ) -> None:
     found, _, transport, _ = reading
     found.hold(Pause.RESULT)
@@ -270,7 +272,9 @@ def test_a_fault_of_a_turn_ends_the_connection() -> None:
         raise RuntimeError("a fault of the node")
 
     node, transport = AskedNode(), Transport()
-    held = Held(Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann"))
+    held = ReadBuffer(
+        Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann")
+    )
     found = Reading(node, held, failing)  # type: ignore[arg-type]
     found.begin(transport)  # type: ignore[arg-type]
     found.await_turn()

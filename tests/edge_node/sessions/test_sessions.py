@@ -299,7 +299,7 @@ async def test_connack_is_the_first_packet_also_of_who_is_displaced(tmp_path: Pa
 
 async def test_a_session_belongs_to_whom_the_door_let_in(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        node.door.username = "by-certificate"
+        node.authenticator.username = "by-certificate"
         client = await RawClient.connect(node.port, "c", clean_start=False, username="said", password=b"x")
         await leave(node, client)
     async with running(tmp_path) as node:
@@ -314,7 +314,7 @@ async def test_users_that_would_not_be_let_in_any_more_are_closed(tmp_path: Path
         old = await RawClient.connect(node.port, "old", username="bob", password=b"x", will=will)
         new = await RawClient.connect5(node.port, "new", username="bob", password=b"x")
         stays = await RawClient.connect5(node.port, "stays", username="ann", password=b"x")
-        node.door.removed.add("bob")
+        node.authenticator.removed.add("bob")
         node.mqtt.permissions_changed()
         assert await old.receive() is None
         assert (await new.receive()).code == ReasonCode.NOT_AUTHORIZED
@@ -327,7 +327,7 @@ async def test_changed_rules_hold_for_subscriptions_that_are_open(tmp_path: Path
     """Also for shared ones, and for what was kept for a session that is away."""
     async with running(tmp_path) as node:
         forbidden: set[str] = set()
-        node.door.may = lambda what, topic: what != "read" or topic not in forbidden
+        node.authenticator.may = lambda what, topic: what != "read" or topic not in forbidden
         plain = await stay(node, "plain", ("plant/#", 1))
         shared = await stay(node, "shared", ("$share/g/plant/#", 1))
         away = await stay(node, "away", ("plant/#", 1))

@@ -71,12 +71,12 @@ async def serving(
         amqp = Amqp(node.context, queues, settings)
         server = await asyncio.get_running_loop().create_server(
             lambda: ByPrefix(
-                node.door,
+                node.authenticator,
                 Guest(node.counters),
                 {PROTOCOL_HEADER: amqp.connect},
                 PROTOCOL_HEADER,
                 "AMQP",
-                node.context.partings,
+                node.context.disconnect_log,
             ),
             "127.0.0.1",
             0,

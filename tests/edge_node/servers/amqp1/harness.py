@@ -161,9 +161,14 @@ async def amqp(
         )  # fmt: skip
         parts = Parts(context, node.log, "edge-1", "test", queues)
         parts.start()
-        choices = {header: lambda door, arrival: Amqp1Connection(parts, door, arrival) for header in (AMQP, SASL)}
+        choices = {
+            header: lambda authenticator, accepted: Amqp1Connection(parts, authenticator, accepted)
+            for header in (AMQP, SASL)
+        }
         server = await asyncio.get_running_loop().create_server(
-            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP", node.context.partings),
+            lambda: ByPrefix(
+                node.authenticator, Guest(node.counters), choices, AMQP, "AMQP", node.context.disconnect_log
+            ),
             "127.0.0.1",
             0,
             ssl=tls,

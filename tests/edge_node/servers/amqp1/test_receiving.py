@@ -223,7 +223,7 @@ async def test_a_connection_that_comes_back_takes_its_link_over(tmp_path: Path) 
 
 async def test_what_a_client_may_not_read_is_refused_or_left_out(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        node.node.door.may = lambda what, topic: what == "publish" or not topic.startswith("plant/secret")
+        node.node.authenticator.may = lambda what, topic: what == "publish" or not topic.startswith("plant/secret")
         client = await node.client()
         with pytest.raises(LinkDetached) as refused:
             await in_thread(client.receiver, "plant/secret/x")

@@ -110,23 +110,23 @@ class Anyone:
 
 
 class Somebody:
-    def __init__(self, door: Anyone, username: str | None) -> None:
-        self._door = door
+    def __init__(self, authenticator: Anyone, username: str | None) -> None:
+        self._authenticator = authenticator
         self.username = username
-        self.unrestricted = door.may is None
+        self.unrestricted = authenticator.may is None
 
     @property
     def admitted(self) -> bool:
-        return self.username not in self._door.removed
+        return self.username not in self._authenticator.removed
 
     def may_publish(self, topic: bytes) -> bool:
-        return self._door.may is None or self._door.may("publish", topic.decode())
+        return self._authenticator.may is None or self._authenticator.may("publish", topic.decode())
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        return self._door.may is None or self._door.may("subscribe", topic_filter)
+        return self._authenticator.may is None or self._authenticator.may("subscribe", topic_filter)
 
     def may_read(self, topic: bytes) -> bool:
-        return self._door.may is None or self._door.may("read", topic.decode())
+        return self._authenticator.may is None or self._authenticator.may("read", topic.decode())
 
     def queue_rights(self, topic: str) -> Permission:
         """The rights to a queue that those to a topic bring."""
@@ -160,7 +160,7 @@ class BrokerNode:
     context: ProtocolContext
     mqtt: MqttServer
     state: BrokerState
-    door: Anyone
+    authenticator: Anyone
     counters: Counters
     port: int
 
@@ -205,7 +205,7 @@ async def running(
         kill: whether it ends without saving anything, as a process does that is killed: the log alone is left.
         settings: of ``MqttSettings``, further ``limits``, and ``positions_interval_s``.
     """
-    loop, counters, door = asyncio.get_running_loop(), Counters(), Anyone()
+    loop, counters, authenticator = asyncio.get_running_loop(), Counters(), Anyone()
 
     def post(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)
@@ -232,9 +232,9 @@ async def running(
         # Whose turn is over waits for the disk, too. On a busy machine the time of a turn may pass with one packet.
         context.pacing.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
     mqtt.start()
-    server = await loop.create_server(lambda: ClientConnection(mqtt, door, Guest(counters)), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: ClientConnection(mqtt, authenticator, Guest(counters)), "127.0.0.1", 0)
     try:
-        yield BrokerNode(log, context, mqtt, state, door, counters, server.sockets[0].getsockname()[1])
+        yield BrokerNode(log, context, mqtt, state, authenticator, counters, server.sockets[0].getsockname()[1])
     finally:
         server.close()
         if kill:
