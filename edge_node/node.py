@@ -266,10 +266,10 @@ class EdgeNode:
         return NodeAlerts(self._context, self._state.retained)
 
     def _sources_of(self, config: EdgeConfig) -> Sources:
-        from weft.edge_node.sources.connection import NodeParts
+        from weft.edge_node.sources.connection import SourceContext
         from weft.edge_node.sources.sources import Sources
 
-        return Sources(config, NodeParts(self._context.ingest, self._context.round_robin, wall_clock))
+        return Sources(config, SourceContext(self._context.ingest, self._context.round_robin, wall_clock))
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()

@@ -126,7 +126,7 @@ class Consumptions:
         self._batch = context.batch
         self._consumers = context.bounds.consumers
         self._registry = registry
-        self._unused = registry.unused
+        self._expiry = registry.expiry
         self._contents = contents
         self._due = due
         self._deliveries = deliveries
@@ -175,7 +175,7 @@ class Consumptions:
         )  # fmt: skip
         client.consumptions[consumption] = None
         queue.consumptions.add(consumption)
-        self._unused.in_use(queue)
+        self._expiry.in_use(queue)
         self._due.reconsider(queue)
         return consumption
 
@@ -200,7 +200,7 @@ class Consumptions:
             self._batch.store()
             self._registry.remove_queue(queue)
         else:
-            self._unused.used(queue)
+            self._expiry.used(queue)
 
     def get(self, client: QueueClient, name: str, then: Got, *, needs_acks: bool = True) -> Consumption:
         """Send a client one message of a queue, now or once it is read from the log.
@@ -215,7 +215,7 @@ class Consumptions:
         queue = self._registry.queue(client, name)
         # A get without acknowledgement takes a share, too, while it waits: a client may send thousands at once.
         self._contents.take_share(client.owner)
-        self._unused.used(queue)
+        self._expiry.used(queue)
         consumption = Consumption(
             queue, client, Getter(queue, then), (), self._due.soon, needs_acks=needs_acks, exclusive=False,
             priority=0,
@@ -242,7 +242,7 @@ TURN_S = 0.001
 """Time after which other owners have a turn in any case."""
 
 
-class Leaving:
+class Disconnects:
     """Ended connections that still have queues, consumers or deliveries. Event loop's thread only."""
 
     def __init__(self, context: QueueContext, registry: Registry, consumptions: Consumptions) -> None:
@@ -293,7 +293,7 @@ STEP_S = 0.002
 """Time after which other owners have a turn: a node may have 65,536 queues and consumers, and a user many rules."""
 
 
-class Expelling:
+class Revocation:
     """Repeated check of consumers against the access rules. Consumers that may no longer read their queue are ended,
     and their unsettled messages go back. Event loop's thread only.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.bounds import Owner, TurnBudget
 from weft.edge_node.ingest.record import Destination, NodeSource, Records, Route
-from weft.edge_node.queues.contents import DeadMessage, DeadMessages, Death, left_before, with_death
+from weft.edge_node.queues.contents import DeadMessage, DeadMessages, DeathReason, left_before, with_death
 from weft.edge_node.queues.definitions import origin_of, topic_of
 from weft.edge_node.queues.delivery import Arrivals
 from weft.edge_node.queues.exchange import BoundQueues, Exchange, QueueSet, own_headers
@@ -173,14 +173,14 @@ class DeadLetters:
     ) -> list[tuple[Route, bytes, HeaderPairs]]:
         """Return route, topic and headers of a publish as the dead letter of queues that were full."""
         now = self._context.clock()
-        found = [self.letter(queue, Death.MAXLEN, topic, headers, now) for queue in queues]
+        found = [self.letter(queue, DeathReason.MAXLEN, topic, headers, now) for queue in queues]
         return [
             (Route(_QUEUES_ONLY, live=False, marked=False, queues=each.queues), each.topic, each.headers)
             for each in found
             if each is not None
         ]
 
-    def letter(self, queue: Queue, death: Death, topic: bytes, headers: HeaderPairs, now: int) -> Letter | None:
+    def letter(self, queue: Queue, death: DeathReason, topic: bytes, headers: HeaderPairs, now: int) -> Letter | None:
         """Return the dead letter of a message that a queue has, or rejected; None where it has no destination.
 
         Args:

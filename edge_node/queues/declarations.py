@@ -20,7 +20,7 @@ from weft.edge_node.queues.definitions import (
     check_not_default,
     topic_of,
 )
-from weft.edge_node.queues.exchange import BoundQueues, Exchange, Known, Topology, own_headers
+from weft.edge_node.queues.exchange import BoundQueues, CachedRoute, Exchange, Topology, own_headers
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.ready import ENTRY_BYTES, Declared
 from weft.edge_node.queues.registry import Registry
@@ -107,7 +107,7 @@ class Declarations:
             client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
             own_name=own_name,
         )  # fmt: skip
-        self._registry.unused.used(queue)
+        self._registry.expiry.used(queue)
         return self._declared(queue)
 
     def find_queue(self, client: QueueClient, name: str) -> Declared:
@@ -363,7 +363,7 @@ class ExchangePublishing:
                 self._near.discard(owner)
         return True
 
-    def _remembered(self, known: Known) -> Route:
+    def _remembered(self, known: CachedRoute) -> Route:
         if known.route is None or known.as_of != self._routing.as_of:
             known.route, known.as_of = self._routing.route_to(known.topic, known.targets), self._routing.as_of
         return known.route

@@ -13,7 +13,7 @@ from functools import partial
 from weft.bounds import Owner
 from weft.edge_node.ingest.record import Admitted, QueueTargets, Records
 from weft.edge_node.queues import contents as memory
-from weft.edge_node.queues.contents import Contents, Death, DueQueues
+from weft.edge_node.queues.contents import Contents, DeathReason, DueQueues
 from weft.edge_node.queues.declarations import ExchangePublishing
 from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, routing_key_of
 from weft.edge_node.queues.exchange import QueuesByHeaders, QueueSet, Topology
@@ -120,7 +120,7 @@ class Deliveries:
                 break
             if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
                 if self._contents.may_bury(queue):
-                    self._contents.remove_next(queue, Death.EXPIRED)
+                    self._contents.remove_next(queue, DeathReason.EXPIRED)
                     continue
                 break
             consumption = _chosen(queue, message.topic, has_share)
@@ -230,7 +230,7 @@ class Deliveries:
             if not left or self._loop.time() >= until:
                 self._round_robin.wait(queue.owner, partial(self.deliver, queue))
                 return
-            self._contents.remove_next(queue, Death.EXPIRED)
+            self._contents.remove_next(queue, DeathReason.EXPIRED)
 
     def _timed(self, queue: Queue) -> None:
         queue.set_timer()
@@ -417,9 +417,9 @@ class Arrivals:
                 seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
             )  # fmt: skip
             if queues:
-                self._contents.holders.hold(seq, len(queues))
+                self._contents.ref_counts.hold(seq, len(queues))
             else:  # it is released at once
-                self._contents.holders.free.add(seq, seq + 1)
+                self._contents.ref_counts.free.add(seq, seq + 1)
             priority = priority_of(headers)
             for queue in queues:
                 self._contents.add(queue, message, priority)

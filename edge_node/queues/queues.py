@@ -15,7 +15,7 @@ from typing import Any
 from weft.bounds import Refusals, RoundRobin
 from weft.config.metrics.exposition import Sample
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.queues.consuming import Consumptions, Expelling, Leaving, Settling
+from weft.edge_node.queues.consuming import Consumptions, Disconnects, Revocation, Settling
 from weft.edge_node.queues.contents import Contents, DeadMessages, DueQueues
 from weft.edge_node.queues.dead_letters import DeadLetters
 from weft.edge_node.queues.declarations import Declarations, ExchangePublishing
@@ -166,8 +166,8 @@ class Queues:
         self.consumptions = Consumptions(
             context, self.registry, self.contents, due, self.deliveries, self.settling
         )  # fmt: skip
-        self.leaving = Leaving(context, self.registry, self.consumptions)
-        self.expelling = Expelling(context, self.registry, self.consumptions, due)
+        self.disconnects = Disconnects(context, self.registry, self.consumptions)
+        self.revocation = Revocation(context, self.registry, self.consumptions, due)
         self.figures = QueueFacts(self.topology, self.bounds, self.contents, self.deliveries, self.dead_letters)
         self._to_release = RangeSet()
         """Messages that no queue needs, by settlements that are durable with the next commit."""
@@ -179,7 +179,7 @@ class Queues:
     def close(self) -> None:
         """Write the remaining changes. Clients of queues have gone before."""
         self._context.batch.store()
-        self.leaving.finish()
+        self.disconnects.finish()
         self.settling.finish()
         self._unlisten()
         self.dead_letters.close()
@@ -194,7 +194,7 @@ class Queues:
     def _release(self) -> None:
         """Release the room of messages that no queue needs: after a commit, so that the settlements are durable
         first."""
-        self._to_release, free = self.contents.holders.take_free(), self._to_release
+        self._to_release, free = self.contents.ref_counts.take_free(), self._to_release
         if free:
             self._context.log.release(self._context.stream, free)
 
@@ -207,10 +207,10 @@ class Queues:
         for remembered in state.queues.values():
             queue = self.topology.queues[remembered.definition.name]
             self.contents.restore(queue, remembered)
-            self.registry.unused.used(queue)
+            self.registry.expiry.used(queue)
             if queue.count:  # its messages may expire without any consumer
                 self._context.round_robin.wait(queue.owner, partial(self.deliveries.deliver, queue))
         end = log.next_seq(stream)
-        log.release(stream, self.contents.holders.unneeded(end))
+        log.release(stream, self.contents.ref_counts.unneeded(end))
         if state.read:
             self.writer.started(end)

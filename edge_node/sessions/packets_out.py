@@ -151,7 +151,7 @@ class SentAliases:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowParts:
+class WindowContext:
     """Parts created once, before the first session."""
 
     counters: Counters
@@ -192,7 +192,7 @@ class PacketWriter:
         "_unjournaled", "_waits", "_wall_clock", "_wire", "client_id", "persistent",
     )  # fmt: skip
 
-    def __init__(self, client_id: str, wire: Wire, parts: WindowParts) -> None:
+    def __init__(self, client_id: str, wire: Wire, parts: WindowContext) -> None:
         self.client_id = client_id
         self.persistent = False
         """True when the session outlives its connection, so that its deliveries are journaled."""

@@ -15,7 +15,7 @@ from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.sessions.filters import SessionFilters
 from weft.edge_node.sessions.journal import DeliveryJournal, SessionJournal
 from weft.edge_node.sessions.log_readers import LogReaders, StoredMessages
-from weft.edge_node.sessions.packets_out import ClientConnection, WindowParts, Wire
+from weft.edge_node.sessions.packets_out import ClientConnection, WindowContext, Wire
 from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
 from weft.edge_node.sessions.records import ChangeRates, SessionRecord, SessionShares
 from weft.edge_node.sessions.retained import RetainedMessages
@@ -24,7 +24,12 @@ from weft.edge_node.sessions.wills import Wills, is_storable
 from weft.edge_node.sessions.window import ClientWindow
 from weft.edge_node.subscriptions.limits import QueueBudget
 from weft.edge_node.subscriptions.message import Outbox
-from weft.edge_node.subscriptions.subscriptions import FilterStarts, SharedParts, SharedSubscriptions, Subscriptions
+from weft.edge_node.subscriptions.subscriptions import (
+    FilterStarts,
+    SharedSubscriptionContext,
+    SharedSubscriptions,
+    Subscriptions,
+)
 from weft.edge_node.timing import TimerWheel
 from weft.protocols.mqtt.packets import Connect, ConnectRefused, ReasonCode, Subscription, Version, Will
 from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
@@ -33,7 +38,7 @@ from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PersistedState:
     """State kept across restarts, and the log (``store.BrokerState`` has the rest)."""
 
     log: SegmentLog
@@ -43,7 +48,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryParts:
+class DeliveryContext:
     """Parts that deliver messages to clients of any protocol, also to slow and absent ones."""
 
     budget: QueueBudget
@@ -54,13 +59,13 @@ class DeliveryParts:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionParts:
+class SessionContext:
     """Every part of sessions. Each is complete after its construction."""
 
     subscriptions: Subscriptions
     shared: SharedSubscriptions
     filters: SessionFilters
-    windows: WindowParts
+    windows: WindowContext
     readers: LogReaders
     positions: ReaderPositions
     persistence: Persistence
@@ -80,7 +85,7 @@ def make_delivery(  # noqa: PLR0917
     refusals: Refusals,
     counters: Counters,
     wall_clock: Callable[[], int],
-) -> DeliveryParts:
+) -> DeliveryContext:
     """Create the parts that all protocols share.
 
     Args:
@@ -90,7 +95,7 @@ def make_delivery(  # noqa: PLR0917
     starts = FilterStarts()
     messages = StoredMessages(segment_log, ingest, wall_clock, counters)
     queues = Quota.of("limits.session_queues", limits.session_queues_bytes, limits.user_share, "messages that wait")
-    return DeliveryParts(
+    return DeliveryContext(
         QueueBudget(queues.total, queues.share), SessionShares(limits, refusals),
         starts, messages,
         LogReaders(segment_log, ingest, subscriptions, messages, backlog, starts, outbox, counters),
@@ -98,8 +103,8 @@ def make_delivery(  # noqa: PLR0917
 
 
 def make_parts(  # noqa: PLR0917
-    kept: Kept,
-    delivery: DeliveryParts,
+    kept: PersistedState,
+    delivery: DeliveryContext,
     ingest: Ingest,
     subscriptions: Subscriptions,
     outbox: Outbox,
@@ -108,7 +113,7 @@ def make_parts(  # noqa: PLR0917
     limits: EdgeLimits,
     counters: Counters,
     wall_clock: Callable[[], int],
-) -> SessionParts:
+) -> SessionContext:
     """Create the parts, from the log upwards.
 
     Args:
@@ -120,17 +125,19 @@ def make_parts(  # noqa: PLR0917
     messages, readers = delivery.messages, delivery.readers
     shared = SharedSubscriptions(
         subscriptions,
-        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.session_queue_bytes, set()),
+        SharedSubscriptionContext(
+            counters, budget, outbox, messages.read, readers.shared_behind, limits.session_queue_bytes, set()
+        ),
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
     retained = RetainedDelivery(match_retained, messages.keep_retained, round_robin)
     journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
-    windows = WindowParts(
+    windows = WindowContext(
         counters, budget, outbox, journal, wall_clock,
         limits.inflight, limits.session_queue_bytes,
     )  # fmt: skip
-    return SessionParts(
+    return SessionContext(
         subscriptions, shared,
         SessionFilters(subscriptions, shared, persistence, positions, retained, round_robin, limits, shares, counters),
         windows, readers, positions, persistence, retained,
@@ -143,7 +150,7 @@ def make_parts(  # noqa: PLR0917
 # Sessions and shared subscriptions of the last run, restored at the start.
 
 
-def recover(parts: SessionParts, adopt: Callable[[SessionRecord], Session]) -> None:
+def recover(parts: SessionContext, adopt: Callable[[SessionRecord], Session]) -> None:
     """Restore every record of the journal, with a reader for the missed messages of each.
 
     Args:
@@ -185,7 +192,7 @@ class Sessions:
     """All sessions, shared by the listeners. Belongs to the event loop's thread."""
 
     def __init__(
-        self, parts: SessionParts, limits: EdgeLimits, counters: Counters, wheel: TimerWheel,
+        self, parts: SessionContext, limits: EdgeLimits, counters: Counters, wheel: TimerWheel,
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """Start without any.

@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.sessions.packets_out import ClientConnection, PacketWriter, WindowParts, Wire
+from weft.edge_node.sessions.packets_out import ClientConnection, PacketWriter, WindowContext, Wire
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueAccount
@@ -485,7 +485,7 @@ class ClientWindow:
     )  # fmt: skip
 
     def __init__(
-        self, client_id: str, wire: Wire, parts: WindowParts, fall_behind: FallBehind, owner: Owner | None = None
+        self, client_id: str, wire: Wire, parts: WindowContext, fall_behind: FallBehind, owner: Owner | None = None
     ) -> None:
         self.client_id = client_id
         self.owner = owner

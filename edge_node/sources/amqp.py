@@ -24,9 +24,9 @@ from weft.edge_node.queues.definitions import headers_of_route, topic_of
 from weft.edge_node.sources.connection import (
     CONNECT_TIMEOUT_S,
     Memory,
-    NodeParts,
     Runner,
     SourceConnection,
+    SourceContext,
     SourceDown,
     Topics,
 )
@@ -225,7 +225,7 @@ class AmqpConnection(SourceConnection):
 
     def __init__(  # noqa: PLR0917
         self,
-        node: NodeParts,
+        node: SourceContext,
         status: SourceStatus,
         topics: Topics,
         memory: Memory,
@@ -488,7 +488,7 @@ class AmqpRunner(Runner):
     """The connections of one AMQP source, one after the other."""
 
     def __init__(
-        self, settings: AmqpSource, status: SourceStatus, node: NodeParts, rng: random.Random, name: str
+        self, settings: AmqpSource, status: SourceStatus, node: SourceContext, rng: random.Random, name: str
     ) -> None:
         super().__init__(settings, status, node, rng)
         self._amqp = settings

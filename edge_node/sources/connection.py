@@ -90,7 +90,7 @@ class SourceDown(Exception):
     """The connection to a broker has ended, or failed; the text has the reason and the remedy."""
 
 
-class NodeParts(NamedTuple):
+class SourceContext(NamedTuple):
     """Parts of the node that sources use."""
 
     ingest: Ingest
@@ -115,7 +115,7 @@ class Memory:
 class SourceConnection:
     """Base of the connections of each protocol. Event loop's thread only."""
 
-    def __init__(self, node: NodeParts, status: SourceStatus, topics: Topics, memory: Memory) -> None:
+    def __init__(self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory) -> None:
         self.node = node
         self.status = status
         self.publisher: str | None = f"source:{status.name}"
@@ -321,7 +321,7 @@ log = logging.getLogger(__name__)
 class Runner(ABC):
     """Base of the sources of each protocol."""
 
-    def __init__(self, settings: SourceSettings, status: SourceStatus, node: NodeParts, rng: random.Random) -> None:
+    def __init__(self, settings: SourceSettings, status: SourceStatus, node: SourceContext, rng: random.Random) -> None:
         """Use checked settings.
 
         Raises:

@@ -21,9 +21,9 @@ from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.connection import (
     CONNECT_TIMEOUT_S,
     Memory,
-    NodeParts,
     Runner,
     SourceConnection,
+    SourceContext,
     SourceDown,
     Topics,
 )
@@ -131,7 +131,9 @@ class MqttTerms(NamedTuple):
 class MqttConnection(SourceConnection, asyncio.Protocol):
     """The client's side of one connection. After ``open`` and ``subscribe``, messages come until ``ended``."""
 
-    def __init__(self, node: NodeParts, status: SourceStatus, topics: Topics, memory: Memory, terms: MqttTerms) -> None:
+    def __init__(
+        self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory, terms: MqttTerms
+    ) -> None:
         super().__init__(node, status, topics, memory)
         self._terms = terms
         self._transport: asyncio.Transport | None = None
@@ -484,7 +486,7 @@ class MqttRunner(Runner):
         self,
         settings: MqttSource,
         status: SourceStatus,
-        node: NodeParts,
+        node: SourceContext,
         rng: random.Random,
         client_id: str,
         file: SessionFile,

@@ -192,7 +192,7 @@ class FilterStarts:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedParts:
+class SharedSubscriptionContext:
     """Objects that all shared subscriptions of a node use."""
 
     counters: Counters
@@ -216,7 +216,9 @@ class SharedSubscription:
         "name",
     )  # fmt: skip
 
-    def __init__(self, share: str, topic_filter: str, parts: SharedParts, owner: Owner | None = None) -> None:
+    def __init__(
+        self, share: str, topic_filter: str, parts: SharedSubscriptionContext, owner: Owner | None = None
+    ) -> None:
         """Start without members.
 
         Args:
@@ -608,7 +610,7 @@ class Subscriptions:
 class SharedSubscriptions:
     """Shared subscriptions by name. Belongs to the event loop's thread."""
 
-    def __init__(self, subscriptions: Subscriptions, parts: SharedParts) -> None:
+    def __init__(self, subscriptions: Subscriptions, parts: SharedSubscriptionContext) -> None:
         """Start without any."""
         self._subscriptions = subscriptions
         self._parts = parts

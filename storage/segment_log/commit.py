@@ -43,14 +43,14 @@ from weft.storage.segment_log.settings import (
 )
 from weft.storage.segment_log.space import (
     Now,
-    Room,
+    SegmentSpace,
     UnmovableSegment,
     expire,
     forget_lost,
     forget_released,
     free_segments,
     is_overdue,
-    make_room,
+    make_space,
     sure_room,
 )
 from weft.storage.segment_log.state import LogState
@@ -217,7 +217,7 @@ class Committer:
         position = self._sealed_at
         while True:
             with state.changed:
-                room = make_room(state, commit_bytes)
+                room = make_space(state, commit_bytes)
             if not room.suffices:
                 raise _NoSpace
             try:
@@ -250,7 +250,7 @@ class Committer:
         sealed = self._writer.segment
         spare = sealed.size - sealed.end - sealed.index.footer_bytes - TRAILER_BYTES
         with self._state.changed:
-            room = make_room(self._state, commit_bytes, sealing_frees=max(0, spare))
+            room = make_space(self._state, commit_bytes, sealing_frees=max(0, spare))
         if commit_bytes:
             self._is_held_back = not room.suffices
         if not room.suffices:
@@ -283,7 +283,7 @@ class Committer:
             self._account()
         return writer.fits(commit_bytes, version)
 
-    def _open(self, position: int, room: Room, version: int) -> SegmentWriter:
+    def _open(self, position: int, room: SegmentSpace, version: int) -> SegmentWriter:
         try:
             return open_segment(self._state, position, self.wall_clock(), room, version)
         except OSError as error:

@@ -34,7 +34,7 @@ from weft.storage.segment_log.settings import (
     check_records,
     run_bytes,
 )
-from weft.storage.segment_log.space import LogRoom, drop_backlog, whole_batches
+from weft.storage.segment_log.space import LogSpace, drop_backlog, whole_batches
 from weft.storage.segment_log.state import LogState
 
 # Appends to several streams that become durable in one commit.
@@ -79,7 +79,7 @@ AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 """(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
 
 
-class SegmentLog(LogAnswers, LogRoom):
+class SegmentLog(LogAnswers, LogSpace):
     """An open log.
 
     The owner's thread appends; a writer thread makes all records appended during its last sync durable with the next
@@ -92,7 +92,7 @@ class SegmentLog(LogAnswers, LogRoom):
         """Wrap the parts of an open log; callers use ``open``."""
         committer = opened.committer
         super().__init__(opened.state, LogReader(opened.state, wall_clock, committer.poison))
-        LogRoom.__init__(self, opened.state, committer.poison)
+        LogSpace.__init__(self, opened.state, committer.poison)
         self._lock = opened.lock
         self._wall_clock = wall_clock
         self._writer: WriterThread | None = None

@@ -47,7 +47,7 @@ from weft.storage.segment_log.pending import PendingCommit
 from weft.storage.segment_log.settings import SEALED_BYTES, UNFINISHED, aside_path, entry_about
 from weft.storage.segment_log.space import (
     Needed,
-    Room,
+    SegmentSpace,
     dropped,
     forget_lost,
     has_bytes_of,
@@ -329,7 +329,7 @@ class _Opening:
     clocks: list[ClockNotice] = field(default_factory=list)
 
 
-def open_segment(state: LogState, position: int, now: int, room: Room, version: int = 1) -> SegmentWriter:
+def open_segment(state: LogState, position: int, now: int, room: SegmentSpace, version: int = 1) -> SegmentWriter:
     """Begin the segment at ``position``, then delete the planned files. For the writer thread, without the lock.
 
     Args:

@@ -24,7 +24,7 @@ from weft.text.fleet import Counted, print_counted, print_wrapped
 from weft.text.record import print_forward, print_traces
 
 if TYPE_CHECKING:
-    from weft.proofs.audit.report import AuditReport, LaneAudit, RegionsReport, ToldDeletion
+    from weft.proofs.audit.report import AuditReport, DeclaredDeletion, LaneAudit, RegionsReport
     from weft.proofs.trace import Forward, Looked, Trace
 
 
@@ -187,7 +187,7 @@ def _moment(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _deletion(told: ToldDeletion) -> str:
+def _deletion(told: DeclaredDeletion) -> str:
     if told.received_until is not None:
         until = _moment(told.received_until)
         return f"RETENTION: {counted(told.count, 'record')} that came up to {until} were removed: {told.reason}"

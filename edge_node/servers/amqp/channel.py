@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from weft.edge_node.queues.definitions import QueueError, Reason
-from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, Shared, amqp_error
+from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, amqp_error
 from weft.edge_node.servers.amqp.consuming import Consuming
 from weft.edge_node.servers.amqp.publishing import Publishing, Transaction
 from weft.protocols.amqp.content import read_content_header
@@ -29,7 +29,7 @@ class Topology:
 
     __slots__ = ("_client", "_names", "_queues", "last_queue")
 
-    def __init__(self, shared: Shared, client: AmqpClient, last_queue: str) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, last_queue: str) -> None:
         self._queues = shared.queues
         self._client = client.queue_client
         self._names = client.peer.names
@@ -166,7 +166,7 @@ class Channel:
         "transaction",
     )
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self.number = number
@@ -475,7 +475,7 @@ class Channels:
 
     __slots__ = ("_channels_max", "_client", "_open", "_shared")
 
-    def __init__(self, shared: Shared, client: AmqpClient, channels_max: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, channels_max: int) -> None:
         self._shared = shared
         self._client = client
         self._channels_max = channels_max

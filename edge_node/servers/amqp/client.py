@@ -442,7 +442,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Shared:
+class AmqpContext:
     """Parts that all AMQP connections share."""
 
     context: ProtocolContext

@@ -13,9 +13,9 @@ from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp.channel import Channels
 from weft.edge_node.servers.amqp.client import (
     HANDSHAKE_FRAME_BYTES_MAX,
+    AmqpContext,
     AmqpReadBuffer,
     Peer,
-    Shared,
     Targets,
     described,
 )
@@ -99,7 +99,7 @@ class Lingering(asyncio.Protocol):
     __slots__ = ("_accepted", "_bytes_left", "_shared", "_slot", "_transport", "wheel_slot")
 
     def __init__(
-        self, shared: Shared, transport: asyncio.Transport, accepted: AcceptedConnection, slot: ConnectionSlot
+        self, shared: AmqpContext, transport: asyncio.Transport, accepted: AcceptedConnection, slot: ConnectionSlot
     ) -> None:
         """Take the transport over."""
         self.wheel_slot = -1
@@ -174,7 +174,7 @@ class AmqpConnection(WritingConnection):
         "targets",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
+    def __init__(self, shared: AmqpContext, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""
         self._context = shared.context
         self._batch = shared.context.ingest.batch
@@ -490,7 +490,7 @@ class AmqpConnection(WritingConnection):
         if self.queue_client is not None:
             self._context.routing.remembering.discard(self.targets)
             self._shared.queues.topology.remembering.discard(self.targets)
-            self._shared.queues.leaving.begin(self.queue_client)
+            self._shared.queues.disconnects.begin(self.queue_client)
         self.read_buffer.clear()
         self.live.end()
         if self.peer is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
 from weft.edge_node.ingest.ingest import Pause
-from weft.edge_node.servers.amqp.client import AmqpClient, Names, Peer, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, AmqpContext, Names, Peer
 from weft.edge_node.servers.clients.reading import FULL, NEVER
 from weft.edge_node.servers.listeners.settings import Authenticator
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, HEARTBEAT_FRAME, AmqpError, ReplyCode
@@ -36,7 +36,7 @@ class Liveness:
     __slots__ = ("_awaited", "_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat",
                  "_shared", "wheel_slot", "wrote")  # fmt: skip
 
-    def __init__(self, connection: AmqpClient, shared: Shared) -> None:
+    def __init__(self, connection: AmqpClient, shared: AmqpContext) -> None:
         self._connection = connection
         self._shared = shared
         self.wheel_slot = -1
@@ -201,7 +201,7 @@ class Handshake:
     )  # fmt: skip
 
     def __init__(
-        self, shared: Shared, authenticator: Authenticator, client: AmqpClient, live: Liveness, transport: Any
+        self, shared: AmqpContext, authenticator: Authenticator, client: AmqpClient, live: Liveness, transport: Any
     ) -> None:
         """Attach a handshake to its connection.
 

@@ -7,7 +7,7 @@ import asyncio
 
 from weft.bounds import Bound, Quota
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.servers.amqp.client import AmqpCounters, AmqpSettings, Shared
+from weft.edge_node.servers.amqp.client import AmqpContext, AmqpCounters, AmqpSettings
 from weft.edge_node.servers.clients.context import Foundation, ProtocolContext, ProtocolPart
 from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
@@ -25,7 +25,7 @@ class Amqp(ProtocolPart):
         self.counters = AmqpCounters()
         quota = Quota.of("queues.channels", settings.channels_total_max, settings.limits.user_share, "AMQP channels")
         channels = Bound(quota, context.refusals)
-        self._shared = Shared(context, queues, settings, channels, self.counters)
+        self._shared = AmqpContext(context, queues, settings, channels, self.counters)
 
     def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> asyncio.Protocol:
         """Return the protocol object of a connection."""

@@ -12,7 +12,7 @@ from weft.edge_node.ingest.routing import refusal
 from weft.edge_node.queues.declarations import Published
 from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, QueueError
 from weft.edge_node.queues.ready import Delivery, Outcome
-from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, Shared, Target, amqp_error
+from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, Target, amqp_error
 from weft.protocols.amqp.content import ContentHeaders, read_further_keys, read_properties, write_content
 from weft.protocols.amqp.frames import AmqpError, ReplyCode
 from weft.protocols.amqp.methods import commands, write_method
@@ -53,7 +53,7 @@ class Publishing:
         "tag",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self.number = number
@@ -280,7 +280,7 @@ class Transaction:
 
     __slots__ = ("_bytes", "_client", "_gathered", "_number", "_settled", "_shared")
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self._number = number

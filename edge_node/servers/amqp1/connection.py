@@ -11,7 +11,7 @@ from weft.bounds import user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
 from weft.edge_node.check.rules import MISSING, is_installed
 from weft.edge_node.ingest.ingest import Pause
-from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.amqp1.context import Amqp1Context
 from weft.edge_node.servers.amqp1.mapping import Amqp1ReadBuffer
 from weft.edge_node.servers.clients.output import Output, WritingConnection
 from weft.edge_node.servers.clients.reading import FULL, KEEPS, NEVER, ConnectionSlot, Reading
@@ -48,7 +48,9 @@ class Opening:
 
     __slots__ = ("_authenticator", "_client", "_has_sasl", "_parts", "_task", "_transport")
 
-    def __init__(self, parts: Parts, authenticator: Authenticator, client: Amqp1Connection, transport: Any) -> None:
+    def __init__(
+        self, parts: Amqp1Context, authenticator: Authenticator, client: Amqp1Connection, transport: Any
+    ) -> None:
         self._parts = parts
         self._authenticator = authenticator
         self._client = client
@@ -204,7 +206,7 @@ class Amqp1Connection(WritingConnection):
         "wheel_slot",
     )  # fmt: skip
 
-    def __init__(self, parts: Parts, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
+    def __init__(self, parts: Amqp1Context, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""
         context = parts.context
         self.accepted = accepted

@@ -13,7 +13,7 @@ from weft.edge_node.ingest.record import Route
 from weft.edge_node.ingest.routing import RouteCache, refusal
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import engine
-from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.amqp1.context import Amqp1Context
 from weft.edge_node.servers.amqp1.mapping import (
     Address,
     AddressKind,
@@ -99,7 +99,12 @@ class Sending:
     )  # fmt: skip
 
     def __init__(
-        self, parts: Parts, client: OpenConnection, identity: Identity, held: Amqp1ReadBuffer, queue_client: QueueClient
+        self,
+        parts: Amqp1Context,
+        client: OpenConnection,
+        identity: Identity,
+        held: Amqp1ReadBuffer,
+        queue_client: QueueClient,
     ) -> None:
         self.parts = parts
         self.client = client

@@ -166,7 +166,7 @@ class ProtocolContext:
         )
         """Parts that deliver messages to clients, slow ones included."""
         self.connection_bound = self.delivery.shares.connections
-        """Connections of each user, by every protocol (``Place``)."""
+        """Connections of each user, by every protocol (``ConnectionSlot``)."""
         self._connections: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 

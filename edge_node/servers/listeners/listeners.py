@@ -37,7 +37,7 @@ from weft.network.reload import Reloads, Watched
 from weft.network.tls import CertificateName, TlsInForce, TlsUnusable, certificate_name, common_name, read_tls
 
 if TYPE_CHECKING:
-    from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+    from weft.edge_node.servers.listeners.websocket_connection import WebSocketContext, WebSocketTransport
 
 
 # MQTT over WebSocket (MQTT 5.0 section 6): the WebSocket side of one listener.
@@ -52,17 +52,17 @@ class WebSockets:
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve only ``settings.path``."""
         self._parts = (settings, connect, admission, self._opened, self._ended)
-        self._shared: WebSocketShared | None = None
+        self._shared: WebSocketContext | None = None
         self._open: set[WebSocketTransport] = set()
         self._all_left: asyncio.Future[None] | None = None
 
     def make_protocol(self, _transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
         """Begin HTTP with a new connection."""
         # Imported here, so that a node does not load the library before it has such a client.
-        from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+        from weft.edge_node.servers.listeners.websocket_connection import WebSocketContext, WebSocketTransport
 
         if self._shared is None:
-            self._shared = WebSocketShared(*self._parts)
+            self._shared = WebSocketContext(*self._parts)
         return WebSocketTransport(self._shared, connection)
 
     async def close(self) -> None:

@@ -122,7 +122,7 @@ _BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class WebSocketShared:
+class WebSocketContext:
     """State shared by all connections of a listener."""
 
     settings: WebSocketSettings
@@ -150,7 +150,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         "_timer", "_transport", "_waits",
     )  # fmt: skip
 
-    def __init__(self, shared: WebSocketShared, connection: NetworkConnection) -> None:
+    def __init__(self, shared: WebSocketContext, connection: NetworkConnection) -> None:
         super().__init__()
         self._shared = shared
         self._connection = connection

@@ -546,7 +546,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     def disconnect(self) -> None:
         def disconnect() -> None:
             self.ended(failed=True)
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
             self.room.client = self.room.new_client()
 
         self.act(disconnect)
@@ -725,11 +725,11 @@ class FeaturesMachine(RuleBasedStateMachine):
             return
 
         async def drain() -> None:
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
             for name in list(self.room.queues.registry.queues):
                 self.room.queues.declarations.delete_queue(self.room.client, name)
             await self.quiet()
-            assert not self.room.queues.contents.holders._blocks, "the log may have the room of all messages"
+            assert not self.room.queues.contents.ref_counts._blocks, "the log may have the room of all messages"
             assert not self.room.queues.bounds.waiting.used
             self.room.wheel.close()
 

@@ -211,7 +211,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         async def restart() -> None:
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
             await self.room.restart()
 
         async def gone() -> None:
@@ -229,7 +229,7 @@ class QueuesMachine(RuleBasedStateMachine):
 
         async def gone() -> None:
             await self.room.settle_down()
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
 
         async def drain() -> None:
             for name, model in self.models.items():

@@ -9,8 +9,8 @@ from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueBud
 from weft.edge_node.subscriptions.message import NOWHERE, LogRecord, Message, Outbox
 from weft.edge_node.subscriptions.subscriptions import (
     ClientSubscription,
-    SharedParts,
     SharedSubscription,
+    SharedSubscriptionContext,
     SharedSubscriptions,
     Subscriptions,
 )
@@ -38,7 +38,7 @@ class Shared:
         self.counters, self.budget = Counters(), QueueBudget(1 << 20)
         self.readings: list[Reading] = []
         self.ends = {1: 0}
-        parts = SharedParts(
+        parts = SharedSubscriptionContext(
             self.counters, self.budget, Outbox(FanOutCap()), self.message_of, self.fall_behind, bytes_max, set()
         )
         self.shared = SharedSubscription("g", "t/#", parts)
@@ -220,7 +220,7 @@ def test_a_restart_goes_on_after_what_was_given_and_reads_what_is_owed_again() -
 
 def test_a_share_is_made_by_its_first_member_and_ends_with_its_last() -> None:
     subscriptions, counters = Subscriptions(), Counters()
-    parts = SharedParts(
+    parts = SharedSubscriptionContext(
         counters, QueueBudget(1 << 20), Outbox(FanOutCap()), lambda *_: None, lambda *_: None, 1 << 20, set()
     )
     every = SharedSubscriptions(subscriptions, parts)

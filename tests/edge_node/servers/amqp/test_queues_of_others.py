@@ -29,7 +29,7 @@ NOTIFIED = {"consumer_cancel_notify": True}
 async def node(tmp_path: Path) -> AsyncIterator[AmqpNode]:
     async with serving(tmp_path) as serves:
         serves.authenticator.accounts = Accounts(acl=parse(RULES, "acl"))
-        serves.authenticator.accounts.watch(serves.queues.expelling.begin)
+        serves.authenticator.accounts.watch(serves.queues.revocation.begin)
         yield serves
 
 

@@ -30,7 +30,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Amqp]:
     async with amqp(tmp_path) as serves:
         assert serves.parts.queues is not None
         serves.node.authenticator.accounts = Accounts(acl=parse(RULES, "acl"))
-        serves.node.authenticator.accounts.watch(serves.parts.queues.expelling.begin)
+        serves.node.authenticator.accounts.watch(serves.parts.queues.revocation.begin)
         serves.node.authenticator.accounts.watch(serves.parts.permissions_changed)
         yield serves
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from weft.bounds import FanOutCap
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.packets_out import WindowParts, Wire
+from weft.edge_node.sessions.packets_out import WindowContext, Wire
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.window import ClientWindow
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueBudget
@@ -75,7 +75,7 @@ class Clients:
         self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(FanOutCap())
         self.journal = Journal()
         self.behind: list[tuple[str, int, int]] = []
-        self.parts = WindowParts(
+        self.parts = WindowContext(
             self.counters, self.budget, self.outbox, self.journal, self.wall_clock, inflight_max, bytes_max  # type: ignore[arg-type]
         )  # fmt: skip
 
