@@ -503,7 +503,7 @@ class Work(NamedTuple):
     """Rate of what links bring."""
 
 
-class KnownCluster:
+class ClusterCache:
     """The cluster as a process read it last: splits make more shards while it runs."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -11,12 +11,12 @@ from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.down.edge_queue import (
     Attached,
     AttachedLinks,
+    DownContext,
     DownRecord,
     Draft,
     EdgeQueue,
     Remembered,
     Settled,
-    Shared,
     Waiting,
     decode,
     encode,
@@ -166,7 +166,7 @@ class ShardDown:
         self, sequencer: Sequencer, other: Callable[[int], Awaitable[Sequencer]], wall_clock: Callable[[], int]
     ) -> None:
         self.sequencer, self._other, self._wall_clock = sequencer, other, wall_clock
-        self._shared = Shared()
+        self._shared = DownContext()
         self._queues: dict[Lane, EdgeQueue] = {}
         self._writers: dict[Lane, LaneWriter[DownRecord]] = {}
         self._links = AttachedLinks()

@@ -252,7 +252,7 @@ class Offline:
         await self._chain.prepare()
 
     async def run(self, samples: Iterable[SampleEvent]) -> AsyncIterator[OfflineEvent]:
-        """Yield the happenings, in order: for the time that passes before each record, for the record, and at the end.
+        """Yield the events, in order: for the time that passes before each record, for the record, and at the end.
 
         Raises:
             BadSample: from the samples.

@@ -16,7 +16,7 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.openapi.answers import check_answer
 from weft.cloud_hub.api import rows as api_rows
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsWanted, rows_answer
+from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub
@@ -121,7 +121,7 @@ async def test_no_row_is_lost_or_doubled_whatever_the_bounds() -> None:
             offset, found = 0, list[bytes]()
             hint: int | None = None
             while offset < 100 and len(found) < 100:
-                wanted = RowsWanted(("default", "telemetry"), PayloadKind.BYTES, offset, hint, limit)
+                wanted = RowsRequest(("default", "telemetry"), PayloadKind.BYTES, offset, hint, limit)
                 answer = await rows_answer(RecordReader(log, bytes_max), [state], wanted, bytes_max)
                 table = pa.ipc.open_stream(answer.parts[0]).read_all()
                 assert table["_offset"].to_pylist() == list(range(offset, offset + table.num_rows))

@@ -17,7 +17,7 @@ from weft.edge_node.ingest.record import NodeRecord
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted
 from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.sessions import PersistedState, Sessions, make_delivery, make_parts
+from weft.edge_node.sessions.sessions import PersistedState, Sessions, make_context, make_delivery
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.message import Message, Outbox
 from weft.edge_node.subscriptions.subscriptions import FanOut, Subscriptions
@@ -112,12 +112,12 @@ class Room:
             node.log, self.ingest, self.subscriptions, state.backlog, self.outbox, limits, state.refusals,
             self.counters, node.clock.wall,
         )  # fmt: skip
-        self.parts = make_parts(
+        self.context = make_context(
             PersistedState(node.log, state.journal, state.changes, state.retained), delivery, self.ingest,
             self.subscriptions, self.outbox, RoundRobin(self.outbox.flush), self._match, limits, self.counters,
             node.clock.wall,
         )  # fmt: skip
-        self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
+        self.sessions = Sessions(self.context, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()
 
     def _match(self, topic_filter: str, _: int) -> Iterable[Message | None]:

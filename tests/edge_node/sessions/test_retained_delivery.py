@@ -49,7 +49,7 @@ async def rest(
     client.send(*(PubAck(message.packet_id) for message in first))
     receiving = asyncio.create_task(receive())
     (window,) = (session.window for session in node.mqtt.sessions.all() if session.client_id == "slow")
-    retained = node.mqtt.parts.retained
+    retained = node.mqtt.session_context.retained
     await until(lambda: not (retained.is_sending(window) or window.in_flight.deliveries))
     publisher.send(Publish(b"end", b"", 1, 1))
     return await receiving
@@ -105,7 +105,7 @@ async def test_what_is_retained_by_the_read_that_subscribes_comes_once(tmp_path:
         answers = {type(answer): answer for answer in [await client.receive() for _ in range(3)]}
         assert answers == {SubAck: SubAck(1, (0, 0)), PingResp: PingResp(), Publish: Publish(b"b", b"x")}
         (session,) = node.mqtt.sessions.all()
-        await until(lambda: not node.mqtt.parts.retained.is_sending(session.window))
+        await until(lambda: not node.mqtt.session_context.retained.is_sending(session.window))
         client.send(Publish(b"a", b"end"))
         assert await client.receive() == Publish(b"a", b"end")
 

@@ -38,10 +38,10 @@ class Shared:
         self.counters, self.budget = Counters(), QueueBudget(1 << 20)
         self.readings: list[Reading] = []
         self.ends = {1: 0}
-        parts = SharedSubscriptionContext(
+        context = SharedSubscriptionContext(
             self.counters, self.budget, Outbox(FanOutCap()), self.message_of, self.fall_behind, bytes_max, set()
         )
-        self.shared = SharedSubscription("g", "t/#", parts)
+        self.shared = SharedSubscription("g", "t/#", context)
         for member in members:
             self.shared.join(member, subscription(member, "t/#", qos))
 
@@ -220,10 +220,10 @@ def test_a_restart_goes_on_after_what_was_given_and_reads_what_is_owed_again() -
 
 def test_a_share_is_made_by_its_first_member_and_ends_with_its_last() -> None:
     subscriptions, counters = Subscriptions(), Counters()
-    parts = SharedSubscriptionContext(
+    context = SharedSubscriptionContext(
         counters, QueueBudget(1 << 20), Outbox(FanOutCap()), lambda *_: None, lambda *_: None, 1 << 20, set()
     )
-    every = SharedSubscriptions(subscriptions, parts)
+    every = SharedSubscriptions(subscriptions, context)
     a, b = FakeMember("a"), FakeMember("b")
     of = {
         member: ClientSubscription(member, "t", Subscription("$share/g/t", 1), None) for member in (a, b)

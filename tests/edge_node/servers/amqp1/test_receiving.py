@@ -286,7 +286,7 @@ class Narrow(AtMostOnce):  # type: ignore[misc]
 
 
 def bytes_held(node: Amqp) -> int:
-    return node.node.mqtt.parts.windows.budget.used
+    return node.node.mqtt.session_context.windows.budget.used
 
 
 async def test_a_narrow_session_gets_all_settled_messages_and_holds_no_memory(tmp_path: Path) -> None:

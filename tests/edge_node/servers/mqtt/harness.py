@@ -238,7 +238,7 @@ async def running(
     finally:
         server.close()
         if kill:
-            parts, mqtt.journal = mqtt.parts, _Dead()  # type: ignore[assignment]
+            parts, mqtt.journal = mqtt.session_context, _Dead()  # type: ignore[assignment]
             for part in (parts.persistence, parts.positions, parts.wills, parts.windows.journal):
                 part._journal = mqtt.journal
         mqtt.close()

@@ -75,7 +75,7 @@ class Clients:
         self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(FanOutCap())
         self.journal = Journal()
         self.behind: list[tuple[str, int, int]] = []
-        self.parts = WindowContext(
+        self.context = WindowContext(
             self.counters, self.budget, self.outbox, self.journal, self.wall_clock, inflight_max, bytes_max  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ class Clients:
 
     def window(self, *, version: int = 4, persistent: bool = False) -> tuple[ClientWindow, Socket]:
         """A client that is there, and has its CONNACK."""
-        window = ClientWindow("c", Wire(version), self.parts, self.fall_behind)
+        window = ClientWindow("c", Wire(version), self.context, self.fall_behind)
         window.introduce(None, persistent=persistent)
         return window, self.connect(window, version=version)
 
