@@ -35,7 +35,7 @@ PARTS = (
     ),
     ("ingest", ("edge_node/ingest/", "edge_node/subscriptions/")),
     ("event loop and sockets", ("service/serving",)),
-    ("turns", ("bounds/rounds",)),
+    ("turns", ("bounds/scheduling",)),
     ("node: the rest", ("edge_node/", "weft/")),
 )
 """Parts, and pieces of the paths of their modules. The innermost frame that belongs to a part counts for it, whichever

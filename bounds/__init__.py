@@ -29,21 +29,21 @@ from weft.bounds.bound import (
     address_owner,
     user_or_address,
 )
-from weft.bounds.rounds import CROWD, Crowd, Rounds, TurnBudget
+from weft.bounds.scheduling import FAN_OUT_MAX, FanOutCap, RoundRobin, TurnBudget
 
 __all__ = [
-    "CROWD",
+    "FAN_OUT_MAX",
     "LOCAL",
     "Bound",
-    "Crowd",
     "Events",
+    "FanOutCap",
     "NestedShares",
     "Owner",
     "OwnerKind",
     "Quota",
     "Rates",
     "Refusals",
-    "Rounds",
+    "RoundRobin",
     "SecurityEvent",
     "Severity",
     "Shares",

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.link import Hello, RefuseCode
@@ -503,7 +503,7 @@ class Work(NamedTuple):
     """Rate of what links bring."""
 
 
-class KnownCluster:
+class ClusterCache:
     """The cluster as a process read it last: splits make more shards while it runs."""
 
     def __init__(self, cluster: Cluster) -> None:

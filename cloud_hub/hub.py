@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.acts import OwnActs
 from weft.cloud_hub.admin_facts.credentials import TokenUse
 from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
@@ -50,7 +50,7 @@ from weft.cloud_hub.api.summaries import EdgeViews, LinksElsewhere, ShardSummari
 from weft.cloud_hub.api.tail import StreamTails
 from weft.cloud_hub.api.views import View, conflict_views, lost_views, open_gap_views
 from weft.cloud_hub.clock import ADVICE, HubClock
-from weft.cloud_hub.cluster import KnownCluster, Membership, Owners, Site, Work, software
+from weft.cloud_hub.cluster import ClusterCache, Membership, Owners, Site, Work, software
 from weft.cloud_hub.console.changes import ChangeStreams, ConsolePages
 from weft.cloud_hub.down.hub_down import HubDown
 from weft.cloud_hub.down.lane_writer import ActsStream
@@ -65,7 +65,7 @@ from weft.cloud_hub.regions.regions import RegionLink, RegionRequests, Regions
 from weft.cloud_hub.rollouts import FleetConfigs
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import CommitPace, Sequencer
-from weft.cloud_hub.shard.shards import KnownShards, Shards, shard_views
+from weft.cloud_hub.shard.shards import ShardCache, Shards, shard_views
 from weft.cloud_hub.splits import Clocks, EveryLog, Load, ShardMaker
 from weft.cloud_hub.tables.hub_tables import hub_tables
 from weft.config.log_lines import Throttle
@@ -437,7 +437,7 @@ class Hub:
         self._settings, self._clock, self._store, self._rules = settings, clock, store, rules
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
-        self._known = KnownCluster(store.cluster)
+        self._known = ClusterCache(store.cluster)
         self._closing = contextlib.AsyncExitStack()
         self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, clock.now)
         self._frames = FrameBudget(self._refusals, time.monotonic)
@@ -585,7 +585,7 @@ class Hub:
         """Make what readers and operators ask."""
         settings, clock, store, shards = self._settings, self._clock, self._store.store, self._shards
         tables, owners, declared = self._tables, self._owners, self._declared
-        known = KnownShards(shards, self._store.cluster.cluster_id, tables.service)
+        known = ShardCache(shards, self._store.cluster.cluster_id, tables.service)
         self._moments = moments = StreamCompleteness(
             shards, declared.expected_edges, clock, known=known, peers=settings.peers, table_error=tables.error_of
         )

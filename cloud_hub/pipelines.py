@@ -75,7 +75,7 @@ class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Longest time between two reports. One that is silent for longer is gone, or cut off."""
 
 
-class _Known(NamedTuple):
+class _CachedReport(NamedTuple):
     report: Report
     seen: int
     """Moment of it, nanoseconds since 1970 by the clock of the process that got it."""
@@ -95,7 +95,7 @@ class _Read(NamedTuple):
     """Moment of the reading, seconds of the monotonic clock."""
     since: int
     """The same, nanoseconds since 1970."""
-    reports: dict[str, _Known]
+    reports: dict[str, _CachedReport]
     """Key -> report."""
 
 
@@ -111,7 +111,7 @@ class PipelineRequests:
         self, store: ObjectStore, changes: RequestedChanges, now: Callable[[], int], monotonic: Callable[[], float]
     ) -> None:
         self._store, self._changes, self._now, self._monotonic = store, changes, now, monotonic
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedReport] = {}
         """Key -> newest report of this process."""
         self._written: dict[str, tuple[str, int, Report]] = {}
         """Key -> tag, moment and content of its last write of this process."""
@@ -145,7 +145,7 @@ class PipelineRequests:
             raise ApiError(400, f"stream: {report.stream[:80]!r} is not a name", f"expected {NAME_RULE}, or `*`")
         key, seen = hub_keys.pipeline_key(tenant, name), self._now()
         self._known.pop(key, None)
-        self._known[key] = _Known(report, seen)
+        self._known[key] = _CachedReport(report, seen)
         while len(self._known) > KNOWN_MAX:
             oldest = next(iter(self._known))
             del self._known[oldest]
@@ -231,7 +231,7 @@ class PipelineRequests:
             found, now = self._merged(PIPELINES, self._all), self._now()
         return [each for key in sorted(found)[:FIGURES_MAX] for each in _samples(key, found[key], now)]
 
-    async def _of_tenant(self, tenant: str) -> dict[str, _Known]:
+    async def _of_tenant(self, tenant: str) -> dict[str, _CachedReport]:
         """Return the reports of a tenant by the name of the pipeline, those of other processes some seconds old."""
         prefix = hub_keys.pipelines_of(tenant)
         async with self._lock(tenant):
@@ -246,7 +246,7 @@ class PipelineRequests:
                 self._listed[tenant] = read
         return {key.rpartition("/")[2]: known for key, known in self._merged(prefix, read).items()}
 
-    def _merged(self, prefix: str, read: _Read) -> dict[str, _Known]:
+    def _merged(self, prefix: str, read: _Read) -> dict[str, _CachedReport]:
         """Return the reports below a prefix by key, of those in the store and this process's own the newer ones."""
         found = dict(read.reports)
         for key, own in self._known.items():
@@ -261,7 +261,7 @@ class PipelineRequests:
     async def _read(self, prefix: str, limit: int) -> _Read:
         at, since = self._monotonic(), self._now()
         listed = await self._store.list(prefix, limit=limit)
-        keys, found = [each.key for each in listed], dict[str, _Known]()
+        keys, found = [each.key for each in listed], dict[str, _CachedReport]()
         for start in range(0, len(keys), READS_AT_ONCE):
             part = keys[start : start + READS_AT_ONCE]
             for key, known in zip(part, await asyncio.gather(*map(self._read_one, part)), strict=True):
@@ -269,35 +269,35 @@ class PipelineRequests:
                     found[key] = known
         return _Read(at, since, found)
 
-    async def _read_one(self, key: str) -> _Known | None:
+    async def _read_one(self, key: str) -> _CachedReport | None:
         """Return a report; None if it was removed meanwhile, or is of a later release."""
         try:
             data = (await self._store.get(key)).data
             stored = msgspec.json.decode(data, type=_Stored) if len(data) <= OBJECT_BYTES_MAX else None
         except (NotFound, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        return None if stored is None else _Known(stored.report, stored.seen)
+        return None if stored is None else _CachedReport(stored.report, stored.seen)
 
 
 def _same(before: Report, now: Report) -> bool:
     return (before.state, before.error, before.stream) == (now.state, now.error, now.stream)
 
 
-def _state(known: _Known, now: int) -> str:
+def _state(known: _CachedReport, now: int) -> str:
     """Return the state of a pipeline, which is ``silent`` for one that should have reported since."""
     report, age = known.report, max(0, now - known.seen) / 1e9
     is_silent = report.state == "running" and age > 3 * max(report.every_seconds, WRITE_NS / 1e9)
     return "silent" if is_silent else report.state
 
 
-def _view(name: str, known: _Known, now: int) -> View:
+def _view(name: str, known: _CachedReport, now: int) -> View:
     return {
         "pipeline": name, **msgspec.structs.asdict(known.report), "state": _state(known, now),
         "seen": moment(known.seen), "seen_seconds_ago": max(0, now - known.seen) / 1e9,
     }  # fmt: skip
 
 
-def _samples(key: str, known: _Known, now: int) -> Iterator[Sample]:
+def _samples(key: str, known: _CachedReport, now: int) -> Iterator[Sample]:
     """Yield the figures of a pipeline. One that does not run has no rate, and no lag that is known."""
     labels, report, state = tuple(key.split("/")[1:]), known.report, _state(known, now)
     yield Sample("weft_hub_pipeline_trouble", state in ("failed", "silent"), labels)

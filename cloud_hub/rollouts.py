@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision
 from weft.cloud_hub.admin_facts.declarations import Declarations, Watched
 from weft.cloud_hub.admin_facts.documents import ConfigDocument

@@ -151,7 +151,7 @@ ADDRESSES_MAX = 1024
 _NOT_STORED = re.compile(r"(what (it sent|was published|was declared) could not be stored|released)\b")
 
 
-class Partings:
+class DisconnectLog:
     """Filter of such lines: the first is written, and then one after 1, 2, 4 minutes with a count.
 
     A device that is refused comes back each second. Fifty of them on a full disk would write megabytes in an hour,

@@ -33,7 +33,7 @@ class PublicKey(NamedTuple):
     raw: bytes
 
 
-class KnownKeys(NamedTuple):
+class PublicKeys(NamedTuple):
     """The keys of some files."""
 
     keys: tuple[PublicKey, ...]
@@ -50,7 +50,7 @@ def key_id(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:ID_CHARACTERS]
 
 
-def read_public_keys(paths: Sequence[str]) -> KnownKeys:
+def read_public_keys(paths: Sequence[str]) -> PublicKeys:
     """Return the keys of PEM files, each with one public key. Blocks. A file that gives none is a problem, no error."""
     keys: list[PublicKey] = []
     problems: list[str] = []
@@ -59,7 +59,7 @@ def read_public_keys(paths: Sequence[str]) -> KnownKeys:
             keys.append(_public_key(path))
         except KeyUnusable as error:
             problems.append(str(error))
-    return KnownKeys(tuple(keys), tuple(problems))
+    return PublicKeys(tuple(keys), tuple(problems))
 
 
 def verifies(keys: Sequence[PublicKey], message: bytes, signature: bytes) -> bool:

@@ -28,7 +28,7 @@ from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.derived.part import BeforeLogPart, FunctionsPart
 from weft.edge_node.ingest import routing
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.ingest.routing import PayloadChecks
 from weft.edge_node.ingest.tracing_part import TracingPart
 from weft.edge_node.links.desired import ConfigTrial, StoredConfig
@@ -47,7 +47,7 @@ from weft.edge_node.reconfigure import (
     Reconfigure,
 )
 from weft.edge_node.servers.clients.context import ClientSettings, Foundation, ProtocolContext, ProtocolPart, protocols
-from weft.edge_node.servers.listeners.listeners import ByPrefix, Doors, Listeners, MakeConnection
+from weft.edge_node.servers.listeners.listeners import ByPrefix, Listeners, ListenersPart, MakeConnection
 from weft.edge_node.servers.mqtt import connection as mqtt_connection
 from weft.edge_node.servers.mqtt.part import Mqtt, Streams
 from weft.edge_node.sessions import journal, window
@@ -126,7 +126,7 @@ class EdgeNode:
         """
         async with contextlib.AsyncExitStack() as stack:
             loop = asyncio.get_running_loop()
-            self.turn = Turn(loop.call_soon, loop.time, self.counters)
+            self.batch = TickBatch(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
             self._refusals = Refusals(loop.time)
             self.unrouted = routing.Unrouted(self.config.unrouted.policy, self.log, self.counters)
@@ -266,10 +266,10 @@ class EdgeNode:
         return NodeAlerts(self._context, self._state.retained)
 
     def _sources_of(self, config: EdgeConfig) -> Sources:
-        from weft.edge_node.sources.connection import NodeParts
+        from weft.edge_node.sources.connection import SourceContext
         from weft.edge_node.sources.sources import Sources
 
-        return Sources(config, NodeParts(self._context.ingest, self._context.rounds, wall_clock))
+        return Sources(config, SourceContext(self._context.ingest, self._context.round_robin, wall_clock))
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
@@ -281,7 +281,7 @@ class EdgeNode:
             clock_reading=clock_reader(),
             random_bits=random.SystemRandom().getrandbits,
             post=poster(loop),
-            end_of_turn=self.turn.at_end,
+            end_of_tick=self.batch.at_end,
             owner=NodeName(self.config.tenant, self.config.node),
             guard=formats_of(self.config.data_dir, self._software),
         )
@@ -307,7 +307,7 @@ class EdgeNode:
         self.listeners = Listeners(config, self.counters, self.listener_counters, self._refusals)
         stack.push_async_callback(self.listeners.close)
         self._context = context = ProtocolContext(
-            log, state.backlog, self.turn, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
+            log, state.backlog, self.batch, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
             wall_clock,
         )  # fmt: skip
         self.ingest = context.ingest
@@ -332,7 +332,7 @@ class EdgeNode:
         for name, protocol in protocols(Foundation(config, self._software, context, self.queues)):
             spoken.setdefault(name, []).append(protocol)
             self._add(stack, protocol)
-        self._add(stack, Doors(self.listeners, self.listener_counters))
+        self._add(stack, ListenersPart(self.listeners, self.listener_counters))
         await self.listeners.open({name: self._maker(name, them) for name, them in spoken.items()})
         self.addresses = self.listeners.addresses
 
@@ -342,8 +342,8 @@ class EdgeNode:
             return protocols[0].connect
         versions = {prefix: each.connect for each in protocols for prefix in each.prefixes}
         greeting = next(each.greeting for each in protocols if each.greeting)
-        return lambda door, arrival: ByPrefix(
-            door, arrival, versions, greeting, name.upper(), self._context.partings
+        return lambda authenticator, accepted: ByPrefix(
+            authenticator, accepted, versions, greeting, name.upper(), self._context.disconnect_log
         )  # fmt: skip
 
     def _queues_of(self, context: ProtocolContext) -> Queues | None:
@@ -353,8 +353,8 @@ class EdgeNode:
         from weft.edge_node.queues.queues import Queues
 
         return Queues(
-            self.log, context.ingest, self._state.backlog, QueueLimits.of(self.config), self._refusals, context.rounds,
-            context.wheel, wall_clock,
+            self.log, context.ingest, self._state.backlog, QueueLimits.of(self.config), self._refusals,
+            context.round_robin, context.wheel, wall_clock,
         )  # fmt: skip
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:

@@ -45,7 +45,7 @@ class TableError(ValueError):
     """An unusable file for a table, with its name, the place and the remedy."""
 
 
-class Wanted(NamedTuple):
+class TableRequest(NamedTuple):
     """A file, and the columns and bounds of the table."""
 
     file: str
@@ -85,7 +85,7 @@ class Stopped(Exception):
     """The table is no longer needed."""
 
 
-def read_table(wanted: Wanted, stopped: Callable[[], bool] = bool) -> LookupTable:
+def read_table(wanted: TableRequest, stopped: Callable[[], bool] = bool) -> LookupTable:
     """Return the table of a file.
 
     Args:
@@ -111,7 +111,7 @@ def read_table(wanted: Wanted, stopped: Callable[[], bool] = bool) -> LookupTabl
         raise TableError(f"{name}: is neither a CSV file in UTF-8 nor an SQLite database: {error}") from error
 
 
-def _csv(wanted: Wanted, name: str, stopped: Callable[[], bool]) -> LookupTable:
+def _csv(wanted: TableRequest, name: str, stopped: Callable[[], bool]) -> LookupTable:
     # "utf-8-sig": spreadsheets put a byte order mark before the first column's name.
     with open(wanted.file, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(_lines(file, name, stopped), strict=True)
@@ -154,7 +154,7 @@ def _lines(file: TextIO, name: str, stopped: Callable[[], bool]) -> Iterator[str
         yield line
 
 
-def _sqlite(wanted: Wanted, name: str, stopped: Callable[[], bool]) -> LookupTable:
+def _sqlite(wanted: TableRequest, name: str, stopped: Callable[[], bool]) -> LookupTable:
     with closing(sqlite3.connect(f"file:{quote(wanted.file)}?mode=ro", uri=True)) as database:
         steps = 0
 
@@ -177,7 +177,9 @@ def _sqlite(wanted: Wanted, name: str, stopped: Callable[[], bool]) -> LookupTab
             raise
 
 
-def _database(wanted: Wanted, name: str, database: sqlite3.Connection, stopped: Callable[[], bool]) -> LookupTable:
+def _database(
+    wanted: TableRequest, name: str, database: sqlite3.Connection, stopped: Callable[[], bool]
+) -> LookupTable:
     names = [
         row[0]
         for row in database.execute(
@@ -199,7 +201,7 @@ def _database(wanted: Wanted, name: str, database: sqlite3.Connection, stopped: 
     return _table(wanted, name, fields, found, stopped)
 
 
-def _columns(wanted: Wanted, name: str, header: Sequence[str]) -> tuple[int, tuple[str, ...], list[int]]:
+def _columns(wanted: TableRequest, name: str, header: Sequence[str]) -> tuple[int, tuple[str, ...], list[int]]:
     for column in (wanted.column, *wanted.fields):
         if column not in header:
             raise TableError(f"{name}: has no column {column}. {_known(header)}")
@@ -208,7 +210,7 @@ def _columns(wanted: Wanted, name: str, header: Sequence[str]) -> tuple[int, tup
 
 
 def _table(
-    wanted: Wanted,
+    wanted: TableRequest,
     name: str,
     fields: tuple[str, ...],
     rows: Iterable[tuple[str, Any, tuple[Any, ...]]],
@@ -390,9 +392,9 @@ class Enrich(AsyncFunction):
         return self._trouble
 
 
-def wanted_of(settings: Settings) -> Wanted:
+def wanted_of(settings: Settings) -> TableRequest:
     """Return the file and columns of the settings."""
-    return Wanted(
+    return TableRequest(
         file=settings.file,
         column=settings.column or settings.on.rpartition(".")[2],
         fields=settings.fields,

@@ -50,7 +50,7 @@ class StateFull(ValueError):
     """A call would make the state larger than the stream's settings allow."""
 
 
-class KeptState(MutableMapping[str, Any]):
+class PersistedState(MutableMapping[str, Any]):
     """A mapping with changes per call: kept at the end of a successful call, undone after a failed one.
 
     A list or mapping that was read may be changed in place, so values are compared as bytes, before and after a call.
@@ -174,7 +174,7 @@ class Fields(dict[str, Any]):
 class CallContext:
     """The second argument of a user's code, ``ctx``: the state, log and facts beside the records."""
 
-    def __init__(self, stream: str, state: KeptState) -> None:
+    def __init__(self, stream: str, state: PersistedState) -> None:
         self.stream = stream
         """Name of the derived stream."""
         self.state = state
@@ -214,7 +214,7 @@ class UserCode:
         self._begin = begin
         self._clock = clock
         self._process_id = os.getpid()
-        self.state = KeptState(lambda value: self._encoder.encode(plain(value)), begin.state_bytes)
+        self.state = PersistedState(lambda value: self._encoder.encode(plain(value)), begin.state_bytes)
         self._context = CallContext(begin.stream, self.state)
         self._limit = _TimeLimit(begin.timeout_s)
         self._module = _load(begin)

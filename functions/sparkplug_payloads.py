@@ -655,7 +655,7 @@ NONE = -1
 """Value for a missing alias or ``bdSeq``; real ones are not negative."""
 
 
-class _Known(NamedTuple):
+class _CachedDefinitions(NamedTuple):
     stored: Any
     definitions: Definitions
 
@@ -672,7 +672,7 @@ class Births:
         """Use a state, which may be filled later."""
         self._state = state
         # Look-up tables, created from the state at the first use and again after a change.
-        self._tables: dict[bytes, _Known] = {}
+        self._tables: dict[bytes, _CachedDefinitions] = {}
 
     def learn(self, topic: SparkplugTopic, message: Any) -> None:
         """Remember a birth. The birth of an edge node also ends its devices, which have births of their own (6.4.6).
@@ -720,7 +720,7 @@ class Births:
             return NO_DEFINITIONS
         known = self._tables.get(topic.source)
         if known is None or known.stored is not stored:
-            known = self._tables[topic.source] = _Known(stored, dict(definitions_in(stored[1])))
+            known = self._tables[topic.source] = _CachedDefinitions(stored, dict(definitions_in(stored[1])))
         return known.definitions
 
     def _devices(self, node: bytes) -> list[bytes]:

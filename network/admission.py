@@ -205,7 +205,8 @@ class Abortable(Protocol):
 
 
 class NetworkConnection:
-    """One network connection (MQTT 5.0 section 1.2), from accepting to its end; the ``Arrival`` of its MQTT side.
+    """One network connection (MQTT 5.0 section 1.2), from accepting to its end; the ``AcceptedConnection`` of its MQTT
+    side.
 
     It always counts: as half open until its client is admitted, and as a client from then on.
     """

@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from weft.bounds.bound import Owner, Refusals, address_owner
 from weft.bounds.browsers import MISDIRECTED_REQUEST
-from weft.bounds.rounds import Rounds
+from weft.bounds.scheduling import RoundRobin
 from weft.config.units import Address
 from weft.network.accepting import Acceptor, listening_sockets
 from weft.network.admission import Admission, NetworkConnection
@@ -95,18 +95,18 @@ class _Turns:
     """Turns of requests before they begin. Belongs to the event loop's thread."""
 
     def __init__(self) -> None:
-        self._rounds = Rounds(lambda: None, pause_s=0.0, turns_max=AT_ONCE)
+        self._round_robin = RoundRobin(lambda: None, pause_s=0.0, turns_max=AT_ONCE)
         self._begun = 0
 
     async def next(self, owner: Owner) -> None:
         """Wait until a request of the owner may begin."""
         loop = asyncio.get_running_loop()
-        if self._begun < AT_ONCE and not len(self._rounds):
+        if self._begun < AT_ONCE and not len(self._round_robin):
             if not self._begun:
                 loop.call_soon(self._begin_anew)
             self._begun += 1
             return
-        await self._rounds.turn(owner)
+        await self._round_robin.turn(owner)
 
     def _begin_anew(self) -> None:
         self._begun = 0

@@ -283,7 +283,7 @@ class Looked(msgspec.Struct):
     """Chunks whose records were read."""
 
 
-class Wanted(NamedTuple):
+class TraceRequest(NamedTuple):
     """Records to find."""
 
     lane: Lane
@@ -311,7 +311,7 @@ class Finder:
         self.looked = Looked()
         self._tables: dict[str, OpenTable | None] = {}
 
-    async def find(self, state: ShardState, wanted: Wanted, shards: Sequence[int]) -> Found:
+    async def find(self, state: ShardState, wanted: TraceRequest, shards: Sequence[int]) -> Found:
         """Return records of a lane.
 
         Args:
@@ -373,7 +373,7 @@ class OpenTable(NamedTuple):
 
 class _Search:
     def __init__(
-        self, finder: Finder, table: OpenTable | None, state: ShardState, wanted: Wanted, shards: Sequence[int]
+        self, finder: Finder, table: OpenTable | None, state: ShardState, wanted: TraceRequest, shards: Sequence[int]
     ) -> None:
         self._shards = shards
         self._finder, self._table, self._state, self._wanted = finder, table, state, wanted
@@ -569,7 +569,7 @@ class Tracer:
         lane = await self._lane(state, used, behind)
         # Other records of the lane may be between the used ones.
         for narrowing in (*narrowings, NOTHING) if used.count < used.numbers else (NOTHING,):
-            found = await self.find(state, Wanted(lane, used, narrowing, self.left))
+            found = await self.find(state, TraceRequest(lane, used, narrowing, self.left))
             if found.rows or not found.narrowed_by:
                 break  # otherwise the row's columns only have the same names by chance
         more = len(found.rows) > self.left
@@ -632,7 +632,7 @@ class Tracer:
         streams = await self._streams_of(state, used)
         return state, {each: Lane(self._tenant, used.edge, log_id, each) for each in streams}, stream
 
-    async def find(self, state: ShardState, wanted: Wanted) -> Found:
+    async def find(self, state: ShardState, wanted: TraceRequest) -> Found:
         """Return records of a lane, as ``Finder.find``."""
         return await self._finder.find(state, wanted, self._logs[wanted.lane.edge].lineage)
 
@@ -753,7 +753,7 @@ async def forward(tracer: Tracer, used: Used, reach: timedelta) -> Forward:
     lane = streams.get(stream)
     if lane is None:
         raise TraceError(f"the hub has nothing of stream {stream} of {used.edge}: it stays on its node")
-    found = await tracer.find(state, Wanted(lane, used, NOTHING, tracer.left))
+    found = await tracer.find(state, TraceRequest(lane, used, NOTHING, tracer.left))
     messages = found.rows[: tracer.left]
     result = Forward([record_of(row) for row in messages], [], more=len(found.rows) > tracer.left)
     if not messages:
@@ -805,7 +805,7 @@ async def _made_of(
         return row["_seq"] in made
 
     used = Used(lane.edge, frontier[0].used.log, 0, SEQ_END - 1, 1)
-    found = await tracer.find(state, Wanted(lane, used, near, tracer.left, is_made))
+    found = await tracer.find(state, TraceRequest(lane, used, near, tracer.left, is_made))
     return [(row, *made[row["_seq"]]) for row in found.rows]
 
 

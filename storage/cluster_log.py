@@ -17,7 +17,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Meta
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk_index import check_understood

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.chunk_index import StreamKey
 from weft.storage import hub_keys

@@ -91,7 +91,7 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         if not valid_topic(topic):
             self.lost_one(f"{topic!r} is not a topic")
             return
-        turn, key = self._node.ingest.turn, topic.encode()
+        batch, key = self._node.ingest.batch, topic.encode()
         route = self._node.ingest.routing.everybody.route(key)
         if route is None:
             self.lost_one(f"no stream takes topic {topic!r}")
@@ -103,9 +103,9 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         if packet is not None and packet.dup_flag:
             flags |= Flag.DUPLICATE_SUSPECTED
         self.stored += 1
-        turn.add(route, key, payload, _Publisher(self, client_id), int(flags))
-        turn.joined_bytes += len(payload)
-        turn.gathered()
+        batch.add(route, key, payload, _Publisher(self, client_id), int(flags))
+        batch.joined_bytes += len(payload)
+        batch.gathered()
 
     async def close(self) -> None:
         """Make everything durable, and release the log."""

@@ -13,7 +13,7 @@ import click
 from weft.commands.groups import COMMANDS, LaterGroup
 from weft.config.errors import ConfigError
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
-from weft.service.hang_up import hold_hang_ups
+from weft.service.signals import hold_sighup
 
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if arguments is None else arguments
     if tuple(given[:2]) in _NODES:
         # Before any import: loading a node's modules takes half a second on a small machine, and SIGHUP would end it.
-        hold_hang_ups()
+        hold_sighup()
     # Found without click's parser: the answer to a command line that cannot be parsed must be JSON too.
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     try:

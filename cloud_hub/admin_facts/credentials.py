@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.documents import HUBS, OPENING, TOKEN, TokenDocument, UnreadableDocument, decode
 from weft.cloud_hub.api.claims import JwtIdentity
 from weft.cloud_hub.api.tokens import (

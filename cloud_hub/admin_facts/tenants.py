@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from weft.bounds import Owner, OwnerKind, Refusals
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.documents import TENANT, Quotas, TenantDocument, UnreadableDocument, decode
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards

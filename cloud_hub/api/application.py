@@ -40,7 +40,7 @@ from weft.cloud_hub.api.records import (
     ShardViews,
     trace_answer,
 )
-from weft.cloud_hub.api.series import SeriesAnswer, SeriesWanted
+from weft.cloud_hub.api.series import SeriesAnswer, SeriesRequest
 from weft.cloud_hub.api.summaries import (
     CONFLICTS_MAX,
     EdgeViews,
@@ -517,7 +517,7 @@ class Api:
         return await answer.encode(shards.missing_view() | views.removed_view(self._tables.view(tenant, stream)))
 
     async def _get_series(self, request: web.Request) -> web.Response:
-        wanted = SeriesWanted.of(request)
+        wanted = SeriesRequest.of(request)
         shards, tenant, stream = await self.stream(request)
         payload = await self.payload_kind(shards, tenant, stream)
         answer = SeriesAnswer((tenant, stream), payload, wanted, self._response_bytes_max)
@@ -553,7 +553,7 @@ class Api:
         )
         limit = integer(request, "limit", rows.LIMIT_MAX, 0, rows.LIMIT_MAX)
         kind, form = await self.payload_kind(shards, tenant, stream), choice(request, "format", rows.FORMATS)
-        wanted = rows.RowsWanted((tenant, stream), kind, offset, chunk, limit, is_json=form == rows.JSON_FORMAT)
+        wanted = rows.RowsRequest((tenant, stream), kind, offset, chunk, limit, is_json=form == rows.JSON_FORMAT)
         answer = await rows.rows_answer(shards.readers[shard], shards.states, wanted, self._response_bytes_max)
         # Only now: a chunk may have moved lanes away while the rows were made. Without their states, levels are null.
         if lost := missing_halves(shards.states, shard):

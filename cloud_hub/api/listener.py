@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from weft.bounds import Refusals
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.tokens import TOKEN_NAME_CHARACTERS_MAX, Scope, TokenIdentity, grants_of
 from weft.cloud_hub.settings import CertificateRights, HubSettings
 from weft.config.errors import SettingError

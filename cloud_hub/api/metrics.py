@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weft.bounds import Shares
 from weft.bounds.bound import RefusalCount, SecurityEvent
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.edge_reports import outage_left
 from weft.cloud_hub.api.summaries import LinksElsewhere
 from weft.cloud_hub.api.views import StreamPart, renamed_lanes
@@ -18,7 +18,7 @@ from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM, is_hubs_own
 from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
-from weft.cloud_hub.shard.shards import KnownShards
+from weft.cloud_hub.shard.shards import ShardCache
 from weft.config.metrics import exposition
 from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics.hub import HUB_METRICS
@@ -238,7 +238,7 @@ class StreamFigures:
 
     def __init__(
         self,
-        shards: KnownShards,
+        shards: ShardCache,
         table_rows: Callable[[str, str], int | None],
         keeps_tables: bool,
         monotonic: Callable[[], float],

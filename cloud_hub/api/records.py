@@ -68,7 +68,7 @@ class Beginning(NamedTuple):
     continues."""
 
 
-class _Wanted(NamedTuple):
+class _RecordRequest(NamedTuple):
     offset: int
     limit: int
     bytes_max: int
@@ -148,7 +148,7 @@ class RecordReader:
                     offset, n, chunk = past.next_offset, watermark, 0
                     if not past.is_end or offset >= end or len(found) >= limit or search.is_spent:
                         return Helping(found, offset)
-            wanted = _Wanted(offset, limit - len(found), 0, payload, erased)
+            wanted = _RecordRequest(offset, limit - len(found), 0, payload, erased)
             try:
                 helping = await self._from_log(stream, wanted, end, n, search, is_given=bool(chunk))
             except CollectedPast:
@@ -170,7 +170,7 @@ class RecordReader:
         return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
 
     async def _from_log(
-        self, stream: StreamKey, wanted: _Wanted, end: int, n: int, search: Search, *, is_given: bool
+        self, stream: StreamKey, wanted: _RecordRequest, end: int, n: int, search: Search, *, is_given: bool
     ) -> Helping:
         """Return records from chunk ``n`` on.
 
@@ -192,7 +192,7 @@ class RecordReader:
                 search.chunks_left -= 1
                 data = await self.log.section(each.header.n, section)
                 left = min(self._bytes_max, search.records_bytes)
-                step = _Wanted(offset, limit - len(found), left, payload, erased)
+                step = _RecordRequest(offset, limit - len(found), left, payload, erased)
                 helping = await asyncio.to_thread(_decode, section, data, each.footer, step)
                 found += helping.records
                 offset = helping.next_offset
@@ -282,7 +282,7 @@ def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
-def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wanted) -> Helping:
+def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _RecordRequest) -> Helping:
     offset, limit, bytes_max, payload, erased = wanted
     lanes, clocks = footer.lanes_of(section), known_clocks(footer.clocks_of(section))
     found: list[View] = []

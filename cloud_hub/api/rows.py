@@ -39,7 +39,7 @@ NEXT_OFFSET, NEXT_CHUNK, END_OFFSET = "Weft-Next-Offset", "Weft-Next-Chunk", "We
 """Headers of the answer."""
 
 
-class RowsWanted(NamedTuple):
+class RowsRequest(NamedTuple):
     """Rows of one shard that a request asks for."""
 
     stream: StreamKey
@@ -60,7 +60,7 @@ class _Made(NamedTuple):
 
 
 async def rows_answer(
-    reader: RecordReader, states: Sequence[ShardState], wanted: RowsWanted, bytes_max: int
+    reader: RecordReader, states: Sequence[ShardState], wanted: RowsRequest, bytes_max: int
 ) -> LongAnswer:
     """Return rows of one shard from the log without erased ones, at least one if it has some, unless the search for it
     reached its bound.
@@ -110,7 +110,7 @@ class _Reading:
     """
 
     def __init__(
-        self, log: ShardLog, states: Sequence[ShardState], wanted: RowsWanted, fields: Sequence[str], bytes_max: int
+        self, log: ShardLog, states: Sequence[ShardState], wanted: RowsRequest, fields: Sequence[str], bytes_max: int
     ) -> None:
         self.erased = RangeSet()
         """Offsets whose rows are left out."""

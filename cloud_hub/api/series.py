@@ -52,7 +52,7 @@ class Point(NamedTuple):
     value: float
 
 
-class SeriesWanted(NamedTuple):
+class SeriesRequest(NamedTuple):
     """Span, fields and form of a request. Times are nanoseconds since 1970."""
 
     since: int
@@ -68,7 +68,7 @@ class SeriesWanted(NamedTuple):
     rows_max: int
 
     @classmethod
-    def of(cls, request: web.Request) -> SeriesWanted:
+    def of(cls, request: web.Request) -> SeriesRequest:
         """Read the query.
 
         Raises:
@@ -113,7 +113,7 @@ class SeriesAnswer:
         bytes_max: longest answer; the last row may go beyond.
     """
 
-    def __init__(self, stream: StreamKey, payload: PayloadKind, wanted: SeriesWanted, bytes_max: int) -> None:
+    def __init__(self, stream: StreamKey, payload: PayloadKind, wanted: SeriesRequest, bytes_max: int) -> None:
         self._stream, self._payload, self._wanted, self._bytes_max = stream, payload, wanted, bytes_max
         self._search = Search(records_bytes=RECORD_BYTES_READ_MAX)
         self._left = RECORDS_READ_MAX

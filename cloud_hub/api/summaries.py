@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.answers import SLICE_S
 from weft.cloud_hub.api.edge_reports import EdgeReport, disk_view, functions_view
 from weft.cloud_hub.api.records import LOADING
@@ -42,7 +42,7 @@ from weft.cloud_hub.api.views import (
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.lane_session import AUDIT_EDGE, AUDIT_TENANT, DOWN_STREAM
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.cloud_hub.shard.shards import KnownShard, Shards
+from weft.cloud_hub.shard.shards import CachedShard, Shards
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.chunk_index import StreamKey
 from weft.protocols.lane import Lane, NodeName, format_log_id
@@ -300,7 +300,7 @@ class StreamCompleteness:
         expected: Mapping[StreamKey, tuple[str, ...]],
         clock: HubClock,
         *,
-        known: Iterable[KnownShard] = (),
+        known: Iterable[CachedShard] = (),
         peers: bool = False,
         table_error: Callable[[StreamKey], str | None] = lambda _: None,
     ) -> None:

@@ -269,7 +269,7 @@ BEAT_S = 15.0
 TAILS_MAX = 2048
 
 
-class TailWanted(NamedTuple):
+class TailRequest(NamedTuple):
     """The choice of a request."""
 
     position: dict[int, int] | None
@@ -278,7 +278,7 @@ class TailWanted(NamedTuple):
     key_filter: str
 
     @classmethod
-    def of(cls, request: web.Request) -> TailWanted:
+    def of(cls, request: web.Request) -> TailRequest:
         """Read the query.
 
         Raises:
@@ -326,7 +326,7 @@ class StreamTails:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Send events until the reader leaves, its token ends, or the process stops."""
         tenant, stream = key = self._access.stream(request)
-        wanted = TailWanted.of(request)
+        wanted = TailRequest.of(request)
         is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
         if is_socket:
             _check_origin(request)
@@ -358,7 +358,7 @@ class Tail:
     """
 
     def __init__(
-        self, reads: TailReads, access: Access, request: web.Request, wanted: TailWanted, position: dict[int, int]
+        self, reads: TailReads, access: Access, request: web.Request, wanted: TailRequest, position: dict[int, int]
     ) -> None:
         self._reads, self._access, self._request, self._wanted = reads, access, request, wanted
         self._position = position

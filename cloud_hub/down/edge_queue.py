@@ -226,7 +226,7 @@ class Remembered(NamedTuple):
     digest: bytes
 
 
-class Shared:
+class DownContext:
     """The common part of the queues of one shard, with their bounds."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class EdgeQueue:
         time: moment of the lane's last mark, nanoseconds since 1970.
     """
 
-    def __init__(self, lane: Lane, first: int, time: int, shared: Shared) -> None:
+    def __init__(self, lane: Lane, first: int, time: int, shared: DownContext) -> None:
         self.lane, self._time, self._shared = lane, time, shared
         self._next = max(first, shared.next.get(lane, 0))
         self.waiting: OrderedDict[int, tuple[int, Waiting]] = OrderedDict()

@@ -7,16 +7,16 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.down.edge_queue import (
     Attached,
     AttachedLinks,
+    DownContext,
     DownRecord,
     Draft,
     EdgeQueue,
     Remembered,
     Settled,
-    Shared,
     Waiting,
     decode,
     encode,
@@ -166,7 +166,7 @@ class ShardDown:
         self, sequencer: Sequencer, other: Callable[[int], Awaitable[Sequencer]], wall_clock: Callable[[], int]
     ) -> None:
         self.sequencer, self._other, self._wall_clock = sequencer, other, wall_clock
-        self._shared = Shared()
+        self._shared = DownContext()
         self._queues: dict[Lane, EdgeQueue] = {}
         self._writers: dict[Lane, LaneWriter[DownRecord]] = {}
         self._links = AttachedLinks()

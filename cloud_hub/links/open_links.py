@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from weft.bounds import Owner, OwnerKind, Refusals
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.credentials import WITHOUT_TOKEN, Credentials
 from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.edge_reports import EdgeReport, is_later

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.settings import RegionSettings
 from weft.config.log_lines import Repeats, left_out

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.changes import pause_region
 from weft.cloud_hub.admin_facts.declarations import DeclaredRegions
 from weft.cloud_hub.admin_facts.requests import Reason, RequestedChanges, json_answer

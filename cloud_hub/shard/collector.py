@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.shard.lane_session import spared_from
 from weft.protocols.chunk_index import StreamKey

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import DOUBTED_NS, WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.clock import ADVICE, HubClock, OtherNodes
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import Attempt, ChunkBuilder, Drafted, Drafting

@@ -46,7 +46,7 @@ class _Share:
     origins: int = 0
 
 
-class Told:
+class PendingDeclarations:
     """An account of new lanes, topic patterns and origins that sessions have declared and the state does not have yet.
 
     They count beside the state: otherwise all concurrent sessions would find the same room. A session counts until the
@@ -173,7 +173,7 @@ class Room:
         told: declarations of sessions that the state does not have yet.
     """
 
-    def __init__(self, settings: SequencerSettings, told: Told) -> None:
+    def __init__(self, settings: SequencerSettings, told: PendingDeclarations) -> None:
         self.gaps = GapBounds(settings)
         self._settings = settings
         self._told = told
@@ -372,7 +372,7 @@ class ShardSessions:
         clock was set back; the lane does not advance until the clock has passed that moment."""
         self.lost: dict[Lane, RangeSet] = {}
         """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last connected."""
-        self.told = Told()
+        self.told = PendingDeclarations()
         self.refused = 0
         """Number of refused sessions since the start."""
 

@@ -59,7 +59,7 @@ async def _within(seconds: float, looks: Iterator[Coroutine[None, None, None]]) 
             await asyncio.gather(*looks)
 
 
-class KnownShard(NamedTuple):
+class CachedShard(NamedTuple):
     """A shard as far as a process knows it without reading for it."""
 
     state: ShardState
@@ -214,7 +214,7 @@ class _Tables(Protocol):
     def state(self, shard: int) -> ShardState | None: ...
 
 
-class KnownShards:
+class ShardCache:
     """Every shard of the store, by number: those that a process holds, and others as of the last round of its tables.
 
     Args:
@@ -230,7 +230,7 @@ class KnownShards:
         if self._tables is None:
             await self._shards.all()
 
-    def __iter__(self) -> Iterator[KnownShard]:
+    def __iter__(self) -> Iterator[CachedShard]:
         """Iterate over what is known at the moment. States may change with the next await."""
         held = {each.log.shard: each.state for each in self._shards if each.loaded}
         known = []
@@ -238,10 +238,10 @@ class KnownShards:
             state = held.get(shard)
             if state is None and self._tables is not None:
                 state = self._tables.state(shard)
-            known.append(KnownShard(state or ShardState(self._cluster_id, shard), state is not None))
+            known.append(CachedShard(state or ShardState(self._cluster_id, shard), state is not None))
         # A log may have a split of which the process has not read yet otherwise.
         new = [shard for shard in missing_shards([each.state for each in known]) if shard >= len(known)]
-        return iter([*known, *(KnownShard(ShardState(self._cluster_id, shard), False) for shard in new)])
+        return iter([*known, *(CachedShard(ShardState(self._cluster_id, shard), False) for shard in new)])
 
 
 def shard_views(sequencers: Iterable[Sequencer], owners: Ownership) -> list[dict[str, Any]]:

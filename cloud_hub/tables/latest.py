@@ -76,7 +76,7 @@ from weft.storage.table_writer.parquet_file import new_columns, table_schema
 from weft.storage.table_writer.settings import TableSettings, new_properties, statistics_columns
 from weft.storage.table_writer.shards import ShardView
 from weft.storage.table_writer.tiering import Tierer
-from weft.storage.table_writer.writers import OF_ONE_SHARD, Gatherer, Joined, Made, StreamRows, WantedRows
+from weft.storage.table_writer.writers import OF_ONE_SHARD, Gatherer, Joined, Made, RowsRequest, StreamRows
 
 # Rows of a step that may count in a latest table, in memory.
 
@@ -112,7 +112,7 @@ class RowCollector:
         self.found: dict[tuple[int, int], Keyed] = {}
         """(shard, first offset) -> rows"""
 
-    async def write(self, rows: StreamRows, wanted: Sequence[WantedRows]) -> list[Made | Exception]:
+    async def write(self, rows: StreamRows, wanted: Sequence[RowsRequest]) -> list[Made | Exception]:
         """Read the rows of each shard. See ``FileWriter``."""
         table = latest_key(*rows.stream)
         gatherer = Gatherer(table, rows.stream, rows.declared, self._settings, monotonic=self._monotonic)

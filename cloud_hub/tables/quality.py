@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.api.views import moment
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.tables.quarantine import QuarantineStatus

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.cloud_hub.admin_facts.changes import DeclaredTables
 from weft.cloud_hub.admin_facts.documents import LatestDocument, TableDocument
 from weft.cloud_hub.clock import HubClock

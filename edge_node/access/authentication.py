@@ -52,7 +52,7 @@ class StoredHashes(msgspec.Struct, forbid_unknown_fields=True):
     """Keyed hashes, the oldest first."""
 
 
-class KnownPasswords:
+class PasswordCache:
     """Correct passwords, as keyed hashes. Belongs to the event loop's thread.
 
     Args:
@@ -400,7 +400,7 @@ class Accounts:
         *,
         counters: ListenerCounters | None = None,
         limits: EdgeLimits = EdgeLimits(),  # noqa: B008 - immutable
-        known: KnownPasswords | None = None,
+        known: PasswordCache | None = None,
         refusals: Refusals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -418,7 +418,7 @@ class Accounts:
         self._names = names
         self._counters = counters or ListenerCounters()
         self._refusals = refusals = refusals or Refusals(clock)
-        self.known = known or KnownPasswords(None, clock)
+        self.known = known or PasswordCache(None, clock)
         # The owners are addresses: whether a client is the user that it names is not known yet.
         waiting = Quota.of("limits.authentications", limits.authentications, limits.user_share, "passwords to check")
         self._checks = PasswordChecks(Bound(waiting, refusals), refusals, clock)

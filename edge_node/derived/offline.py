@@ -218,7 +218,7 @@ class RowOutcome(NamedTuple):
     """Payload of an alert."""
 
 
-class Happening(NamedTuple):
+class OfflineEvent(NamedTuple):
     """A record or gap of the sample, or a moment at which something was due, and its outcomes."""
 
     cause: SampleEvent | int
@@ -251,19 +251,19 @@ class Offline:
         """
         await self._chain.prepare()
 
-    async def run(self, samples: Iterable[SampleEvent]) -> AsyncIterator[Happening]:
-        """Yield the happenings, in order: for the time that passes before each record, for the record, and at the end.
+    async def run(self, samples: Iterable[SampleEvent]) -> AsyncIterator[OfflineEvent]:
+        """Yield the events, in order: for the time that passes before each record, for the record, and at the end.
 
         Raises:
             BadSample: from the samples.
         """
         for sample in samples:
             if isinstance(sample.event, Row):
-                async for happening in self._pass_time((sample.event.time - 1) // SECOND * SECOND):
-                    yield happening
-            yield Happening(sample, await self._take(sample.event))
-        async for happening in self._pass_time(None):
-            yield happening
+                async for event in self._pass_time((sample.event.time - 1) // SECOND * SECOND):
+                    yield event
+            yield OfflineEvent(sample, await self._take(sample.event))
+        async for event in self._pass_time(None):
+            yield event
 
     async def close(self) -> None:
         """End what functions run outside of this process."""
@@ -288,14 +288,14 @@ class Offline:
             await self._chain.process([msgspec.structs.replace(event)], self._out)
         return self._out.take()
 
-    async def _pass_time(self, until: int | None) -> AsyncIterator[Happening]:
+    async def _pass_time(self, until: int | None) -> AsyncIterator[OfflineEvent]:
         for _ in range(FINAL_TICKS_MAX):
             due = self._chain.due()
             if due is None or (until is not None and due > until):
                 return
             await self._chain.tick(due, self._out)
             if outcomes := self._out.take():
-                yield Happening(due, outcomes)
+                yield OfflineEvent(due, outcomes)
 
 
 def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> Chain:

@@ -16,7 +16,7 @@ from weft.edge_node.check.streams import carried_streams, streams_of
 from weft.edge_node.derived.counters import FunctionCounters
 from weft.edge_node.derived.definitions import Definition, definitions, definitions_before_log
 from weft.edge_node.derived.steps import (
-    Environment,
+    DerivedContext,
     MarkHolds,
     Remembered,
     StateReader,
@@ -83,7 +83,7 @@ class Functions:
         self._log = log
         self._tell_released = released
         self._states = log.stream(FUNCTIONS_STREAM)
-        self._environment = Environment(
+        self._context = DerivedContext(
             log, log.page_reader(READS_MAX), MarkHolds(log.hold_mark), alerts, self._released, self._read_states, turn,
             wall_clock, clock, sleep,
         )  # fmt: skip
@@ -138,7 +138,7 @@ class Functions:
                 definition.make_chain()  # raises now if it cannot be created
         for name, definition in wanted.items():
             # From now on: links may send marks before the functions run.
-            self._environment.mark_holds.hold_also(name, self._streams(definition).outputs)
+            self._context.mark_holds.hold_also(name, self._streams(definition).outputs)
         self._want(wanted)
         if self._changes is None or self._changes.done():
             self._changes = asyncio.get_running_loop().create_task(self._change())
@@ -203,7 +203,7 @@ class Functions:
             replay.has_read(name, end)
         if not replay.progress().left:
             self._closing = asyncio.get_running_loop().create_task(replay.derived.close())
-            self._environment.mark_holds.lift(function)
+            self._context.mark_holds.lift(function)
 
     # --- inside
 
@@ -224,14 +224,14 @@ class Functions:
                     await derived.close()
                     del self._running[name]
                     if definition is None:
-                        self._environment.mark_holds.lift(name)
+                        self._context.mark_holds.lift(name)
                 else:
                     derived.change(version_of(definition))
             for name in done.keys() - self._running.keys():
                 # Earlier writes count, durable or not.
                 await self._log.durable()
                 remembered = await asyncio.to_thread(self._read_states, name)
-                self._environment.mark_holds.keep_only(name, self._streams(done[name]).outputs)
+                self._context.mark_holds.keep_only(name, self._streams(done[name]).outputs)
                 self._running[name] = self._made(done[name], remembered)
                 self._running[name].start()
 
@@ -246,13 +246,13 @@ class Functions:
             return
         key, value = tombstone(name, left)
         with contextlib.suppress(LogFull):  # another start has room
-            self._log.append(self._states, self._environment.wall_clock(), [key], [value])
+            self._log.append(self._states, self._context.wall_clock(), [key], [value])
             self._log.on_durable(lambda error: self._forget(left.seqs) if error is None else None)
 
     def _made(self, definition: Definition, remembered: Remembered, replayed: str = "") -> Derived:
         version = version_of(definition)._replace(replayed=replayed)
         self._forget(remembered.old)
-        return Derived(version, self._streams(definition), self._environment, remembered)
+        return Derived(version, self._streams(definition), self._context, remembered)
 
     def _streams(self, definition: Definition) -> StreamNumbers:
         number = self._log.stream
@@ -319,7 +319,7 @@ class NodeFunctions:
             context.log,
             alerts=alerts,
             released=self._released,
-            turn=partial(context.rounds.turn, None),
+            turn=partial(context.round_robin.turn, None),
             wall_clock=context.wall_clock,
             clock=context.clock,
         )
@@ -401,7 +401,7 @@ class NodeAlerts:
         Raises:
             LogFull, LogFailed: that is not possible.
         """
-        self._ingest.turn.store()
+        self._ingest.batch.store()
 
     def __call__(self, alert: Alert) -> None:
         """Store and deliver a message, unless its time is over."""

@@ -32,7 +32,7 @@ from weft.storage.segment_log.settings import BATCH_OVERHEAD_BYTES, RECORD_BYTES
 # meanwhile: all records from the copy's first on, in order, give the states. Older ones are then released.
 #
 # A record names the one before it, and a step's record has the end of its outputs. So a start detects when the disk
-# has lost one (``Loss``), and reports it in the outputs instead of continuing with numbers that look right.
+# has lost one (``StateGap``), and reports it in the outputs instead of continuing with numbers that look right.
 
 READ_BYTES = 1 << 20
 PIECE_BYTES = 64 << 10
@@ -65,7 +65,7 @@ class Positions(msgspec.Struct, array_like=True):
     """Number of a stream that only this function writes -> number after its last record of a step."""
 
 
-class Loss(NamedTuple):
+class StateGap(NamedTuple):
     """Rows of an input whose effects on the states may be lost by damage of the disk."""
 
     input: str
@@ -113,13 +113,13 @@ class Remembered:
         """Numbers of records that are no longer needed."""
         self.size_bytes = 0
         """Length of all records since the node's first, or since the last copy."""
-        self.losses: dict[str, Loss] = {}
+        self.gaps: dict[str, StateGap] = {}
         """Input -> rows whose changes to the states are missing."""
         self.may_lack_end = False
         """True if records after the last one may have been lost."""
         self._copy: dict[str, dict[bytes, Any]] | None = None
         self._copy_from = 0
-        self._copy_losses: dict[str, Loss] = {}
+        self._copy_gaps: dict[str, StateGap] = {}
 
     def learn(self, seq: int, entry: _Entry, length: int) -> None:
         """Apply the next record."""
@@ -139,22 +139,22 @@ class Remembered:
                 _apply(states, entry.piece)
         if self._copy is not None and entry.ends_copy:
             self.states, self._copy = self._copy, None
-            self.losses = self._copy_losses
+            self.gaps = self._copy_gaps
             self.old += self.seqs[: self._copy_from]
             del self.seqs[: self._copy_from]
 
     def _look_for_loss(self, entry: _Entry) -> None:
         if entry.begins_copy:
-            self._copy_losses = {}
+            self._copy_gaps = {}
         if entry.heals:
-            self.losses, self._copy_losses = {}, {}
+            self.gaps, self._copy_gaps = {}, {}
         elif entry.before >= 0 and (not self.seqs or self.seqs[-1] != entry.before):
             # Records before a copy may be missing: they are released. Once the copy is complete, they no longer matter.
             for name, end in entry.positions.inputs.items():
                 first, after = self.positions.inputs.get(name, 0), self.positions.times.get(name, 0)
-                for losses in (self.losses, *(() if entry.begins_copy else (self._copy_losses,))):
-                    known = losses.get(name, Loss(name, first, end, after))
-                    losses[name] = known._replace(end=max(end, known.end))
+                for gaps in (self.gaps, *(() if entry.begins_copy else (self._copy_gaps,))):
+                    known = gaps.get(name, StateGap(name, first, end, after))
+                    gaps[name] = known._replace(end=max(end, known.end))
 
 
 def _apply(states: dict[str, dict[bytes, Any]], changes: dict[str, dict[bytes, Any]]) -> None:
@@ -513,7 +513,7 @@ class StreamNumbers(NamedTuple):
         return (self.own, self.errors, *self.others.values())
 
 
-class Environment(NamedTuple):
+class DerivedContext(NamedTuple):
     """Parts of the node that derived streams work with."""
 
     log: SegmentLog
@@ -562,16 +562,16 @@ class Version(NamedTuple):
 CORRUPTION = GapReason.CORRUPTION.name.lower()
 
 
-class Losses(NamedTuple):
+class StateGaps(NamedTuple):
     """Losses that the outputs report before the next row."""
 
-    of: list[Loss]
+    of: list[StateGap]
     forgets: bool = False
     """True where the latest records are lost: the functions' positions are unknown, so they resume at the next record,
     with empty memory. The records between are reported, and a replay can compute them."""
 
 
-def losses_of(log: SegmentLog, streams: StreamNumbers, remembered: Remembered, now: int) -> Losses:
+def state_gaps_of(log: SegmentLog, streams: StreamNumbers, remembered: Remembered, now: int) -> StateGaps:
     """Return the losses of a derived stream. Where the latest records are lost, move its positions to the end.
 
     It has written outputs without a record of them: reading the same rows again would emit them twice.
@@ -583,39 +583,39 @@ def losses_of(log: SegmentLog, streams: StreamNumbers, remembered: Remembered, n
     outputs = (streams.own, streams.errors)
     if remembered.may_lack_end and any(log.next_seq(stream) > known.ends.get(stream, 0) for stream in outputs):
         ends = {name: log.durable_end(stream) for name, stream in streams.inputs.items()}
-        lost = [Loss(name, known.inputs.get(name, 0), end, known.times.get(name, 0)) for name, end in ends.items()]
+        lost = [StateGap(name, known.inputs.get(name, 0), end, known.times.get(name, 0)) for name, end in ends.items()]
         remembered.positions = msgspec.structs.replace(
             known, inputs={**known.inputs, **ends}, hold=max(known.hold, now), last={}
         )
         remembered.states = {}
-        return Losses(_named(lost), forgets=True)
-    return Losses(_named([loss for name, loss in remembered.losses.items() if name in streams.inputs]))
+        return StateGaps(_named(lost), forgets=True)
+    return StateGaps(_named([gap for name, gap in remembered.gaps.items() if name in streams.inputs]))
 
 
-def _named(losses: list[Loss]) -> list[Loss]:
+def _named(gaps: list[StateGap]) -> list[StateGap]:
     """Return the losses that name rows; a loss between two rows names the row before."""
-    found = [loss for loss in losses if loss.end > loss.first]
-    return found or [loss._replace(first=loss.end - 1) for loss in losses[:1] if loss.end]
+    found = [gap for gap in gaps if gap.end > gap.first]
+    return found or [gap._replace(first=gap.end - 1) for gap in gaps[:1] if gap.end]
 
 
-async def tell(losses: Losses, chain: Chain, positions: Positions, out: Outputs, name: str) -> int:
+async def report_gaps(gaps: StateGaps, chain: Chain, positions: Positions, out: Outputs, name: str) -> int:
     """Mark windows that lack rows as incomplete, and report the losses in the stream of errors. Return the number of
     reported losses: 0 for functions without a memory."""
-    if not losses.forgets and not any(True for _ in chain.states()):
+    if not gaps.forgets and not any(True for _ in chain.states()):
         return 0
     # Due rows were emitted by then, and the record of that may be among the lost ones.
     while (due := chain.due()) is not None and due <= positions.tick:
         await chain.tick(due, ReplayOutputs())
-    for loss in losses.of:
-        chain.gap(Gap(loss.input, loss.first, loss.end, CORRUPTION, loss.after), out)
-        payload = {"input": loss.input, "first": loss.first, "end": loss.end, "reason": CORRUPTION}
-        out.reject(Row(positions.hold, name.encode(), msgspec.json.encode(payload), {}), _sentence(loss))
-    return len(losses.of)
+    for gap in gaps.of:
+        chain.gap(Gap(gap.input, gap.first, gap.end, CORRUPTION, gap.after), out)
+        payload = {"input": gap.input, "first": gap.first, "end": gap.end, "reason": CORRUPTION}
+        out.reject(Row(positions.hold, name.encode(), msgspec.json.encode(payload), {}), _sentence(gap))
+    return len(gaps.of)
 
 
-def _sentence(loss: Loss) -> str:
+def _sentence(gap: StateGap) -> str:
     return (
-        f"the disk lost what the functions knew of {loss.input} {loss.first} to {loss.end - 1}: "
+        f"the disk lost what the functions knew of {gap.input} {gap.first} to {gap.end - 1}: "
         "these records may be counted in part or not at all"
     )
 
@@ -631,7 +631,7 @@ class StepWriter:
         self,
         name: str,
         streams: StreamNumbers,
-        environment: Environment,
+        context: DerivedContext,
         counters: FunctionCounters,
         rejections: Rejections,
     ) -> None:
@@ -639,7 +639,7 @@ class StepWriter:
         self._rejections = rejections
         self._name = name
         self._streams = streams
-        self._environment = environment
+        self._context = context
         self._counters = counters
         self._written = streams.outputs
         self._pending: Step | None = None
@@ -675,12 +675,12 @@ class StepWriter:
         Raises:
             LogFull, LogFailed: the step is not written; ``retry`` tries again.
         """
-        streams, environment = self._streams, self._environment
+        streams, context = self._streams, self._context
         runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
         positions.last = dict(self._last)
         # Sent marks remain valid, even when the clock is set back.
         positions.hold = max(positions.hold, self._told + 1)
-        positions.ends = {stream: environment.log.next_seq(stream) for stream in (streams.own, streams.errors)}
+        positions.ends = {stream: context.log.next_seq(stream) for stream in (streams.own, streams.errors)}
         for run in runs:
             if run.stream in positions.ends:
                 positions.ends[run.stream] += len(run.keys)
@@ -696,40 +696,40 @@ class StepWriter:
         Raises:
             LogFull, LogFailed: it is not written.
         """
-        step, environment = self._pending, self._environment
+        step, context = self._pending, self._context
         assert step is not None
-        origin = environment.log.origin(OriginKind.FUNCTION, self._name, step.version, step.digest)
+        origin = context.log.origin(OriginKind.FUNCTION, self._name, step.version, step.digest)
         if step.alerts:
-            environment.alerts.ready()
+            context.alerts.ready()
         place = (self._streams.states, self._states.key)
-        seq = write(environment.log, step, place, origin, environment.wall_clock(), environment.alerts)
+        seq = write(context.log, step, place, origin, context.wall_clock(), context.alerts)
         self._pending = None
         gone = self._states.written(seq)
-        environment.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
+        context.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
         self._count(step)
 
     def hold_once_durable(self, time: int) -> None:
         """Move marks to a time, once all writes are durable."""
-        self._environment.log.on_durable(lambda error: self._hold(time) if error is None else None)
+        self._context.log.on_durable(lambda error: self._hold(time) if error is None else None)
 
     def tell_read(self, positions: Positions) -> None:
         """Release the records of the inputs that durable positions have passed."""
         for name, seq in positions.inputs.items():
             if seq and name in self._streams.inputs:
-                self._environment.released(self._name, name, RangeSet([(0, seq)]))
+                self._context.released(self._name, name, RangeSet([(0, seq)]))
 
     # --- inside
 
     def _durable(self, step: Step, gone: RangeSet) -> None:
-        environment = self._environment
+        context = self._context
         if gone:
-            environment.log.release(self._streams.states, gone)
+            context.log.release(self._streams.states, gone)
         self.tell_read(step.positions)
         self._hold(step.positions.hold)
 
     def _hold(self, time: int) -> None:
         self._told = max(self._told, time - 1)
-        self._environment.mark_holds.hold(self._name, self._written, self._told + 1)
+        self._context.mark_holds.hold(self._name, self._written, self._told + 1)
         self._counters.until = self._told
 
     def _count(self, step: Step) -> None:

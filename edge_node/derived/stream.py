@@ -14,15 +14,15 @@ from typing import NamedTuple, cast
 
 from weft.edge_node.derived.counters import FunctionCounters, Rejections
 from weft.edge_node.derived.steps import (
-    Environment,
-    Losses,
+    DerivedContext,
     Positions,
     Remembered,
+    StateGaps,
     StepWriter,
     StreamNumbers,
     Version,
-    losses_of,
-    tell,
+    report_gaps,
+    state_gaps_of,
 )
 from weft.functions.chain import FOR_EVER, SECOND, Chain, Outputs, ReplayOutputs
 from weft.functions.contract import Gap, NotReady, Out, Row
@@ -492,7 +492,7 @@ class Derived:
         self,
         version: Version,
         streams: StreamNumbers,
-        environment: Environment,
+        context: DerivedContext,
         remembered: Remembered,
     ) -> None:
         """Resume at the end of the log's steps. The stream's marks are held from now on.
@@ -503,9 +503,9 @@ class Derived:
         self.counters = FunctionCounters()
         self._name = version.name
         self._streams = streams
-        self._environment = environment
+        self._context = context
         self._wake = asyncio.Event()
-        self._versions = Versions(self._name, version, self.counters, environment.clock, self._wake)
+        self._versions = Versions(self._name, version, self.counters, context.clock, self._wake)
         self._task: asyncio.Task[None] | None = None
         self._chain: Chain | None = None
         self._outputs = self._no_outputs()
@@ -516,8 +516,8 @@ class Derived:
         self._is_stale = False
         """True when the memory of the functions is not reliable."""
         self._failing_rows = FailingRows()
-        self._rejections = Rejections(self._name, self.counters, environment.clock)
-        self._writer = StepWriter(self._name, streams, environment, self.counters, self._rejections)
+        self._rejections = Rejections(self._name, self.counters, context.clock)
+        self._writer = StepWriter(self._name, streams, context, self.counters, self._rejections)
         self._start_from(remembered)
 
     def start(self) -> None:
@@ -556,31 +556,31 @@ class Derived:
     # --- life
 
     def _start_from(self, remembered: Remembered) -> None:
-        environment, inputs = self._environment, self._streams.inputs
-        self._losses = losses_of(environment.log, self._streams, remembered, environment.wall_clock())
+        context, inputs = self._context, self._streams.inputs
+        self._gaps = state_gaps_of(context.log, self._streams, remembered, context.wall_clock())
         positions = remembered.positions
         self._begun_from = positions
         found = {name: positions.inputs.get(name) for name in inputs}
         self._inputs = Inputs(
-            environment.log,
-            environment.pages,
+            context.log,
+            context.pages,
             inputs,
             {
                 # A new input is read from the log's first record.
                 name: (self._first(inputs[name]) if seq is None else seq, positions.times.get(name, 0))
                 for name, seq in found.items()
             },
-            environment.wall_clock,
+            context.wall_clock,
             unordered=self._streams.written,
         )
         self._tick = positions.tick
-        self._writer.go_on(remembered, forgets=self._losses.forgets, heals=bool(self._losses.of))
+        self._writer.go_on(remembered, forgets=self._gaps.forgets, heals=bool(self._gaps.of))
         self._states = remembered.states
         self._outputs, self._rows = self._no_outputs(), 0
 
     def _first(self, stream: int) -> int:
-        held = self._environment.log.ranges(stream)
-        return next((first for first, _ in held), self._environment.log.durable_end(stream))
+        held = self._context.log.ranges(stream)
+        return next((first for first, _ in held), self._context.log.durable_end(stream))
 
     async def _run(self) -> None:
         wait_s = RETRY_S
@@ -623,7 +623,7 @@ class Derived:
         """Wait after an error, at most until the functions change."""
         self._versions.changed.clear()
         pauses = {
-            asyncio.ensure_future(self._environment.sleep(wait_s)),
+            asyncio.ensure_future(self._context.sleep(wait_s)),
             asyncio.ensure_future(self._versions.changed.wait()),
         }
         try:
@@ -643,9 +643,9 @@ class Derived:
             await chain.close()  # a function before the failed one may have started a process
             raise
         self._chain, self._states = chain, {}
-        if self._losses.of:
-            told = await tell(self._losses, chain, self._begun_from, self._outputs, self._name)
-            self._losses = Losses([])
+        if self._gaps.of:
+            told = await report_gaps(self._gaps, chain, self._begun_from, self._outputs, self._name)
+            self._gaps = StateGaps([])
             self._rows += told
             self.counters.gaps += told
 
@@ -653,8 +653,8 @@ class Derived:
         if self._chain is not None:
             await self._chain.close()
             self._chain = None
-        await self._environment.log.durable()
-        self._start_from(await asyncio.to_thread(self._environment.read_states, self._name))
+        await self._context.log.durable()
+        self._start_from(await asyncio.to_thread(self._context.read_states, self._name))
         self._is_stale = False
 
     async def _switched(self, chain: Chain) -> Chain:
@@ -682,7 +682,7 @@ class Derived:
 
     async def _work(self) -> None:
         """Handle a page of the inputs, or wait for one."""
-        chain, clock = self._chain, self._environment.clock
+        chain, clock = self._chain, self._context.clock
         assert chain is not None
         self._wake.clear()
         if self._writer.waits:
@@ -697,7 +697,7 @@ class Derived:
         for piece in pieces(events, 1 if self._failing_rows.is_searching else SLICE, by_second=chain.has_ticks):
             await self._handle(chain, piece)
             if clock() >= until:
-                await self._environment.turn()
+                await self._context.turn()
                 until = clock() + TURN_S
         await self._pass_time(chain, self._inputs.until())
         self.counters.lag = self._inputs.lag()
@@ -707,14 +707,14 @@ class Derived:
         elif not self._rows:
             self._writer.hold_once_durable(self._hold_of(chain))
         # Outputs wait for the disk in memory: a long backlog must not produce them faster than they are synced.
-        if self._environment.log.pending_bytes > 1 << 20:
-            await self._environment.log.durable()
+        if self._context.log.pending_bytes > 1 << 20:
+            await self._context.log.durable()
         if not events:
             await self._wait()
 
     async def _handle(self, chain: Chain, piece: Gap | list[Row]) -> None:
         if not self._rows:
-            self._since = self._environment.clock()
+            self._since = self._context.clock()
         self._rows += 1
         if isinstance(piece, Gap) and piece.first == piece.end:
             # The clock was set back. Time continues with the next row; otherwise no window would close until the clock
@@ -742,13 +742,13 @@ class Derived:
             # A row that is older than the last tick may cause a deadline in the past. It waits for the next tick: a
             # tick between two rows of a second would depend on the division into pages.
             return
-        clock = self._environment.clock
+        clock = self._context.clock
         end = clock() + TURN_S
 
         async def turn() -> None:
             nonlocal end
             if clock() >= end:
-                await self._environment.turn()
+                await self._context.turn()
                 end = clock() + TURN_S
 
         # Only due seconds: after a long silence every second in between would cost a call.

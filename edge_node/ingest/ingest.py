@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from weft.bounds import CROWD, Crowd
+from weft.bounds import FAN_OUT_MAX, FanOutCap
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.record import (
     Destination,
@@ -41,10 +41,10 @@ class Pause(IntEnum):
     """The client does not read the data sent to it."""
     ACKS = 4
     """More of its own acknowledgements wait for the disk than its receive maximum."""
-    ASKING = 8
+    RESULT = 8
     """A packet of the client waits for a result from elsewhere: its password check, or whether a publish is a
     repeat."""
-    TURN = 16
+    FAIRNESS = 16
     """The client has had its turn: the rest of what it sent waits until others have had theirs."""
 
 
@@ -114,14 +114,14 @@ class BackPressure:
 # route and answers by client; the end of the turn makes one append for each stream, and each commit is answered by
 # one walk over its clients.
 
-TURN_BYTES_MAX = 1 << 20
-"""Bytes read after which a turn is stored before its end. It bounds the memory that is not yet counted against
+TICK_BYTES_MAX = 1 << 20
+"""Bytes read after which a tick's batch is stored before its end. It bounds the memory that is not yet counted against
 ``limits.pending``."""
 COST_MAX = 16_384
 """The same bound in deliveries to clients, or in entries in queues of that cost: they take five to ten milliseconds,
 regardless of their bytes."""
 CHECKS_S_MAX = 0.01
-"""Seconds of a turn after which reads with checks of payloads are no longer handled without a look at the clock."""
+"""Seconds of a tick after which reads with checks of payloads are no longer handled without a look at the clock."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,15 +139,15 @@ class Store(Protocol):
         """Call back, in order of registration, once everything stored so far is durable, or with the error."""
 
 
-class Turn(Gathering):
-    """Publishes of all connections in one turn. Belongs to the event loop's thread.
+class TickBatch(Gathering):
+    """Publishes of all connections in one iteration of the event loop (a tick). Belongs to the loop's thread.
 
     A step that needs earlier records in the log (a subscription, a will, a session's journal) calls ``store`` first, so
     the order of records is the order of receipt.
     """
 
     __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
-                 "bytes", "crowd", "is_heavy", "joined_bytes", "now", "stores")  # fmt: skip
+                 "bytes", "fan_out_cap", "is_heavy", "joined_bytes", "now", "stores")  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -155,7 +155,7 @@ class Turn(Gathering):
         """Wait for the first read.
 
         Args:
-            call_soon: calls back at the end of the loop's turn.
+            call_soon: calls back at the end of the loop's iteration.
             clock: the loop's, in seconds.
         """
         super().__init__()
@@ -167,40 +167,41 @@ class Turn(Gathering):
         self._clients: list[Source] = []
         self._answers: list[bytes] = []
         self._acks = 0
-        self.crowd = Crowd()
+        self.fan_out_cap = FanOutCap()
         """Marker of this step: clients that it answers or delivers to wait for their turn."""
         self.begun = False
-        """True while the end of the turn is scheduled."""
+        """True while the end of the tick is scheduled."""
         self.now = 0.0
-        """Time at which the turn began, by the loop's clock."""
+        """Time at which the tick began, by the loop's clock."""
         self.joined_bytes = 0
         """Bytes of packets that arrived in several reads; ``bytes`` counts only the last read."""
         self.bytes = 0
-        """Bytes read in this turn by connections that count them here."""
+        """Bytes read in this tick by connections that count them here."""
         self.is_heavy = False
-        """True if this turn had to be stored before its end because of its cost for subscribers and queues, or if its
-        checks of payloads have taken long: reads that come now are handled as long as ``Turns`` admits them."""
+        """True if this batch had to be stored before the tick's end because of its cost for subscribers and queues, or
+        if its checks of payloads have taken long: reads that come now are handled as long as ``ReadPacing`` admits
+        them."""
         self.stores = 0
         """Number of stores: it separates what a source gathered before from its present records."""
 
     def stores_in(self, store: Store) -> None:
-        """Set the store for the records of the turn."""
+        """Set the store for the records."""
         self._store = store
 
     def begin(self) -> None:
-        """Note the time, and schedule the end of the turn. For a turn that has not begun."""
+        """Note the time, and schedule the end of the tick. For a tick that has not begun."""
         self.begun = True
         self.now = self._clock()
         self._call_soon(self._end)
 
     def gathered(self) -> None:
-        """Note that a read is over. Schedule the end of the turn if the read brought records; otherwise only its bytes
+        """Note that a read is over. Schedule the end of the tick if the read brought records; otherwise only its bytes
         count."""
         if not self.begun and self:
             self.begin()
-        # What a turn has read counts for back-pressure only once it is in the log, so a turn that reads much is stored
+        # What a tick has read counts for back-pressure only once it is in the log, so a tick that reads much is stored
         # before its end.
-        if not self.begun or self.bytes + self.joined_bytes > TURN_BYTES_MAX:
+        if not self.begun or self.bytes + self.joined_bytes > TICK_BYTES_MAX:
             self.store()
         else:
             self.relieve()
@@ -220,7 +221,7 @@ class Turn(Gathering):
             self.is_heavy = True
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Call back at the end of the turn, after all of its records were appended."""
+        """Call back at the end of the tick, after all of its records were appended."""
         if not self.begun:
             self.begin()
         self._at_end.append(callback)
@@ -275,18 +276,18 @@ class Turn(Gathering):
         if len(by_client) != len(clients):
             by_client = _joined(zip(clients, answers, strict=True))
         left = iter(by_client.items())
-        _acknowledge(islice(left, CROWD))
+        _acknowledge(islice(left, FAN_OUT_MAX))
         # Each write takes 10 to 15 us, so the answers to a whole fleet wait for turns of the writers.
-        if len(by_client) > CROWD:
-            self.crowd.is_here = True
+        if len(by_client) > FAN_OUT_MAX:
+            self.fan_out_cap.is_reached = True
             _acknowledge(left)
-            self.crowd.is_here = False
+            self.fan_out_cap.is_reached = False
 
     def _end(self) -> None:
         try:
             self.store()
         finally:
-            # Called also if storing failed: who waits for the end of the turn must not wait for good.
+            # Called also if storing failed: who waits for the end of the tick must not wait for good.
             callbacks, self._at_end = self._at_end, []
             self.begun = self.is_heavy = False
             for callback in callbacks:
@@ -337,7 +338,7 @@ class Ingest:
         fan_out: FanOut,
         wall_clock: Callable[[], int],
         counters: Counters,
-        turn: Turn,
+        batch: TickBatch,
         *,
         pending_bytes_max: int,
     ) -> None:
@@ -352,7 +353,7 @@ class Ingest:
         self._fan_out = fan_out
         self._wall_clock = wall_clock
         self._counters = counters
-        self.turn = turn
+        self.batch = batch
         """Publishes that are gathered and not stored yet."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self._undelivered: dict[int, int] = {}
@@ -361,8 +362,8 @@ class Ingest:
         """Spans of messages; None for a node that traces none."""
         self._ends: Mapping[int, int] | None = None
         """Answer of ``ends`` while a message is delivered, at which thousands of clients may fall behind."""
-        turn.stores_in(self)
-        log.listen(turn.committed)
+        batch.stores_in(self)
+        log.listen(batch.committed)
 
     def ends(self, *, unrouted: bool = False) -> Mapping[int, int]:
         """Return stream -> seq of the first record that has not been delivered live, with ``unrouted`` if asked for."""

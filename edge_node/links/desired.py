@@ -15,7 +15,7 @@ import msgspec
 from weft.config.load import read_overlay
 from weft.config.models import EdgeConfig
 from weft.config.signing import (
-    KnownKeys,
+    PublicKeys,
     SignatureUnreadable,
     SignedText,
     Statement,
@@ -108,7 +108,7 @@ def check_signatures(
 
 
 def remembered(
-    layers: Sequence[ConfigLayer], taken: Taken, rules: SigningRules, known: KnownKeys | None = None
+    layers: Sequence[ConfigLayer], taken: Taken, rules: SigningRules, known: PublicKeys | None = None
 ) -> Taken:
     """Return the newest settings once a configuration is confirmed. Blocks on the files of keys.
 
@@ -116,7 +116,7 @@ def remembered(
         known: the keys, if they were read already.
     """
     found = dict(taken)
-    keys = known if known is not None else read_public_keys(rules.key_files) if layers else KnownKeys((), ())
+    keys = known if known is not None else read_public_keys(rules.key_files) if layers else PublicKeys((), ())
     for layer, signed in _verified(layers, rules, keys):
         before = found.get(layer.name)
         if before is None or before.number < signed.statement.number:
@@ -124,7 +124,7 @@ def remembered(
     return found
 
 
-def _checked(layer: ConfigLayer, newest: Taken, rules: SigningRules, known: KnownKeys) -> SignedText:
+def _checked(layer: ConfigLayer, newest: Taken, rules: SigningRules, known: PublicKeys) -> SignedText:
     try:
         signed = read_signed(layer.text)
     except SignatureUnreadable as error:
@@ -181,7 +181,7 @@ def _may_go(name: str, in_force: Sequence[ConfigLayer], newest: Taken, statement
 
 
 def _verified(
-    layers: Sequence[ConfigLayer], rules: SigningRules, known: KnownKeys
+    layers: Sequence[ConfigLayer], rules: SigningRules, known: PublicKeys
 ) -> Iterator[tuple[ConfigLayer, SignedText]]:
     """Yield the layers that a key signed for this edge. Others were taken before the file named keys."""
     for layer in layers:
@@ -433,7 +433,7 @@ def statement_of(stored: StoredConfig) -> ConfigState:
 
 
 class ConfigTrial:
-    """The configurations that a hub wants, on one running node. It is the ``ConfigDoor`` of the node's link.
+    """The configurations that a hub wants, on one running node. It is the ``ConfigReceiver`` of the node's link.
 
     Args:
         stored: the state with which the node started.

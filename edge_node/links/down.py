@@ -325,7 +325,7 @@ class LinkTaker:
                 flags = 0 if message.qos else int(Flag.PUBLISHED_QOS0)
                 gathered.add(route, topic, message.payload, NodeSource(None), flags, headers)
                 size += len(topic) + len(message.payload) + RECORD_BYTES
-        ingest.turn.store()  # earlier publishes come first
+        ingest.batch.store()  # earlier publishes come first
         with ingest.log.together(RESERVE_BYTES + 2 * size):
             if gathered:
                 ingest.store(gathered)  # refused as a whole, before anything is appended

@@ -38,7 +38,7 @@ from weft.replication.events import CanaryState, LinkState, LinkStatus
 from weft.replication.flow_control import LatestReport, SenderSettings
 from weft.replication.liveness import SECOND
 from weft.replication.policy import BudgetRule, Order, PolicyRules, StreamWindows
-from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, no_token, run_link
+from weft.replication.runner import ConfigReceiver, LinkIdentity, LinkSettings, no_token, run_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.runner.settings import LinkProxy, MessageTaker
 from weft.replication.source import Epochs, Party, ReleaseLedger
@@ -233,7 +233,7 @@ LINKS_MAX = 256
 """Links that are kept, the last changed ones: those of removed links stay for one that comes back."""
 
 
-class _Kept(msgspec.Struct):
+class _PersistedOrders(msgspec.Struct):
     paused: bool = False
     months: dict[str, int] = {}
     """First day of a budget's month -> its bytes."""
@@ -259,7 +259,7 @@ class Orders:
         rules = rules_of(link)
         control = self._controls.get(name)
         if control is None:
-            kept = self._kept.get(name, _Kept())
+            kept = self._kept.get(name, _PersistedOrders())
             control = self._controls[name] = LinkControl(
                 rules, wall_clock=self._wall_clock, is_paused=kept.paused, counts=kept.months,
                 save=functools.partial(self._save, name),
@@ -281,16 +281,16 @@ class Orders:
     def _save(self, name: str, is_paused: bool, months: Mapping[str, int]) -> None:
         with self._lock:
             self._kept.pop(name, None)
-            self._kept[name] = _Kept(is_paused, dict(months))
+            self._kept[name] = _PersistedOrders(is_paused, dict(months))
             for other in list(self._kept)[:-LINKS_MAX]:
                 del self._kept[other]
             self._filesystem.make_directory(os.path.dirname(self._path))
             write_atomically(self._filesystem, self._path, msgspec.json.encode(self._kept))
 
-    def _read(self) -> dict[str, _Kept]:
+    def _read(self) -> dict[str, _PersistedOrders]:
         try:
             if self._filesystem.size(self._path) <= ORDERS_BYTES_MAX:
-                return msgspec.json.decode(self._filesystem.read(self._path), type=dict[str, _Kept])
+                return msgspec.json.decode(self._filesystem.read(self._path), type=dict[str, _PersistedOrders])
             reason = f"longer than {ORDERS_BYTES_MAX} bytes"
         except FileNotFoundError:
             return {}
@@ -352,7 +352,7 @@ class Links:
         rng: random.Random | None = None,
         clock_reading: Callable[[], ClockReading] | None = None,
         clock_error: Callable[[], int] = lambda: SECOND,
-        config_door: ConfigDoor | None = None,
+        config_door: ConfigReceiver | None = None,
     ) -> None:
         self._config_door = config_door
         self._config = config

@@ -43,7 +43,7 @@ class Settling:
     """
 
     def __init__(self, context: QueueContext, contents: Contents, due: DueQueues) -> None:
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
         self._contents = contents
         self._due = due
         self._waiting: dict[Owner, deque[_Work]] = {}
@@ -80,7 +80,7 @@ class Settling:
 
     def _go_on(self, owner: Owner) -> None:
         if owner in self._waiting and self._step(owner):
-            self._rounds.wait(owner, partial(self._go_on, owner))
+            self._round_robin.wait(owner, partial(self._go_on, owner))
 
     def _step(self, owner: Owner) -> bool:
         """Settle a slice. Return whether there is more."""
@@ -123,10 +123,10 @@ class Consumptions:
         deliveries: Deliveries,
         settling: Settling,
     ) -> None:
-        self._turn = context.turn
+        self._batch = context.batch
         self._consumers = context.bounds.consumers
         self._registry = registry
-        self._unused = registry.unused
+        self._expiry = registry.expiry
         self._contents = contents
         self._due = due
         self._deliveries = deliveries
@@ -175,7 +175,7 @@ class Consumptions:
         )  # fmt: skip
         client.consumptions[consumption] = None
         queue.consumptions.add(consumption)
-        self._unused.in_use(queue)
+        self._expiry.in_use(queue)
         self._due.reconsider(queue)
         return consumption
 
@@ -197,10 +197,10 @@ class Consumptions:
         if queue.consumptions:
             self._due.soon(queue)
         elif queue.definition.auto_delete and refused(consumption) is None:
-            self._turn.store()
+            self._batch.store()
             self._registry.remove_queue(queue)
         else:
-            self._unused.used(queue)
+            self._expiry.used(queue)
 
     def get(self, client: QueueClient, name: str, then: Got, *, needs_acks: bool = True) -> Consumption:
         """Send a client one message of a queue, now or once it is read from the log.
@@ -211,11 +211,11 @@ class Consumptions:
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED, TOO_MANY. ``then`` is not called.
         """
-        self._turn.store()
+        self._batch.store()
         queue = self._registry.queue(client, name)
         # A get without acknowledgement takes a share, too, while it waits: a client may send thousands at once.
         self._contents.take_share(client.owner)
-        self._unused.used(queue)
+        self._expiry.used(queue)
         consumption = Consumption(
             queue, client, Getter(queue, then), (), self._due.soon, needs_acks=needs_acks, exclusive=False,
             priority=0,
@@ -242,12 +242,12 @@ TURN_S = 0.001
 """Time after which other owners have a turn in any case."""
 
 
-class Leaving:
+class Disconnects:
     """Ended connections that still have queues, consumers or deliveries. Event loop's thread only."""
 
     def __init__(self, context: QueueContext, registry: Registry, consumptions: Consumptions) -> None:
-        self._turn = context.turn
-        self._rounds = context.rounds
+        self._batch = context.batch
+        self._round_robin = context.round_robin
         self._registry = registry
         self._consumptions = consumptions
         self._clients: dict[QueueClient, None] = {}
@@ -255,7 +255,7 @@ class Leaving:
     def begin(self, client: QueueClient) -> None:
         """End a connection's part: delete its exclusive queues, cancel its consumers, and put unsettled messages back
         into their queues: a few now, the rest in later turns of its owner."""
-        self._turn.store()
+        self._batch.store()
         self._clients[client] = None
         self._go_on(client)
 
@@ -267,7 +267,7 @@ class Leaving:
 
     def _go_on(self, client: QueueClient) -> None:
         if client in self._clients and not self._step(client):
-            self._rounds.wait(client.owner, partial(self._go_on, client))
+            self._round_robin.wait(client.owner, partial(self._go_on, client))
 
     def _step(self, client: QueueClient) -> bool:
         """Remove a few of them. Return whether that was all."""
@@ -293,7 +293,7 @@ STEP_S = 0.002
 """Time after which other owners have a turn: a node may have 65,536 queues and consumers, and a user many rules."""
 
 
-class Expelling:
+class Revocation:
     """Repeated check of consumers against the access rules. Consumers that may no longer read their queue are ended,
     and their unsettled messages go back. Event loop's thread only.
 
@@ -305,7 +305,7 @@ class Expelling:
     """
 
     def __init__(self, context: QueueContext, registry: Registry, consumptions: Consumptions, due: DueQueues) -> None:
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
         self._queues = registry.queues
         self._consumptions = consumptions
         self._due = due
@@ -326,7 +326,7 @@ class Expelling:
             look()
             if clock() >= until:
                 self._waits = True
-                self._rounds.wait(None, self._step)
+                self._round_robin.wait(None, self._step)
                 return
 
     def _all(self) -> Iterator[Callable[[], None]]:

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from weft.bounds import Owner
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.queues.definitions import EXCHANGE, QUEUES, ROUTING_KEY, QueueError, Reason, headers_of_route
 from weft.edge_node.queues.limits import QueueContext
 from weft.edge_node.queues.queue import Consumption, Queue
@@ -34,7 +34,7 @@ _MANY = 255
 """Number in a block that refers to the table of messages in more queues."""
 
 
-class Holders:
+class RefCounts:
     """Counts by the number of the message: a byte for each, in blocks of 512. Blocks without counts take no memory."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Holders:
 DEATHS: Final = "x-death"
 FIRST: Final = "x-first-death-"
 EXPIRATION: Final = "amqp.expiration"
-DEATHS_MAX: Final = 32
+X_DEATHS_MAX: Final = 32
 """Maximum number of queues named; a message that went through more loses the ones it left longest ago."""
 _TEXTS: Final = ("reason", "queue", "exchange", "original-expiration")
 _NUMBER_MAX: Final = (1 << 63) - 1
@@ -151,7 +151,7 @@ _KINDS: Final = {"count": "l"}
 _SECOND_NS = 1_000_000_000
 
 
-class Death(StrEnum):
+class DeathReason(StrEnum):
     """Reasons why a message left a queue without being handled."""
 
     REJECTED = "rejected"
@@ -160,7 +160,7 @@ class Death(StrEnum):
     DELIVERY_LIMIT = "delivery_limit"
 
 
-def deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
+def x_deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
     """Return the entries of ``x-death``, the latest first; empty where a publisher wrote something else."""
     for name, value in headers:
         if name == DEATHS and isinstance(value, str):
@@ -169,7 +169,7 @@ def deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):  # a publisher may write any text
                 return []
             if isinstance(found, list) and all(_is_entry(each) for each in found):
-                return [_known(each) for each in found[:DEATHS_MAX]]
+                return [_known(each) for each in found[:X_DEATHS_MAX]]
     return []
 
 
@@ -197,15 +197,15 @@ def _is_number(value: object) -> bool:
 def left_before(headers: HeaderPairs) -> frozenset[str]:
     """Return the queues to which a dead letter must not go, because it left them before and no client rejected it
     meanwhile: it would circulate without end."""
-    entries = deaths_of(headers)
-    if any(each["reason"] == Death.REJECTED for each in entries):
+    entries = x_deaths_of(headers)
+    if any(each["reason"] == DeathReason.REJECTED for each in entries):
         return frozenset()
     return frozenset(each["queue"] for each in entries)
 
 
 def with_death(  # noqa: PLR0917
     headers: HeaderPairs,
-    death: Death,
+    death: DeathReason,
     queue: str,
     came_by: tuple[str, str],
     goes_by: tuple[str, str],
@@ -222,9 +222,9 @@ def with_death(  # noqa: PLR0917
     """
     own: dict[str, HeaderValue] = dict(headers)
     expiration = own.get(EXPIRATION)
-    entries = _counted(deaths_of(headers), death, queue, came_by, expiration, now_ns)
+    entries = _counted(x_deaths_of(headers), death, queue, came_by, expiration, now_ns)
     dropped = {DEATHS, TYPES, EXCHANGE, ROUTING_KEY, QUEUES}
-    if death is Death.EXPIRED:
+    if death is DeathReason.EXPIRED:
         dropped |= {EXPIRES, EXPIRATION}  # or it would expire again at its destination
     kept = tuple((name, value) for name, value in headers if name not in dropped)
     if f"{FIRST}queue" not in own:
@@ -237,7 +237,7 @@ def with_death(  # noqa: PLR0917
 
 
 def _counted(  # noqa: PLR0917
-    entries: Sequence[dict[str, Any]], death: Death, queue: str, came_by: tuple[str, str], expiration: object,
+    entries: Sequence[dict[str, Any]], death: DeathReason, queue: str, came_by: tuple[str, str], expiration: object,
     now_ns: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     same = [each for each in entries if each["queue"] == queue and each["reason"] == death]
@@ -250,9 +250,9 @@ def _counted(  # noqa: PLR0917
         "routing-keys": [came_by[1]],
     }  # fmt: skip
     entry["count"] += 1
-    if death is Death.EXPIRED and isinstance(expiration, str):
+    if death is DeathReason.EXPIRED and isinstance(expiration, str):
         entry["original-expiration"] = expiration
-    return [entry, *(each for each in entries if each not in same)][:DEATHS_MAX]
+    return [entry, *(each for each in entries if each not in same)][:X_DEATHS_MAX]
 
 
 LOADED_BYTES_MAX = 16 << 20
@@ -280,8 +280,8 @@ WAITING_MAX = 256
 class DueQueues:
     """Queues that may have something to deliver at the end of this turn of the loop. Event loop's thread only."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, batch: TickBatch) -> None:
+        self._batch = batch
         self._queues: dict[Queue, None] = {}
         self._is_called = False
         self._deliver: Callable[[Iterable[Queue]], None] | None = None
@@ -296,7 +296,7 @@ class DueQueues:
         self._queues[queue] = None
         if not self._is_called:
             self._is_called = True
-            self._turn.at_end(self._call)
+            self._batch.at_end(self._call)
 
     def reconsider(self, queue: Queue) -> None:
         """Offer messages that no reader was allowed to have, after a new reader or new access rules."""
@@ -317,7 +317,7 @@ class DeadMessage(NamedTuple):
     delivery: Delivery
     message: LogRecord | None
     """None if it must be read from the log."""
-    death: Death
+    death: DeathReason
 
 
 class DeadMessages:
@@ -338,7 +338,7 @@ class DeadMessages:
         assert self._send is None, "one part sends them on"
         self._send = send
 
-    def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
+    def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: DeathReason) -> None:
         """Take over a message; it is settled once it is stored at its destination."""
         kept = message if self._held < HELD_MAX else None
         self.put([DeadMessage(queue, delivery, kept, death)])
@@ -394,11 +394,11 @@ class Contents:
     """
 
     def __init__(self, context: QueueContext, writer: QueueStateWriter, due: DueQueues, dead: DeadMessages) -> None:
-        self.holders = Holders()
+        self.ref_counts = RefCounts()
         self._writer = writer
         self._unacknowledged = context.bounds.unacknowledged
         self._waiting = context.bounds.waiting
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
         self._due = due
         self._dead = dead
         self._starved: dict[Owner, dict[Queue, None]] = {}
@@ -428,14 +428,14 @@ class Contents:
         """Drop the oldest messages of a queue that exceeds its maximum length."""
         while queue.ready.count and queue.is_full():
             self.dropped += 1
-            self.remove_next(queue, Death.MAXLEN)
+            self.remove_next(queue, DeathReason.MAXLEN)
 
     # --- out
 
     def leave(self, queue: Queue, seq: int, size: int) -> None:
         """Remove a message that was taken from its queue for good."""
         self._waiting.free(queue.owner, size + ENTRY_BYTES)
-        self.holders.drop(seq)
+        self.ref_counts.drop(seq)
         queue.marks.left(seq)
         self._writer.settled(queue, seq, seq + 1, size)
 
@@ -478,12 +478,12 @@ class Contents:
                 for queue in self._starved.pop(each, ()):
                     self._due.soon(queue)
 
-    def remove_next(self, queue: Queue, death: Death) -> None:
+    def remove_next(self, queue: Queue, death: DeathReason) -> None:
         """Remove the next message of a queue, which no consumer has handled."""
         seq, priority = queue.ready.peek()
         size = queue.take(seq)
         message = self.unload(queue, seq)
-        self.expired += death is Death.EXPIRED
+        self.expired += death is DeathReason.EXPIRED
         if queue.loaded.is_gone(seq):
             queue.loaded.passed(seq)
             self.leave(queue, seq, size)
@@ -494,7 +494,7 @@ class Contents:
         """Return whether an expired message may leave its queue now; if not, the queue is served when it may."""
         return queue.definition.arguments.dead_letter_exchange is None or self._dead.has_room(queue)
 
-    def bury(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
+    def bury(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: DeathReason) -> None:
         """Dead-letter a message that was taken, or remove it for good where its queue has no dead-letter exchange."""
         if queue.definition.arguments.dead_letter_exchange is None:
             self.leave(queue, delivery.seq, delivery.size)
@@ -520,12 +520,12 @@ class Contents:
             self.forget(delivery, queue)
             if queue.deleted:
                 self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
-                self.holders.drop(delivery.seq)
+                self.ref_counts.drop(delivery.seq)
             elif outcome is Outcome.ACCEPT:
                 self.accepted += 1
                 self.leave(queue, delivery.seq, delivery.size)
             elif outcome is Outcome.REJECT:
-                self.bury(queue, delivery, None, Death.REJECTED)
+                self.bury(queue, delivery, None, DeathReason.REJECTED)
             else:
                 self._give_back(queue, delivery, failed=outcome is Outcome.REQUEUE)
 
@@ -534,7 +534,7 @@ class Contents:
         limit = queue.definition.arguments.attempts_max
         # Without a limit, a message that makes its consumers fail would be redelivered without end.
         if limit is not None and attempts > limit:
-            self.bury(queue, delivery, None, Death.DELIVERY_LIMIT)
+            self.bury(queue, delivery, None, DeathReason.DELIVERY_LIMIT)
             return
         self._writer.attempted(queue, delivery.seq)
         queue.put_back(delivery)
@@ -567,19 +567,19 @@ class Contents:
     def _let_go(self, queue: Queue, runs: Iterator[tuple[int, int]]) -> None:
         """Release the room of messages in the log: of some now, and of the rest in later turns."""
         for first, end in islice(runs, FREED_SLICE):
-            self.holders.drop_run(first, end)
+            self.ref_counts.drop_run(first, end)
         rest = next(runs, None)
         if rest is not None:
-            self._rounds.wait(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
+            self._round_robin.wait(queue.owner, partial(self._let_go, queue, chain([rest], runs)))
 
     def _forget_unsettled(self, queue: Queue) -> None:
         """Forget the deliveries of a deleted queue, some now, and the rest in later turns."""
         for delivery in queue.unsettled.first(FORGOTTEN_SLICE):
             self._waiting.free(queue.owner, delivery.size + ENTRY_BYTES)
-            self.holders.drop(delivery.seq)
+            self.ref_counts.drop(delivery.seq)
             self.forget(delivery, queue)
         if queue.unsettled:
-            self._rounds.wait(queue.owner, partial(self._forget_unsettled, queue))
+            self._round_robin.wait(queue.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
         """Restore a queue from the state that a start read."""
@@ -587,9 +587,9 @@ class Contents:
         queue.marks.restore(remembered.suspect, remembered.attempts)
         for runs in remembered.levels.values():
             for first, end in runs.runs():
-                self.holders.hold_run(first, end)
+                self.ref_counts.hold_run(first, end)
         for seq in remembered.others:
-            self.holders.hold(seq)
+            self.ref_counts.hold(seq)
         if queue.count:
             self._waiting.hold(queue.owner, queue.ready.bytes + ENTRY_BYTES * queue.count)
 

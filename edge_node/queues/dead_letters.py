@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.bounds import Owner, TurnBudget
 from weft.edge_node.ingest.record import Destination, NodeSource, Records, Route
-from weft.edge_node.queues.contents import DeadMessage, DeadMessages, Death, left_before, with_death
+from weft.edge_node.queues.contents import DeadMessage, DeadMessages, DeathReason, left_before, with_death
 from weft.edge_node.queues.definitions import origin_of, topic_of
 from weft.edge_node.queues.delivery import Arrivals
 from weft.edge_node.queues.exchange import BoundQueues, Exchange, QueueSet, own_headers
@@ -83,7 +83,7 @@ class DeadLetters:
                     logger.exception("%d dead letters could not be sent on, and wait for the next start", len(step))
                 dead.taken(owner)
                 if (following := dead.next_owner) is not None:
-                    await self._context.rounds.turn(following)
+                    await self._context.round_robin.turn(following)
         finally:
             self._task = None
 
@@ -105,7 +105,7 @@ class DeadLetters:
         if not whole:
             await asyncio.sleep(RETRY_S / 100)
         while whole := self._store(whole):
-            await self._context.rounds.turn(owner)
+            await self._context.round_robin.turn(owner)
 
     def _store(self, step: list[DeadMessage]) -> list[DeadMessage]:
         """Append messages at their destinations and remove them from their queues: as many as a turn has time for.
@@ -114,7 +114,7 @@ class DeadLetters:
         Raises:
             LogFull, LogFailed: nothing was changed.
         """
-        self._context.turn.store()
+        self._context.batch.store()
         now = self._context.clock()
         rest, left, size = iter(step), list[tuple[Queue, Delivery]](), 0
         records, admitted = Records(), list[QueueSet]()
@@ -173,14 +173,14 @@ class DeadLetters:
     ) -> list[tuple[Route, bytes, HeaderPairs]]:
         """Return route, topic and headers of a publish as the dead letter of queues that were full."""
         now = self._context.clock()
-        found = [self.letter(queue, Death.MAXLEN, topic, headers, now) for queue in queues]
+        found = [self.letter(queue, DeathReason.MAXLEN, topic, headers, now) for queue in queues]
         return [
             (Route(_QUEUES_ONLY, live=False, marked=False, queues=each.queues), each.topic, each.headers)
             for each in found
             if each is not None
         ]
 
-    def letter(self, queue: Queue, death: Death, topic: bytes, headers: HeaderPairs, now: int) -> Letter | None:
+    def letter(self, queue: Queue, death: DeathReason, topic: bytes, headers: HeaderPairs, now: int) -> Letter | None:
         """Return the dead letter of a message that a queue has, or rejected; None where it has no destination.
 
         Args:

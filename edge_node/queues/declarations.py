@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.bounds import Owner
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.ingest.record import Route
 from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.queues.contents import Contents
@@ -20,7 +20,7 @@ from weft.edge_node.queues.definitions import (
     check_not_default,
     topic_of,
 )
-from weft.edge_node.queues.exchange import BoundQueues, Exchange, Known, Topology, own_headers
+from weft.edge_node.queues.exchange import BoundQueues, CachedRoute, Exchange, Topology, own_headers
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.ready import ENTRY_BYTES, Declared
 from weft.edge_node.queues.registry import Registry
@@ -30,11 +30,11 @@ from weft.protocols.batch import HeaderPairs
 class Declarations:
     """Changes of exchanges, queues and bindings. Event loop's thread only.
 
-    Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
-    """
+    Changes are applied when a call returns, and durable with the next commit: have ``TickBatch.answer`` send the
+    answer."""
 
-    def __init__(self, turn: Turn, registry: Registry, contents: Contents) -> None:
-        self._turn = turn
+    def __init__(self, batch: TickBatch, registry: Registry, contents: Contents) -> None:
+        self._batch = batch
         self._registry = registry
         self._contents = contents
 
@@ -76,7 +76,7 @@ class Declarations:
         Raises:
             QueueError: ACCESS_REFUSED (the node's own, or another user's), IN_USE.
         """
-        self._turn.store()
+        self._batch.store()
         self._registry.delete_exchange(client, name, if_unused=if_unused)
 
     # --- queues
@@ -102,12 +102,12 @@ class Declarations:
                 of the two declarations is exclusive, or it is another connection's), PRECONDITION_FAILED (it exists and
                 differs, or an argument is invalid), TOO_MANY, NO_ROOM.
         """
-        self._turn.store()
+        self._batch.store()
         queue = self._registry.declare_queue(
             client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
             own_name=own_name,
         )  # fmt: skip
-        self._registry.unused.used(queue)
+        self._registry.expiry.used(queue)
         return self._declared(queue)
 
     def find_queue(self, client: QueueClient, name: str) -> Declared:
@@ -116,7 +116,7 @@ class Declarations:
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED.
         """
-        self._turn.store()
+        self._batch.store()
         return self._declared(self._registry.queue(client, name, LOOK))
 
     def has_queue(self, name: str) -> bool:
@@ -132,7 +132,7 @@ class Declarations:
         if name not in self._registry.queues:
             client.check_missing(name, CHANGE)
             return 0
-        self._turn.store()
+        self._batch.store()
         queue = self._registry.queue(client, name, CHANGE)
         if if_unused and queue.consumptions:
             raise QueueError(Reason.IN_USE, f"queue {name!r} has consumers: cancel them, or delete it all the same")
@@ -148,7 +148,7 @@ class Declarations:
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED (another user's).
         """
-        self._turn.store()
+        self._batch.store()
         queue = self._registry.queue(client, name, CHANGE)
         return self._contents.purge(queue)
 
@@ -363,7 +363,7 @@ class ExchangePublishing:
                 self._near.discard(owner)
         return True
 
-    def _remembered(self, known: Known) -> Route:
+    def _remembered(self, known: CachedRoute) -> Route:
         if known.route is None or known.as_of != self._routing.as_of:
             known.route, known.as_of = self._routing.route_to(known.topic, known.targets), self._routing.as_of
         return known.route

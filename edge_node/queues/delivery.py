@@ -13,7 +13,7 @@ from functools import partial
 from weft.bounds import Owner
 from weft.edge_node.ingest.record import Admitted, QueueTargets, Records
 from weft.edge_node.queues import contents as memory
-from weft.edge_node.queues.contents import Contents, Death, DueQueues
+from weft.edge_node.queues.contents import Contents, DeathReason, DueQueues
 from weft.edge_node.queues.declarations import ExchangePublishing
 from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, routing_key_of
 from weft.edge_node.queues.exchange import QueuesByHeaders, QueueSet, Topology
@@ -53,7 +53,7 @@ class Deliveries:
         self._log = context.log
         self._stream = context.stream
         self._messages = context.messages
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
         self._clock = context.clock
         self._unacknowledged = context.bounds.unacknowledged
         self._writer = writer
@@ -79,7 +79,7 @@ class Deliveries:
             if self._loop.time() < until:
                 self.deliver(queue)
             else:
-                self._rounds.wait(queue.owner, partial(self.deliver, queue))
+                self._round_robin.wait(queue.owner, partial(self.deliver, queue))
 
     def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
         """Deliver the messages that were just stored, from ``first`` on."""
@@ -120,7 +120,7 @@ class Deliveries:
                 break
             if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
                 if self._contents.may_bury(queue):
-                    self._contents.remove_next(queue, Death.EXPIRED)
+                    self._contents.remove_next(queue, DeathReason.EXPIRED)
                     continue
                 break
             consumption = _chosen(queue, message.topic, has_share)
@@ -145,7 +145,7 @@ class Deliveries:
 
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
-            self._rounds.wait(queue.owner, partial(self.deliver, queue))
+            self._round_robin.wait(queue.owner, partial(self.deliver, queue))
         # The queue is empty, and no page is on its way: answer the waiting gets.
         if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
             for getter in queue.take_getters():
@@ -228,9 +228,9 @@ class Deliveries:
                 return
             left -= 1
             if not left or self._loop.time() >= until:
-                self._rounds.wait(queue.owner, partial(self.deliver, queue))
+                self._round_robin.wait(queue.owner, partial(self.deliver, queue))
                 return
-            self._contents.remove_next(queue, Death.EXPIRED)
+            self._contents.remove_next(queue, DeathReason.EXPIRED)
 
     def _timed(self, queue: Queue) -> None:
         queue.set_timer()
@@ -417,9 +417,9 @@ class Arrivals:
                 seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
             )  # fmt: skip
             if queues:
-                self._contents.holders.hold(seq, len(queues))
+                self._contents.ref_counts.hold(seq, len(queues))
             else:  # it is released at once
-                self._contents.holders.free.add(seq, seq + 1)
+                self._contents.ref_counts.free.add(seq, seq + 1)
             priority = priority_of(headers)
             for queue in queues:
                 self._contents.add(queue, message, priority)

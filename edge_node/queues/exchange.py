@@ -574,7 +574,7 @@ _NODE = (OwnerKind.USER, "")
 _NO_HEADERS: Mapping[str, Any] = {}
 
 
-class Known:
+class CachedRoute:
     """Remembered route of messages with one routing key at one exchange, the same for every publisher."""
 
     __slots__ = ("as_of", "by_headers", "headers", "is_plain", "route", "targets", "topic")
@@ -799,12 +799,12 @@ class Topology:
         found = [self.queues[name] for name in sorted(names) if name in self.queues]
         return BoundQueues(found, self.admission, reserved=reserved) if found else None
 
-    def known(self, exchange: Exchange, key: str) -> Known:
+    def known(self, exchange: Exchange, key: str) -> CachedRoute:
         """Return the route of an exchange's messages with one routing key, looked up if it is not remembered."""
-        found: Known | None = exchange.known.get(key)
+        found: CachedRoute | None = exchange.known.get(key)
         if found is None:
             names, by_headers = self.walk(exchange, key, _NO_HEADERS)
-            found = Known(
+            found = CachedRoute(
                 exchange.name, key, None if by_headers else self.targets(names, reserved=True), by_headers=by_headers
             )
             if len(key) <= KEY_REMEMBERED_MAX:

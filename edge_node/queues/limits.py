@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from weft.bounds import Bound, Owner, Quota, Refusals, Rounds
+from weft.bounds import Bound, Owner, Quota, Refusals, RoundRobin
 from weft.config.limits import EdgeLimits
 from weft.config.listeners import QueueBounds
 from weft.config.models import EdgeConfig
 from weft.config.streams import Disk
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeKind, QueueError, Reason
 from weft.edge_node.queues.exchange import Exchange, Pair, words_of
 from weft.edge_node.sessions.backlog import Backlog
@@ -278,27 +278,27 @@ class QueueContext:
     Args:
         messages: reads messages of the log again.
         turn: publishes of this turn of the loop; its end is when queues deliver and changes are written.
-        rounds: turns of the owners, for long work.
+        round_robin: turns of the owners, for long work.
         wheel: timers of queues that expire.
         clock: ns since 1970.
     """
 
-    __slots__ = ("bounds", "clock", "log", "messages", "rounds", "state_stream", "stream", "turn", "wheel")
+    __slots__ = ("batch", "bounds", "clock", "log", "messages", "round_robin", "state_stream", "stream", "wheel")
 
     def __init__(  # noqa: PLR0917
         self,
         log: SegmentLog,
         messages: Backlog,
-        turn: Turn,
-        rounds: Rounds,
+        batch: TickBatch,
+        round_robin: RoundRobin,
         wheel: TimerWheel,
         clock: Callable[[], int],
         bounds: QueueShares,
     ) -> None:
         self.log = log
         self.messages = messages
-        self.turn = turn
-        self.rounds = rounds
+        self.batch = batch
+        self.round_robin = round_robin
         self.wheel = wheel
         self.clock = clock
         self.bounds = bounds

@@ -24,7 +24,7 @@ class QueuesPart(Part):
     def permissions_changed(self) -> None:
         """Check the clients' rights again."""
         if self._queues is not None:
-            self._queues.expelling.begin()
+            self._queues.revocation.begin()
 
     async def close(self) -> None:
         """Close the queues."""

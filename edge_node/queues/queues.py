@@ -12,10 +12,10 @@ from functools import partial
 from heapq import nlargest
 from typing import Any
 
-from weft.bounds import Refusals, Rounds
+from weft.bounds import Refusals, RoundRobin
 from weft.config.metrics.exposition import Sample
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.queues.consuming import Consumptions, Expelling, Leaving, Settling
+from weft.edge_node.queues.consuming import Consumptions, Disconnects, Revocation, Settling
 from weft.edge_node.queues.contents import Contents, DeadMessages, DueQueues
 from weft.edge_node.queues.dead_letters import DeadLetters
 from weft.edge_node.queues.declarations import Declarations, ExchangePublishing
@@ -119,7 +119,8 @@ logger = logging.getLogger(__name__)
 class Queues:
     """All exchanges and queues, by their parts. Event loop's thread only.
 
-    Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
+    Changes are applied when a call returns, and durable with the next commit: have ``TickBatch.answer`` send the
+    answer.
 
     The parts are made in the order in which they know each other. What moves messages and what delivers them or sends
     them on would know each other both ways: between them are ``DueQueues`` and ``DeadMessages``, which both know.
@@ -132,7 +133,7 @@ class Queues:
         messages: Backlog,
         limits: QueueLimits,
         refusals: Refusals,
-        rounds: Rounds,
+        round_robin: RoundRobin,
         wheel: TimerWheel,
         wall_clock: Callable[[], int],
     ) -> None:
@@ -146,15 +147,15 @@ class Queues:
             UnsupportedVersion: a later release wrote it.
         """
         self.bounds = QueueShares(limits, refusals)
-        context = QueueContext(log, messages, ingest.turn, rounds, wheel, wall_clock, self.bounds)
+        context = QueueContext(log, messages, ingest.batch, round_robin, wheel, wall_clock, self.bounds)
         self._context = context
         self.topology = Topology(Admission(self.bounds.waiting))
         self.writer = QueueStateWriter(context, self.topology)
-        due = DueQueues(context.turn)
+        due = DueQueues(context.batch)
         dead = DeadMessages(due)
         self.contents = Contents(context, self.writer, due, dead)
         self.registry = Registry(context, self.topology, self.writer, self.contents)
-        self.declarations = Declarations(context.turn, self.registry, self.contents)
+        self.declarations = Declarations(context.batch, self.registry, self.contents)
         self.publishing = ExchangePublishing(self.topology, ingest.routing)
         self.deliveries = Deliveries(context, self.writer, self.contents, due)
         self.arrivals = Arrivals(
@@ -165,8 +166,8 @@ class Queues:
         self.consumptions = Consumptions(
             context, self.registry, self.contents, due, self.deliveries, self.settling
         )  # fmt: skip
-        self.leaving = Leaving(context, self.registry, self.consumptions)
-        self.expelling = Expelling(context, self.registry, self.consumptions, due)
+        self.disconnects = Disconnects(context, self.registry, self.consumptions)
+        self.revocation = Revocation(context, self.registry, self.consumptions, due)
         self.figures = QueueFacts(self.topology, self.bounds, self.contents, self.deliveries, self.dead_letters)
         self._to_release = RangeSet()
         """Messages that no queue needs, by settlements that are durable with the next commit."""
@@ -177,8 +178,8 @@ class Queues:
 
     def close(self) -> None:
         """Write the remaining changes. Clients of queues have gone before."""
-        self._context.turn.store()
-        self.leaving.finish()
+        self._context.batch.store()
+        self.disconnects.finish()
         self.settling.finish()
         self._unlisten()
         self.dead_letters.close()
@@ -193,7 +194,7 @@ class Queues:
     def _release(self) -> None:
         """Release the room of messages that no queue needs: after a commit, so that the settlements are durable
         first."""
-        self._to_release, free = self.contents.holders.take_free(), self._to_release
+        self._to_release, free = self.contents.ref_counts.take_free(), self._to_release
         if free:
             self._context.log.release(self._context.stream, free)
 
@@ -206,10 +207,10 @@ class Queues:
         for remembered in state.queues.values():
             queue = self.topology.queues[remembered.definition.name]
             self.contents.restore(queue, remembered)
-            self.registry.unused.used(queue)
+            self.registry.expiry.used(queue)
             if queue.count:  # its messages may expire without any consumer
-                self._context.rounds.wait(queue.owner, partial(self.deliveries.deliver, queue))
+                self._context.round_robin.wait(queue.owner, partial(self.deliveries.deliver, queue))
         end = log.next_seq(stream)
-        log.release(stream, self.contents.holders.unneeded(end))
+        log.release(stream, self.contents.ref_counts.unneeded(end))
         if state.read:
             self.writer.started(end)

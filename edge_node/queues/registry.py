@@ -60,7 +60,7 @@ class Unbinding:
 
     def __init__(self, context: QueueContext) -> None:
         self._bounds = context.bounds
-        self._rounds = context.rounds
+        self._round_robin = context.round_robin
 
     def begin(self, owner: Owner, to: Destination | None, exchange: Exchange | None = None) -> None:
         """Remove the bindings to a deleted queue or exchange, and from it.
@@ -77,7 +77,7 @@ class Unbinding:
         for units in apart:
             left -= units
             if left <= 0:
-                self._rounds.wait(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
+                self._round_robin.wait(owner, partial(self._go_on, owner, apart, SLICE_UNITS))
                 return
 
     def _apart(
@@ -101,7 +101,7 @@ class Unbinding:
 # Queues that are deleted when no client has used them for a while (``x-expires``).
 
 
-class _Unused:
+class _ExpiryTimer:
     """A queue without consumers that expires."""
 
     __slots__ = ("_expire", "queue", "until", "wheel_slot")
@@ -120,14 +120,14 @@ class _Unused:
         return None
 
 
-class UnusedQueues:
+class QueueExpiry:
     """Timer of queues that expire. Consumers, ``get`` and repeated declarations count as use; a restart begins the time
     again."""
 
     def __init__(self, wheel: TimerWheel, expire: Callable[[Queue], None]) -> None:
         self._wheel = wheel
         self._expire = expire
-        self._waiting: dict[Queue, _Unused] = {}
+        self._waiting: dict[Queue, _ExpiryTimer] = {}
 
     def used(self, queue: Queue) -> None:
         """Start the time of a queue, unless it has consumers."""
@@ -136,7 +136,7 @@ class UnusedQueues:
             return
         waiting = self._waiting.get(queue)
         if waiting is None:
-            waiting = self._waiting[queue] = _Unused(queue, self._expire)
+            waiting = self._waiting[queue] = _ExpiryTimer(queue, self._expire)
         waiting.until = asyncio.get_running_loop().time() + expires_ms / 1000
         self._wheel.set(waiting, waiting.until)
 
@@ -167,7 +167,7 @@ class Registry:
     def __init__(self, context: QueueContext, topology: Topology, writer: QueueStateWriter, contents: Contents) -> None:
         self.topology = topology
         self.queues = topology.queues
-        self.unused = UnusedQueues(context.wheel, self._expire)
+        self.expiry = QueueExpiry(context.wheel, self._expire)
         self._context = context
         self._bounds = context.bounds
         self._writer = writer
@@ -390,7 +390,7 @@ class Registry:
             queue.consumptions.remove(consumption)
             self._bounds.consumers.free(consumption.client.owner)
         getters = queue.take_getters()
-        self.unused.in_use(queue)
+        self.expiry.in_use(queue)
         self._contents.drop_all(queue)
         for getter in getters:
             self._contents.free_share(getter.client.owner)
@@ -405,11 +405,11 @@ class Registry:
 
     def _expire(self, queue: Queue) -> None:
         # Thousands may be declared, and expire, at once.
-        self._context.rounds.wait(queue.owner, partial(self._delete_unused, queue))
+        self._context.round_robin.wait(queue.owner, partial(self._delete_unused, queue))
 
     def _delete_unused(self, queue: Queue) -> None:
-        self._context.turn.store()
-        if not queue.deleted and self.unused.is_over(queue):
+        self._context.batch.store()
+        if not queue.deleted and self.expiry.is_over(queue):
             self.remove_queue(queue)
 
     # --- bindings

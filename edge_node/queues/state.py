@@ -157,7 +157,7 @@ class QueueStateWriter:
         self._stream = context.state_stream
         self._messages = context.stream
         self._clock = context.clock
-        self._turn = context.turn
+        self._batch = context.batch
         self._topology = topology
         self._settled: dict[int, list[tuple[int, int]]] = {}
         self._settled_bytes: dict[int, int] = {}
@@ -360,7 +360,7 @@ class QueueStateWriter:
     def _call(self) -> None:
         if not self._awaited:
             self._awaited = True
-            self._turn.at_end(self._at_end)
+            self._batch.at_end(self._at_end)
 
     def _at_end(self) -> None:
         self._awaited = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.bounds import Bound, Rounds
+from weft.bounds import Bound, RoundRobin
 from weft.config.limits import EdgeLimits
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
@@ -38,7 +38,7 @@ class SessionFilters:
         persistence: Persistence,
         positions: ReaderPositions,
         retained: RetainedDelivery,
-        rounds: Rounds,
+        round_robin: RoundRobin,
         limits: EdgeLimits,
         shares: SessionShares,
         counters: Counters,
@@ -51,7 +51,7 @@ class SessionFilters:
         self._persistence = persistence
         self._positions = positions
         self._retained = retained
-        self._rounds = rounds
+        self._round_robin = round_robin
         self._bytes: dict[Session, int] = {}
         self._shares = shares
         self.make_room: Callable[[Bound, Session, int], bool] = lambda bound, session, units: bound.fits(
@@ -132,7 +132,7 @@ class SessionFilters:
             for _, shared in session.subscriptions.values():
                 if shared is not None:
                     self._return_unanswered(session, shared, for_good=True)
-        self._rounds.each(session.owner, list(session.subscriptions), lambda text: self._remove(session, text))
+        self._round_robin.each(session.owner, list(session.subscriptions), lambda text: self._remove(session, text))
 
     def member_away(self, session: Session) -> None:
         """Give unacknowledged messages of a disconnected client to other members of its shared subscriptions: if these
@@ -144,7 +144,7 @@ class SessionFilters:
                 shared.member_left()
 
         mine = [shared for _, shared in session.subscriptions.values() if shared is not None]
-        self._rounds.each(session.owner, mine, away)
+        self._round_robin.each(session.owner, mine, away)
 
     # --- inside
 

@@ -409,7 +409,7 @@ class LogReaders:
 
     def turn_of(self, owner: Owner | None) -> Turn:
         """Return the awaitable turns of an owner for reads."""
-        return partial(self._turns.rounds.turn, owner)
+        return partial(self._turns.round_robin.turn, owner)
 
     @property
     def read_page(self) -> ReadPage:

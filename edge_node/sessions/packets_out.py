@@ -151,7 +151,7 @@ class SentAliases:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowParts:
+class WindowContext:
     """Parts created once, before the first session."""
 
     counters: Counters
@@ -192,14 +192,14 @@ class PacketWriter:
         "_unjournaled", "_waits", "_wall_clock", "_wire", "client_id", "persistent",
     )  # fmt: skip
 
-    def __init__(self, client_id: str, wire: Wire, parts: WindowParts) -> None:
+    def __init__(self, client_id: str, wire: Wire, context: WindowContext) -> None:
         self.client_id = client_id
         self.persistent = False
         """True when the session outlives its connection, so that its deliveries are journaled."""
-        self._outbox = parts.outbox
-        self._journal = parts.journal
-        self._counters = parts.counters
-        self._wall_clock = parts.wall_clock
+        self._outbox = context.outbox
+        self._journal = context.journal
+        self._counters = context.counters
+        self._wall_clock = context.wall_clock
         self._wire = wire
         self._kind = wire.kind
         self._connection: ClientConnection | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from weft.bounds import LOCAL, Owner, OwnerKind, Rounds
+from weft.bounds import LOCAL, Owner, OwnerKind, RoundRobin
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.records import NEVER_EXPIRES, SessionRecord
 from weft.edge_node.sessions.window import ClientWindow
@@ -304,11 +304,11 @@ class RetainedDelivery:
     not delayed.
     """
 
-    def __init__(self, match: Match, keep: Keep, rounds: Rounds) -> None:
+    def __init__(self, match: Match, keep: Keep, round_robin: RoundRobin) -> None:
         """Start without any."""
         self._match = match
         self._keep = keep
-        self._rounds = rounds
+        self._round_robin = round_robin
         self._feeds: dict[ClientWindow, RetainedFeed] = {}
 
     def is_sending(self, window: ClientWindow) -> bool:
@@ -325,7 +325,7 @@ class RetainedDelivery:
         feed = self._feeds.get(window)
         if feed is None:
             feed = self._feeds[window] = RetainedFeed(
-                window, self._match, self._keep, self._rounds, lambda: self._feeds.pop(window, None)
+                window, self._match, self._keep, self._round_robin, lambda: self._feeds.pop(window, None)
             )
         feed.add(subscription, change)
 
@@ -351,7 +351,7 @@ class RetainedFeed:
     """
 
     __slots__ = (
-        "_done", "_filter", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping", "_rounds",
+        "_done", "_filter", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping", "_round_robin",
         "_scheduled", "_waiting", "_window",
     )  # fmt: skip
 
@@ -360,19 +360,19 @@ class RetainedFeed:
         window: ClientWindow,
         match: Match,
         keep: Keep,
-        rounds: Rounds,
+        round_robin: RoundRobin,
         done: Callable[[], object],
     ) -> None:
         """Start without any.
 
         Args:
-            rounds: calls ``go_on`` at the feed's turn.
+            round_robin: calls ``go_on`` at the feed's turn.
             done: called once, when all is sent or ``stop`` was called.
         """
         self._window = window
         self._match = match
         self._keep = keep
-        self._rounds = rounds
+        self._round_robin = round_robin
         self._done = done
         self._waiting: OrderedDict[str, tuple[ClientSubscription, int]] = OrderedDict()
         """Waiting subscriptions, with the last change before each, by filter as the client wrote it."""
@@ -454,9 +454,9 @@ class RetainedFeed:
     def _schedule(self) -> None:
         self._scheduled = True
         if self._window.held:
-            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._rounds.wait, self._window.owner, self.go_on)
+            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._round_robin.wait, self._window.owner, self.go_on)
         else:
-            self._rounds.wait(self._window.owner, self.go_on)
+            self._round_robin.wait(self._window.owner, self.go_on)
 
     def _send(self, message: Message, options: DeliveryOptions) -> None:
         window = self._window

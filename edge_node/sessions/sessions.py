@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals, Rounds, user_or_address
+from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals, RoundRobin, user_or_address
 from weft.config.limits import EdgeLimits
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
@@ -15,7 +15,7 @@ from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.sessions.filters import SessionFilters
 from weft.edge_node.sessions.journal import DeliveryJournal, SessionJournal
 from weft.edge_node.sessions.log_readers import LogReaders, StoredMessages
-from weft.edge_node.sessions.packets_out import ClientConnection, WindowParts, Wire
+from weft.edge_node.sessions.packets_out import ClientConnection, WindowContext, Wire
 from weft.edge_node.sessions.persistence import Persistence, ReaderPositions
 from weft.edge_node.sessions.records import ChangeRates, SessionRecord, SessionShares
 from weft.edge_node.sessions.retained import RetainedMessages
@@ -24,7 +24,12 @@ from weft.edge_node.sessions.wills import Wills, is_storable
 from weft.edge_node.sessions.window import ClientWindow
 from weft.edge_node.subscriptions.limits import QueueBudget
 from weft.edge_node.subscriptions.message import Outbox
-from weft.edge_node.subscriptions.subscriptions import FilterStarts, SharedParts, SharedSubscriptions, Subscriptions
+from weft.edge_node.subscriptions.subscriptions import (
+    FilterStarts,
+    SharedSubscriptionContext,
+    SharedSubscriptions,
+    Subscriptions,
+)
 from weft.edge_node.timing import TimerWheel
 from weft.protocols.mqtt.packets import Connect, ConnectRefused, ReasonCode, Subscription, Version, Will
 from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
@@ -33,7 +38,7 @@ from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PersistedState:
     """State kept across restarts, and the log (``store.BrokerState`` has the rest)."""
 
     log: SegmentLog
@@ -43,7 +48,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryParts:
+class DeliveryContext:
     """Parts that deliver messages to clients of any protocol, also to slow and absent ones."""
 
     budget: QueueBudget
@@ -54,13 +59,13 @@ class DeliveryParts:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionParts:
+class SessionContext:
     """Every part of sessions. Each is complete after its construction."""
 
     subscriptions: Subscriptions
     shared: SharedSubscriptions
     filters: SessionFilters
-    windows: WindowParts
+    windows: WindowContext
     readers: LogReaders
     positions: ReaderPositions
     persistence: Persistence
@@ -80,7 +85,7 @@ def make_delivery(  # noqa: PLR0917
     refusals: Refusals,
     counters: Counters,
     wall_clock: Callable[[], int],
-) -> DeliveryParts:
+) -> DeliveryContext:
     """Create the parts that all protocols share.
 
     Args:
@@ -90,29 +95,29 @@ def make_delivery(  # noqa: PLR0917
     starts = FilterStarts()
     messages = StoredMessages(segment_log, ingest, wall_clock, counters)
     queues = Quota.of("limits.session_queues", limits.session_queues_bytes, limits.user_share, "messages that wait")
-    return DeliveryParts(
+    return DeliveryContext(
         QueueBudget(queues.total, queues.share), SessionShares(limits, refusals),
         starts, messages,
         LogReaders(segment_log, ingest, subscriptions, messages, backlog, starts, outbox, counters),
     )  # fmt: skip
 
 
-def make_parts(  # noqa: PLR0917
-    kept: Kept,
-    delivery: DeliveryParts,
+def make_context(  # noqa: PLR0917
+    kept: PersistedState,
+    delivery: DeliveryContext,
     ingest: Ingest,
     subscriptions: Subscriptions,
     outbox: Outbox,
-    rounds: Rounds,
+    round_robin: RoundRobin,
     match_retained: Match,
     limits: EdgeLimits,
     counters: Counters,
     wall_clock: Callable[[], int],
-) -> SessionParts:
+) -> SessionContext:
     """Create the parts, from the log upwards.
 
     Args:
-        rounds: queue of work that takes longer than a turn.
+        round_robin: queue of work that takes longer than a turn.
         match_retained: filter -> retained messages, ``$SYS`` among them.
         wall_clock: nanoseconds since 1970.
     """
@@ -120,21 +125,23 @@ def make_parts(  # noqa: PLR0917
     messages, readers = delivery.messages, delivery.readers
     shared = SharedSubscriptions(
         subscriptions,
-        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.session_queue_bytes, set()),
+        SharedSubscriptionContext(
+            counters, budget, outbox, messages.read, readers.shared_behind, limits.session_queue_bytes, set()
+        ),
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
-    retained = RetainedDelivery(match_retained, messages.keep_retained, rounds)
+    retained = RetainedDelivery(match_retained, messages.keep_retained, round_robin)
     journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
-    windows = WindowParts(
+    windows = WindowContext(
         counters, budget, outbox, journal, wall_clock,
         limits.inflight, limits.session_queue_bytes,
     )  # fmt: skip
-    return SessionParts(
+    return SessionContext(
         subscriptions, shared,
-        SessionFilters(subscriptions, shared, persistence, positions, retained, rounds, limits, shares, counters),
+        SessionFilters(subscriptions, shared, persistence, positions, retained, round_robin, limits, shares, counters),
         windows, readers, positions, persistence, retained,
-        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, rounds),
+        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, round_robin),
         shares,
         kept.journal,
     )  # fmt: skip
@@ -143,27 +150,27 @@ def make_parts(  # noqa: PLR0917
 # Sessions and shared subscriptions of the last run, restored at the start.
 
 
-def recover(parts: SessionParts, adopt: Callable[[SessionRecord], Session]) -> None:
+def recover(context: SessionContext, adopt: Callable[[SessionRecord], Session]) -> None:
     """Restore every record of the journal, with a reader for the missed messages of each.
 
     Args:
         adopt: creates a session from a record, without its subscriptions and its place in the log.
     """
-    for record in parts.journal.recover():
+    for record in context.journal.recover():
         session = adopt(record)
         for text, options in record.subscriptions.items():
-            parts.filters.restore(session, text, options, record.identifiers.get(text))
-        parts.persistence.restore_starts(session, record)
+            context.filters.restore(session, text, options, record.identifiers.get(text))
+        context.persistence.restore_starts(session, record)
         if session.persistent:
-            parts.readers.restore(session.window, record)
+            context.readers.restore(session.window, record)
     # After the sessions, which are the members: their persistence and their messages in flight are known now.
-    by_name = {record.name: record for record in parts.journal.recover_shared()}
-    for shared in parts.shared.all():
+    by_name = {record.name: record for record in context.journal.recover_shared()}
+    for shared in context.shared.all():
         kept = by_name.get(shared.name)
         if kept is not None:
-            parts.readers.restore_shared(shared, kept)
+            context.readers.restore_shared(shared, kept)
         elif shared.persistent:
-            parts.readers.shared_behind(shared, None)
+            context.readers.shared_behind(shared, None)
 
 
 LOOKED_AT_MAX = 1_000
@@ -185,7 +192,7 @@ class Sessions:
     """All sessions, shared by the listeners. Belongs to the event loop's thread."""
 
     def __init__(
-        self, parts: SessionParts, limits: EdgeLimits, counters: Counters, wheel: TimerWheel,
+        self, context: SessionContext, limits: EdgeLimits, counters: Counters, wheel: TimerWheel,
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """Start without any.
@@ -193,15 +200,15 @@ class Sessions:
         Args:
             clock: the loop's, in seconds.
         """
-        self.filters = parts.filters
-        self._parts = parts
+        self.filters = context.filters
+        self._context = context
         self._expiry_s_max = round(limits.session_expiry_s)
         """Longest time that a session outlives its connection. It is the lifetime of sessions without clean session
         before MQTT 5.0, whose clients choose it themselves."""
         self._counters = counters
         self._wheel = wheel
         self._clock = clock
-        self._wall_clock = parts.windows.wall_clock
+        self._wall_clock = context.windows.wall_clock
         self._stopping = False
         self._by_id: dict[str, Session] = {}
         self._away = AwaySessions()
@@ -249,7 +256,7 @@ class Sessions:
             # lock them out for the keep-alive.
             known.window.displace(ReasonCode.SESSION_TAKEN_OVER)
         known = self._by_id.get(client_id)  # displacing the client ended a session that ends with its connection
-        persistence, wills = self._parts.persistence, self._parts.wills
+        persistence, wills = self._context.persistence, self._context.wills
         was_journaled = known is not None and persistence.knows(known)
         if known is not None and connect.clean_start:
             self.end(known)
@@ -264,7 +271,7 @@ class Sessions:
         session.be_absent(None)
         wills.keep(session, connect.will)
         session.window.open(connection)
-        self._parts.shares.connections.hold(session.owner)
+        self._context.shares.connections.hold(session.owner)
         try:
             persistence.opened(session)
         except (LogFull, LogFailed):
@@ -284,8 +291,8 @@ class Sessions:
         """Send the client's pending messages: it has its CONNACK."""
         session.window.greet(wire, inflight_max)
         if session.subscriptions and session.rules is not None:
-            self._parts.subscriptions.changed()  # another user may read other topics
-        self._parts.readers.resume(session.window)
+            self._context.subscriptions.changed()  # another user may read other topics
+        self._context.readers.resume(session.window)
 
     def send_retained(self, session: Session, subscribed: Iterable[tuple[Subscription, int]]) -> None:
         """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2).
@@ -296,9 +303,9 @@ class Sessions:
         for options, change in subscribed:
             subscription, shared = session.subscriptions.get(options.filter, (None, None))
             if subscription is not None and shared is None:
-                self._parts.retained.send(session.window, subscription, change)
+                self._context.retained.send(session.window, subscription, change)
         session.window.pump()
-        self._parts.windows.outbox.flush()
+        self._context.windows.outbox.flush()
 
     def close(self, session: Session, *, with_will: bool = True) -> None:
         """Wait for another connection of the client, or end the session: this connection is gone.
@@ -306,45 +313,45 @@ class Sessions:
         Args:
             with_will: False after a DISCONNECT that deletes the will [MQTT-3.14.4-3].
         """
-        parts, now = self._parts, self._clock()
+        context, now = self._context, self._clock()
         if not (with_will or self._stopping):
-            parts.wills.keep(session, None)
+            context.wills.keep(session, None)
         self._lose(session)
-        parts.retained.forget(session.window)
+        context.retained.forget(session.window)
         left = seconds_left(session.expiry_s, 0) if session.persistent else None
         session.be_absent(
             Absence(self._wall_clock(), self._stopping, expires_at=None if left is None else now + left)
         )  # fmt: skip
         self.filters.member_away(session)
-        parts.windows.outbox.flush()
+        context.windows.outbox.flush()
         if not session.persistent:
             if not self._stopping:
                 self.end(session)
             return
         if session.window.catch_up is None:  # before the will is published: the session may be subscribed to it, too
-            parts.readers.fall_behind(session.window, None)
-        parts.wills.wait(session, now)
+            context.readers.fall_behind(session.window, None)
+        context.wills.wait(session, now)
         if session.will_at is not None and session.will_at <= now and not self._stopping:
-            parts.wills.publish(session)
+            context.wills.publish(session)
         self._away.add(session)
         # Noted later where possible: a client that flaps costs its user a journal entry for each connection otherwise.
-        parts.persistence.closed(session, at_once=self._stopping)
+        context.persistence.closed(session, at_once=self._stopping)
         # Its record now has the messages that it took over from another member of a shared subscription.
-        parts.positions.note_if_moved(shared for _, shared in session.subscriptions.values() if shared is not None)
+        context.positions.note_if_moved(shared for _, shared in session.subscriptions.values() if shared is not None)
         self._wait(session)
 
     def stop(self) -> None:
         """Treat connections that end from now on as not lost: the node stops. Their wills stay in the journal, to be
         published when it starts again, unless their clients are back before they are due."""
         self._stopping = True
-        self._parts.persistence.note_late(at_once=True)
-        self._parts.wills.stop()
+        self._context.persistence.note_late(at_once=True)
+        self._context.wills.stop()
 
     def stop_reading(self) -> None:
         """Stop reading the log, and journal all positions."""
         for session in self.all():
             session.window.stop_reading()
-        for shared in self._parts.shared.all():
+        for shared in self._context.shared.all():
             shared.stop_reading()
         self.note_positions()
 
@@ -353,25 +360,25 @@ class Sessions:
         for session in self.all():
             if session.window.catch_up is not None:
                 session.window.catch_up.add(dict(ends))
-        for shared in self._parts.shared.all():
+        for shared in self._context.shared.all():
             shared.add_streams(dict(ends))
 
     def note_positions(self) -> None:
         """Journal all positions at once."""
-        for _ in self._parts.positions.note_all(self.all()):
+        for _ in self._context.positions.note_all(self.all()):
             pass
 
     def positions_to_note(self) -> Iterator[None]:
         """Journal the positions that have moved, one at each step; begin it every second or so."""
-        return self._parts.positions.note_all(self.all(), SHARED_IDLE_MAX)
+        return self._context.positions.note_all(self.all(), SHARED_IDLE_MAX)
 
     def retry_wills(self) -> None:
         """Store wills that found no room before; called every second or so."""
-        self._parts.wills.retry()
+        self._context.wills.retry()
 
     def note_absences(self) -> None:
         """Journal which clients have gone, where that had to wait; called every second or so."""
-        self._parts.persistence.note_late()
+        self._context.persistence.note_late()
 
     def permissions_changed(self) -> None:
         """Check the clients' rights again, and close clients that may no longer connect, with their wills published."""
@@ -381,23 +388,23 @@ class Sessions:
             if session.connected and session.identity is not None and not session.identity.admitted:
                 self._counters.clients_expelled += 1
                 session.window.displace(ReasonCode.NOT_AUTHORIZED)
-        self._parts.subscriptions.changed()
+        self._context.subscriptions.changed()
 
     def end(self, session: Session) -> None:
         """End a session. Its will is published now at the latest (section 3.1.3.2.2)."""
-        parts = self._parts
+        context = self._context
         session.end()
         self._lose(session)
         self._wheel.cancel(session)
         self.filters.remove_all(session)
-        parts.wills.publish(session)
-        parts.positions.forget(session.client_id)
-        parts.persistence.ended(session)
-        parts.retained.forget(session.window)
+        context.wills.publish(session)
+        context.positions.forget(session.client_id)
+        context.persistence.ended(session)
+        context.retained.forget(session.window)
         session.window.end()
         if self._by_id.pop(session.client_id, None) is not None:
             self._counters.sessions -= 1
-            parts.shares.sessions.free(session.owner)
+            context.shares.sessions.free(session.owner)
         self._away.discard(session)
 
     def change_expiry(self, session: Session, expiry_s: int) -> None:
@@ -405,13 +412,13 @@ class Sessions:
         was_persistent = session.persistent
         session.agree(replace(session.terms, expiry_s=min(expiry_s, self._expiry_s_max)))
         if session.persistent != was_persistent:
-            self._parts.subscriptions.changed()
+            self._context.subscriptions.changed()
 
     # --- after a restart
 
     def restore(self) -> None:
         """Restore the sessions of the last run. Its open connections are lost: publish their wills, unless delayed."""
-        recover(self._parts, self._adopt)
+        recover(self._context, self._adopt)
         for session in self.all():
             due = session.next_due()
             if due is not None and due <= self._clock():
@@ -422,8 +429,8 @@ class Sessions:
     def _adopt(self, record: SessionRecord) -> Session:
         session = self._new(record.client_id, record.version, user_or_address(record.username, record.address or ""))
         session.restore(record)
-        self._parts.persistence.restored(session)
-        self._parts.wills.keep(session, record.will)
+        self._context.persistence.restored(session)
+        self._context.wills.keep(session, record.will)
         self._restore_times(session, record)
         return session
 
@@ -435,13 +442,13 @@ class Sessions:
         if gone_at is None or record.stopped:
             if lost_at is None:
                 lost_at = wall
-                self._parts.persistence.lost(session, wall)
+                self._context.persistence.lost(session, wall)
             will_since = lost_at
         else:
             will_since = gone_at
         left = seconds_left(session.expiry_s, max(0, wall - (gone_at or will_since)) / 1e9)
         session.be_absent(Absence(gone_at, record.stopped, lost_at, None if left is None else now + left))
-        self._parts.wills.wait(session, now - max(0, wall - will_since) / 1e9)
+        self._context.wills.wait(session, now - max(0, wall - will_since) / 1e9)
         self._away.add(session)
         self._wait(session)
 
@@ -454,11 +461,11 @@ class Sessions:
             self.end(session)
             return None
         if session.will_at is not None and session.will_at <= now:
-            self._parts.wills.publish(session)
+            self._context.wills.publish(session)
         return session.next_due()
 
     def _check_room(self, connect: Connect, known: Session | None, owner: Owner) -> None:
-        shares, will = self._parts.shares, connect.will
+        shares, will = self._context.shares, connect.will
         stays = known is not None and not connect.clean_start
         owner = known.owner if stays and known is not None else owner
         is_new = known is None or known.owner != owner
@@ -470,7 +477,7 @@ class Sessions:
             reason = "too many clients of its user are connected"
             raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=connect.version)
         if will is not None:
-            more = self._parts.wills.bytes_more(will, None if is_new else known)
+            more = self._context.wills.bytes_more(will, None if is_new else known)
             # The user that has most makes room with its absent sessions. One that is within its share is not refused
             # because others took much.
             has_room = self._make_room(shares.will_bytes, owner, more, lambda each: each.will is not None)
@@ -486,7 +493,7 @@ class Sessions:
 
     def _has_room_for_session(self, owner: Owner) -> bool:
         """Make room for a session where that is fair: a flood of one owner's sessions evicts its own."""
-        bound = self._parts.shares.sessions
+        bound = self._context.shares.sessions
         if bound.fits(owner):
             return True
         if bound.is_own_share_full(owner):
@@ -528,12 +535,12 @@ class Sessions:
 
     def _lose(self, session: Session) -> None:
         if session.connected:
-            self._parts.shares.connections.free(session.owner)
+            self._context.shares.connections.free(session.owner)
         session.window.lose()
 
     def _put_back(self, session: Session, before: _Before) -> None:
         """Restore the session's absence as it was before: the connection was refused."""
-        self._parts.wills.keep(session, before.will)
+        self._context.wills.keep(session, before.will)
         session.keep_will(before.will, before.will_at)
         session.agree(before.terms)
         session.be_absent(before.absence)
@@ -541,10 +548,10 @@ class Sessions:
         self._wait(session)
 
     def _new(self, client_id: str, version: int, owner: Owner) -> Session:
-        window = ClientWindow(client_id, Wire(version), self._parts.windows, self._parts.readers.fall_behind, owner)
+        window = ClientWindow(client_id, Wire(version), self._context.windows, self._context.readers.fall_behind, owner)
         session = self._by_id[client_id] = Session(window, version, self._on_due, owner)
         self._counters.sessions += 1
-        self._parts.shares.sessions.hold(owner)
+        self._context.shares.sessions.hold(owner)
         return session
 
     def _expiry_s(self, connect: Connect) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from weft.bounds.rounds import Rounds
+from weft.bounds.scheduling import RoundRobin
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import NodeRecord
@@ -44,16 +44,16 @@ class Wills:
         counters: Counters,
         wall_clock: Callable[[], int],
         shares: SessionShares,
-        rounds: Rounds,
+        round_robin: RoundRobin,
     ) -> None:
         """Start without any.
 
         Args:
             wall_clock: nanoseconds since 1970.
             shares: bounds on their memory.
-            rounds: queue of wills that are stored one after the other.
+            round_robin: queue of wills that are stored one after the other.
         """
-        self._rounds = rounds
+        self._round_robin = round_robin
         self._retrying = False
         self._ingest = ingest
         self._retained = retained
@@ -153,7 +153,7 @@ class Wills:
                 continue
             if self._try(session):
                 self._retrying = True
-                self._rounds.wait(session.owner, partial(self._retry, left))
+                self._round_robin.wait(session.owner, partial(self._retry, left))
             return
 
     def _is_retained(self, session: Session) -> None:
@@ -176,7 +176,7 @@ class Wills:
 
     def _store(self, session: Session) -> None:
         assert session.will is not None
-        self._ingest.turn.store()  # its client's earlier publishes come before it
+        self._ingest.batch.store()  # its client's earlier publishes come before it
         with self._journal.together():
             self._ingest.publish(_record(session.will, session.client_id, self._wall_clock()))
             self._persistence.will_published(session)

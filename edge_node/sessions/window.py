@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.sessions.packets_out import ClientConnection, PacketWriter, WindowParts, Wire
+from weft.edge_node.sessions.packets_out import ClientConnection, PacketWriter, WindowContext, Wire
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueAccount
@@ -480,12 +480,27 @@ class ClientWindow:
     transitions."""
 
     __slots__ = (
-        "_account", "_catch_up", "_fall_behind", "_identity", "_inflight_max", "_live", "_parts", "_sending", "_state",
-        "_told_of_drops", "_waiting", "_when_room", "_writer", "client_id", "in_flight", "owner", "subscribed",
+        "_account",
+        "_catch_up",
+        "_context",
+        "_fall_behind",
+        "_identity",
+        "_inflight_max",
+        "_live",
+        "_sending",
+        "_state",
+        "_told_of_drops",
+        "_waiting",
+        "_when_room",
+        "_writer",
+        "client_id",
+        "in_flight",
+        "owner",
+        "subscribed",
     )  # fmt: skip
 
     def __init__(
-        self, client_id: str, wire: Wire, parts: WindowParts, fall_behind: FallBehind, owner: Owner | None = None
+        self, client_id: str, wire: Wire, context: WindowContext, fall_behind: FallBehind, owner: Owner | None = None
     ) -> None:
         self.client_id = client_id
         self.owner = owner
@@ -493,13 +508,13 @@ class ClientWindow:
         self.subscribed: dict[str, tuple[ClientSubscription, SharedSubscription | None]] = {}
         """Filter as the client wrote it -> its subscription, and the shared subscription that it is part of."""
         self._fall_behind = fall_behind
-        self._parts = parts
-        self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
-        self._writer = PacketWriter(client_id, wire, parts)
+        self._context = context
+        self._account = QueueAccount(context.budget, context.bytes_max, owner)
+        self._writer = PacketWriter(client_id, wire, context)
         self.in_flight = InFlight(self._account, self._writer)
         """Deliveries sent and not completed. It handles the client's answers, which make room for ``pump``."""
         self._waiting = Waiting(self._account)
-        self._inflight_max = min(parts.inflight_max, PACKET_IDS_MAX)
+        self._inflight_max = min(context.inflight_max, PACKET_IDS_MAX)
         self._identity: Identity | None = None
         self._state = WindowState.AWAY
         self._sending = self._live = False
@@ -576,7 +591,7 @@ class ClientWindow:
         if self._sending:
             self._writer.add_at_most_once(message, options)
         else:
-            self._parts.counters.deliveries_dropped += 1
+            self._context.counters.deliveries_dropped += 1
 
     def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:
         """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps is read from the log later; another
@@ -620,8 +635,8 @@ class ClientWindow:
         # bring.
         while self._live and self._waiting and self._has_place():
             message, options, qos = self._waiting.pop()
-            if message.expires_ns and message.expired(self._parts.wall_clock()):
-                self._parts.counters.messages_expired += 1
+            if message.expires_ns and message.expired(self._context.wall_clock()):
+                self._context.counters.messages_expired += 1
                 continue
             self.send(message, options, qos)
         if self._catch_up is not None:
@@ -670,7 +685,7 @@ class ClientWindow:
 
     def _drop(self) -> None:
         """Count a message that has no room and is not in the log; a log line reports the first."""
-        self._parts.counters.deliveries_dropped += 1
+        self._context.counters.deliveries_dropped += 1
         if not self._told_of_drops:
             self._told_of_drops = True
             log.warning(
@@ -698,7 +713,7 @@ class ClientWindow:
     def greet(self, wire: Wire, inflight_max: int) -> None:
         """Send from the next ``pump`` on: the client has its CONNACK."""
         self._writer.use(wire)
-        self._inflight_max = min(inflight_max, self._parts.inflight_max, PACKET_IDS_MAX)
+        self._inflight_max = min(inflight_max, self._context.inflight_max, PACKET_IDS_MAX)
         self.in_flight.begin_resending()
         self._after(Event.GREETED)
 

@@ -24,9 +24,9 @@ from weft.edge_node.queues.definitions import headers_of_route, topic_of
 from weft.edge_node.sources.connection import (
     CONNECT_TIMEOUT_S,
     Memory,
-    NodeParts,
     Runner,
     SourceConnection,
+    SourceContext,
     SourceDown,
     Topics,
 )
@@ -225,7 +225,7 @@ class AmqpConnection(SourceConnection):
 
     def __init__(  # noqa: PLR0917
         self,
-        node: NodeParts,
+        node: SourceContext,
         status: SourceStatus,
         topics: Topics,
         memory: Memory,
@@ -319,7 +319,7 @@ class AmqpConnection(SourceConnection):
         if why:
             self._rejected.append(delivery.tag)
             self._wake.set()
-        self.node.ingest.turn.gathered()
+        self.node.ingest.batch.gathered()
 
     def pause(self) -> None:
         """Pause: arriving messages wait, and ``prefetch`` bounds them."""
@@ -336,8 +336,8 @@ class AmqpConnection(SourceConnection):
             self._try(delivery)
             left -= 1 + delivery.size // BYTES_EACH
         if self._ahead:
-            self.hold(Pause.TURN)
-            self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
+            self.hold(Pause.FAIRNESS)
+            self.node.round_robin.wait(self.owner, lambda: self.release(Pause.FAIRNESS))
 
     # --- answers
 
@@ -488,7 +488,7 @@ class AmqpRunner(Runner):
     """The connections of one AMQP source, one after the other."""
 
     def __init__(
-        self, settings: AmqpSource, status: SourceStatus, node: NodeParts, rng: random.Random, name: str
+        self, settings: AmqpSource, status: SourceStatus, node: SourceContext, rng: random.Random, name: str
     ) -> None:
         super().__init__(settings, status, node, rng)
         self._amqp = settings

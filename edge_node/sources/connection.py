@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from weft.bounds import Owner, OwnerKind, Rounds
+from weft.bounds import Owner, OwnerKind, RoundRobin
 from weft.config.log_lines import Repeats, UpAndDown, left_out
 from weft.config.sources import SourceSettings
 from weft.config.units import approximate_duration
@@ -90,11 +90,11 @@ class SourceDown(Exception):
     """The connection to a broker has ended, or failed; the text has the reason and the remedy."""
 
 
-class NodeParts(NamedTuple):
+class SourceContext(NamedTuple):
     """Parts of the node that sources use."""
 
     ingest: Ingest
-    rounds: Rounds
+    round_robin: RoundRobin
     wall_clock: Callable[[], int]
     """Clock in ns since 1970."""
 
@@ -115,7 +115,7 @@ class Memory:
 class SourceConnection:
     """Base of the connections of each protocol. Event loop's thread only."""
 
-    def __init__(self, node: NodeParts, status: SourceStatus, topics: Topics, memory: Memory) -> None:
+    def __init__(self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory) -> None:
         self.node = node
         self.status = status
         self.publisher: str | None = f"source:{status.name}"
@@ -162,20 +162,20 @@ class SourceConnection:
             flags |= Flag.DUPLICATE_SUSPECTED
         if flags & Flag.DUPLICATE_SUSPECTED:
             status.duplicates += 1
-        turn = ingest.turn
-        turn.add(route, key, payload, self, flags, headers)
-        turn.joined_bytes += len(payload)
+        batch = ingest.batch
+        batch.add(route, key, payload, self, flags, headers)
+        batch.joined_bytes += len(payload)
         status.messages += 1
         status.bytes += len(payload)
         status.last_message = self.node.wall_clock()
         if answer:
-            turn.answer(self, answer)
+            batch.answer(self, answer)
             status.unacknowledged += 1
         if self.memory.one_by_one:
             self.memory.one_by_one -= 1
-            turn.store()
+            batch.store()
         else:
-            turn.relieve()
+            batch.relieve()
         return None
 
     def _refused(self, kind: str, why: str) -> str:
@@ -270,8 +270,8 @@ class SourceConnection:
 
     async def settle(self) -> None:
         """Pause, and wait a while until all messages are on disk and acknowledged."""
-        self.hold(Pause.TURN)
-        self.node.ingest.turn.store()
+        self.hold(Pause.FAIRNESS)
+        self.node.ingest.batch.store()
         durable = asyncio.get_running_loop().create_future()
         self.node.ingest.on_durable(lambda _: None if durable.done() else durable.set_result(None))
         await asyncio.wait([durable, self.ended], timeout=SETTLE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -321,7 +321,7 @@ log = logging.getLogger(__name__)
 class Runner(ABC):
     """Base of the sources of each protocol."""
 
-    def __init__(self, settings: SourceSettings, status: SourceStatus, node: NodeParts, rng: random.Random) -> None:
+    def __init__(self, settings: SourceSettings, status: SourceStatus, node: SourceContext, rng: random.Random) -> None:
         """Use checked settings.
 
         Raises:

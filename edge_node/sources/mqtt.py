@@ -21,9 +21,9 @@ from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.connection import (
     CONNECT_TIMEOUT_S,
     Memory,
-    NodeParts,
     Runner,
     SourceConnection,
+    SourceContext,
     SourceDown,
     Topics,
 )
@@ -131,7 +131,9 @@ class MqttTerms(NamedTuple):
 class MqttConnection(SourceConnection, asyncio.Protocol):
     """The client's side of one connection. After ``open`` and ``subscribe``, messages come until ``ended``."""
 
-    def __init__(self, node: NodeParts, status: SourceStatus, topics: Topics, memory: Memory, terms: MqttTerms) -> None:
+    def __init__(
+        self, node: SourceContext, status: SourceStatus, topics: Topics, memory: Memory, terms: MqttTerms
+    ) -> None:
         super().__init__(node, status, topics, memory)
         self._terms = terms
         self._transport: asyncio.Transport | None = None
@@ -283,7 +285,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                     self._partial.keep(data[at:])
         except MqttError as error:
             self.end(self._broken(error, data))
-        self.node.ingest.turn.gathered()
+        self.node.ingest.batch.gathered()
 
     def _broken(self, error: MqttError, data: bytes) -> str:
         if error.code == ReasonCode.PACKET_TOO_LARGE:
@@ -304,15 +306,15 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             else:
                 self._handle(packet)
             if not self._budget.spend(0) and at < len(data):
-                self.hold(Pause.TURN)
-                self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
+                self.hold(Pause.FAIRNESS)
+                self.node.round_robin.wait(self.owner, lambda: self.release(Pause.FAIRNESS))
         return at
 
     def _publish(self, packet: Publish) -> None:
         qos = packet.qos
         if qos == 2 and packet.packet_id in self.memory.received:
             # The message is on disk, and the broker has not read the PUBREC.
-            self.node.ingest.turn.answer(self, PUBREC + packet.packet_id.to_bytes(2, "big"))
+            self.node.ingest.batch.answer(self, PUBREC + packet.packet_id.to_bytes(2, "big"))
             return
         flags = _QOS_FLAGS[qos] | (Flag.RETAINED if packet.retain else 0)
         if packet.dup:
@@ -333,7 +335,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                 self._has_codes = True
             # Behind earlier answers [MQTT-4.6.0-2]. 3.1.1 has no reason code for a refusal: without an answer, the
             # message would hold up all others.
-            self.node.ingest.turn.answer(self, answer)
+            self.node.ingest.batch.answer(self, answer)
             self.status.unacknowledged += 1
 
     def _handle(self, packet: Packet) -> None:
@@ -484,7 +486,7 @@ class MqttRunner(Runner):
         self,
         settings: MqttSource,
         status: SourceStatus,
-        node: NodeParts,
+        node: SourceContext,
         rng: random.Random,
         client_id: str,
         file: SessionFile,

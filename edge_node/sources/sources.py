@@ -7,7 +7,7 @@ import random
 
 from weft.config.models import EdgeConfig
 from weft.config.sources import Source
-from weft.edge_node.sources.connection import NodeParts, Runner
+from weft.edge_node.sources.connection import Runner, SourceContext
 from weft.edge_node.sources.credentials import NOT_INSTALLED, library_missing
 from weft.edge_node.sources.mqtt import MqttRunner, SessionFile
 from weft.edge_node.sources.status import SourceStatus
@@ -21,7 +21,7 @@ class Sources:
     def __init__(
         self,
         config: EdgeConfig,
-        node: NodeParts,
+        node: SourceContext,
         *,
         filesystem: FileSystem | None = None,
         rng: random.Random | None = None,

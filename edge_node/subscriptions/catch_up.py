@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from weft.bounds import Owner, Rounds
+from weft.bounds import Owner, RoundRobin
 from weft.edge_node.subscriptions.message import NOWHERE, LogRecord, Message, Positions, ReadPage
 from weft.storage.segment_log import LogFailed, SegmentLog
 
@@ -32,7 +32,7 @@ class ReadTurns:
     def __init__(self, log: SegmentLog) -> None:
         """Start without readers."""
         self._log = log
-        self.rounds = Rounds(lambda: None, pause_s=0, turns_max=READERS_MAX)
+        self.round_robin = RoundRobin(lambda: None, pause_s=0, turns_max=READERS_MAX)
         self._waiting: list[tuple[Owner | None, asyncio.Future[None]]] = []
         """Turns that begin after the next commit."""
 
@@ -51,7 +51,7 @@ class ReadTurns:
     def _committed(self, error: BaseException | None) -> None:
         waiting, self._waiting = self._waiting, []
         for owner, turn in waiting:
-            self.rounds.wait(owner, partial(_begin, turn, error))
+            self.round_robin.wait(owner, partial(_begin, turn, error))
 
 
 def _begin(turn: asyncio.Future[None], error: BaseException | None) -> None:
@@ -173,7 +173,7 @@ class CatchUp:
         """Begin at the reader's turn."""
         if not self._waits:
             self._waits = True
-            self._turns.rounds.wait(self._owner, self._go_on)
+            self._turns.round_robin.wait(self._owner, self._go_on)
 
     def start(self) -> None:
         """Begin or resume reading at the reader's turn."""
@@ -260,7 +260,7 @@ class CatchUp:
         seq = positions[stream]
         if seq >= self._end(stream):
             return False
-        turn = partial(self._turns.rounds.turn, self._owner)
+        turn = partial(self._turns.round_robin.turn, self._owner)
         await turn()
         page = await self._read_page(stream, seq, reader.wants, turn)
         if page.lost:

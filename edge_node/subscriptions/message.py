@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.bounds import CROWD, Crowd
+from weft.bounds import FAN_OUT_MAX, FanOutCap
 from weft.protocols.batch import HEADER_PAIRS_MAX, RESERVED_HEADER_PREFIXES, HeaderPairs, HeaderValue, header_text
 from weft.protocols.message_headers import CONTENT_TYPE, CORRELATION_ID, EXPIRES, REPLY_TO, USER, stored_name
 from weft.protocols.mqtt.packets import NO_PROPERTIES, Properties
@@ -237,15 +237,15 @@ def before(messages: Iterable[Message], ends: Mapping[int, int]) -> Positions:
 class Outbox:
     """Clients with a pending flush. Belongs to the event loop's thread."""
 
-    __slots__ = ("_crowd", "_last", "_waiting")
+    __slots__ = ("_fan_out_cap", "_last", "_waiting")
 
-    def __init__(self, crowd: Crowd) -> None:
+    def __init__(self, fan_out_cap: FanOutCap) -> None:
         """Start without pending writes.
 
         Args:
-            crowd: notified once so many clients were flushed in one call that the others' writes must wait.
+            fan_out_cap: notified once so many clients were flushed in one call that the others' writes must wait.
         """
-        self._crowd = crowd
+        self._fan_out_cap = fan_out_cap
         self._waiting: list[Callable[[], None]] = []
         self._last: Callable[[], None] | None = None
 
@@ -262,15 +262,15 @@ class Outbox:
         waiting = self._waiting
         if not waiting:
             return
-        left = CROWD
+        left = FAN_OUT_MAX
         try:
             while waiting:
                 if not left:
-                    self._crowd.is_here = True
+                    self._fan_out_cap.is_reached = True
                 left -= 1
                 waiting.pop()()
         finally:
-            self._crowd.is_here = False
+            self._fan_out_cap.is_reached = False
             if self._last is not None:
                 last, self._last = self._last, None
                 last()

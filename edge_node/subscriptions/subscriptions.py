@@ -192,7 +192,7 @@ class FilterStarts:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedParts:
+class SharedSubscriptionContext:
     """Objects that all shared subscriptions of a node use."""
 
     counters: Counters
@@ -212,11 +212,22 @@ class SharedSubscription:
     """A share name and a filter, with the members that share its messages. Compared by identity."""
 
     __slots__ = (
-        "_account", "_catch_up", "_joining", "_members", "_owed", "_parts", "_passed", "_pumping", "_queue", "filter",
+        "_account",
+        "_catch_up",
+        "_context",
+        "_joining",
+        "_members",
+        "_owed",
+        "_passed",
+        "_pumping",
+        "_queue",
+        "filter",
         "name",
     )  # fmt: skip
 
-    def __init__(self, share: str, topic_filter: str, parts: SharedParts, owner: Owner | None = None) -> None:
+    def __init__(
+        self, share: str, topic_filter: str, context: SharedSubscriptionContext, owner: Owner | None = None
+    ) -> None:
         """Start without members.
 
         Args:
@@ -226,8 +237,8 @@ class SharedSubscription:
         """Without ``$share/{name}/``."""
         self.name = f"{SHARE_PREFIX}{share}/{topic_filter}"
         """The filter as clients write it."""
-        self._parts = parts
-        self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
+        self._context = context
+        self._account = QueueAccount(context.budget, context.bytes_max, owner)
         self._pumping = False
         self._members: dict[Member, DeliveryOptions] = {}
         """In the order of their turns, next one first."""
@@ -299,7 +310,7 @@ class SharedSubscription:
             if not any(member.takes(0) for member in self._members):
                 self.stop_reading()
         elif self.persistent and not any(member.connected for member in self._members):
-            self._parts.fall_behind(self, None)
+            self._context.fall_behind(self, None)
 
     # --- messages
 
@@ -310,7 +321,7 @@ class SharedSubscription:
         elif not self._queue and self._catch_up is None and self._give(message):
             return
         elif not self._is_readable(message):
-            self._parts.counters.deliveries_dropped += 1
+            self._context.counters.deliveries_dropped += 1
         elif self._catch_up is None or self._joining or message.stream == NOWHERE:
             self._wait(message)
         else:
@@ -326,7 +337,7 @@ class SharedSubscription:
                 if not self._give(self._queue[0]):
                     if self._is_readable(self._queue[0]):
                         break
-                    self._parts.counters.deliveries_dropped += 1
+                    self._context.counters.deliveries_dropped += 1
                 self._free(self._queue.popleft())
         finally:
             self._pumping = False
@@ -401,19 +412,19 @@ class SharedSubscription:
             if (stream, record.seq) not in self._owed:
                 return
             self._owed.discard((stream, record.seq))
-        message = self._parts.message_of(stream, record)
+        message = self._context.message_of(stream, record)
         if message is None or not message.qos:
             return
         if not self._give(message):  # the members with room may not read it
             if self._is_readable(message) and self._fits(message):
                 self._keep(message)
             else:
-                self._parts.counters.deliveries_dropped += 1
-        self._parts.outbox.flush()
+                self._context.counters.deliveries_dropped += 1
+        self._context.outbox.flush()
 
     def lost(self, count: int) -> None:
         """Count records that the log no longer had."""
-        self._parts.counters.deliveries_lost += count
+        self._context.counters.deliveries_lost += count
 
     def joining(self) -> None:
         """Keep live messages in the queue from now on."""
@@ -424,7 +435,7 @@ class SharedSubscription:
         self._catch_up, self._joining = None, False
         self._owed.clear()  # the log has deleted the remaining ones
         self.pump()
-        self._parts.outbox.flush()
+        self._context.outbox.flush()
 
     # --- inside
 
@@ -442,7 +453,7 @@ class SharedSubscription:
                 self._to_the_end(member)
                 member.send_at_most_once(message, options)
                 return
-        self._parts.counters.deliveries_dropped += 1
+        self._context.counters.deliveries_dropped += 1
 
     def _give(self, message: Message, but: Member | None = None) -> bool:
         for member, options in self._members.items():
@@ -451,7 +462,7 @@ class SharedSubscription:
                 qos = min(message.qos, options.qos)
                 if message.stream != NOWHERE and message.seq >= self._passed.get(message.stream, 0):
                     self._passed[message.stream] = message.seq + 1
-                    self._parts.moved.add(self)
+                    self._context.moved.add(self)
                 if qos:
                     # The journal must have the delivery of a QoS 2 message before the client receives it: after a crash
                     # no other member may get it [MQTT-4.8.2-5].
@@ -468,9 +479,9 @@ class SharedSubscription:
         if self._fits(message) and any(member.connected for member in self._members):
             self._keep(message)
         elif message.stream == NOWHERE:
-            self._parts.counters.deliveries_dropped += 1
+            self._context.counters.deliveries_dropped += 1
         elif self._catch_up is None:
-            self._parts.fall_behind(self, message)
+            self._context.fall_behind(self, message)
         else:
             self._joining = False
             ahead = (each for each in self._queue if each.seq >= self._passed.get(each.stream, 0))
@@ -608,10 +619,10 @@ class Subscriptions:
 class SharedSubscriptions:
     """Shared subscriptions by name. Belongs to the event loop's thread."""
 
-    def __init__(self, subscriptions: Subscriptions, parts: SharedParts) -> None:
+    def __init__(self, subscriptions: Subscriptions, context: SharedSubscriptionContext) -> None:
         """Start without any."""
         self._subscriptions = subscriptions
-        self._parts = parts
+        self._context = context
         self._by_name: dict[str, SharedSubscription] = {}
 
     def all(self) -> list[SharedSubscription]:
@@ -620,13 +631,13 @@ class SharedSubscriptions:
 
     def take_moved(self) -> list[SharedSubscription]:
         """Return the subscriptions that have delivered to members since the last call."""
-        moved = list(self._parts.moved)
-        self._parts.moved.clear()
+        moved = list(self._context.moved)
+        self._context.moved.clear()
         return moved
 
     def has_moved(self, shared: SharedSubscription) -> bool:
         """Return whether a subscription has delivered to members since ``take_moved``."""
-        return shared in self._parts.moved
+        return shared in self._context.moved
 
     def get(self, name: str) -> SharedSubscription | None:
         """Return a shared subscription by its filter as clients write it."""
@@ -637,7 +648,7 @@ class SharedSubscriptions:
         name = subscription.options.filter
         shared = self._by_name.get(name)
         if shared is None:
-            shared = self._by_name[name] = SharedSubscription(share.name, share.filter, self._parts, member.owner)
+            shared = self._by_name[name] = SharedSubscription(share.name, share.filter, self._context, member.owner)
             shared.join(member, subscription)
             self._subscriptions.add(shared)
         else:
@@ -650,7 +661,7 @@ class SharedSubscriptions:
         if shared.leave(member):
             return True
         self._by_name.pop(shared.name, None)
-        self._parts.moved.discard(shared)
+        self._context.moved.discard(shared)
         self._subscriptions.remove(shared)
         return False
 

@@ -42,9 +42,9 @@ from weft.proofs.audit.report import (
     DAMAGE_LISTED_MAX,
     HOLES_LISTED_MAX,
     AuditReport,
+    DeclaredDeletion,
     LaneAudit,
     ShardAudit,
-    ToldDeletion,
     lane_problems,
     reason_name,
     shard_problems,
@@ -103,7 +103,7 @@ class DeclaredDeletions(NamedTuple):
 
     lanes: dict[LaneKey, RangeSet]
     offsets: dict[int, RangeSet]
-    told: list[ToldDeletion]
+    told: list[DeclaredDeletion]
     """Each of them, for people."""
 
 
@@ -179,10 +179,10 @@ async def read_declared(store: ObjectStore, tenant: str, stream: str) -> Declare
     return DeclaredDeletions(lanes, offsets, [_told(number, each) for number, each in found.items()])
 
 
-def _told(number: int, deletion: Deletion) -> ToldDeletion:
+def _told(number: int, deletion: Deletion) -> DeclaredDeletion:
     is_erased = deletion.erasure is not None
     told = number, deletion.time, deletion.by, deletion.reason, deletion.rows, deletion.count
-    return ToldDeletion(*told, is_erased=is_erased, received_until=deletion.received_until)
+    return DeclaredDeletion(*told, is_erased=is_erased, received_until=deletion.received_until)
 
 
 # Comparison of an audit's merged counts: lanes and shards, and differences between log and table.

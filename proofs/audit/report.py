@@ -80,7 +80,7 @@ class ShardAudit(msgspec.Struct, frozen=True):
     """Offsets below the position whose row was deleted as declared."""
 
 
-class ToldDeletion(msgspec.Struct, frozen=True):
+class DeclaredDeletion(msgspec.Struct, frozen=True):
     """A declared deletion: by whom, when and why."""
 
     number: int
@@ -115,7 +115,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     """True when every record is in the log once, and every one below the table's position is in the table once."""
     open_gaps: list[NamedOpenGap] = []
     """Losses without a number, of lanes that ended without a last word. Log and table may agree nevertheless."""
-    deletions: list[ToldDeletion] = []
+    deletions: list[DeclaredDeletion] = []
     """Declared deletions of the stream, oldest first."""
     only_latest: bool = False
     """True if the stream has a latest table instead of a table of all rows, and was compared with that."""

@@ -5,11 +5,11 @@ from weft.replication.events import LinkRefused
 from weft.replication.flow_control import LINK_PATH
 from weft.replication.runner.connect import run_link
 from weft.replication.runner.serve import LinkHandler, LinkSession, serve_link
-from weft.replication.runner.settings import ConfigDoor, LinkIdentity, LinkSettings, no_token
+from weft.replication.runner.settings import ConfigReceiver, LinkIdentity, LinkSettings, no_token
 
 __all__ = [
     "LINK_PATH",
-    "ConfigDoor",
+    "ConfigReceiver",
     "LinkHandler",
     "LinkIdentity",
     "LinkRefused",

@@ -36,7 +36,7 @@ from weft.replication.runner.progress import Acknowledged, LinkLog, Progress
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S
 from weft.replication.runner.settings import (
     ClockSource,
-    ConfigDoor,
+    ConfigReceiver,
     LinkIdentity,
     LinkSettings,
     LinkTrust,
@@ -162,7 +162,7 @@ async def run_link(
     clocks: ClockSource | None = None,
     acknowledged: Acknowledged | None = None,
     stopping: asyncio.Event | None = None,
-    config: ConfigDoor | None = None,
+    config: ConfigReceiver | None = None,
     control: LinkControl | None = None,
     taker: MessageTaker | None = None,
     puller: Puller | None = None,
@@ -223,7 +223,7 @@ async def run_link(
 class _Turns:
     """The URLs of a link, of which each attempt begins with another one."""
 
-    def __init__(self, settings: LinkSettings, config: ConfigDoor | None, clock: Callable[[], int]) -> None:
+    def __init__(self, settings: LinkSettings, config: ConfigReceiver | None, clock: Callable[[], int]) -> None:
         self._settings, self._clock = settings, clock
         self.own = config.own_urls if config is not None else tuple
         self._attempt = 0

@@ -44,7 +44,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.policy import Order
 from weft.replication.runner.control import Drain, LinkControl
 from weft.replication.runner.progress import HubTime, LinkLog, Progress
-from weft.replication.runner.settings import ClockSource, ConfigDoor, LinkIdentity, MessageTaker, Puller
+from weft.replication.runner.settings import ClockSource, ConfigReceiver, LinkIdentity, MessageTaker, Puller
 from weft.replication.sender import Sender
 from weft.replication.source import Epochs, LogSource, OfferedLane
 
@@ -69,7 +69,7 @@ class SenderConnection:
         stay: bool = False,
         clocks: ClockSource | None = None,
         stopping: asyncio.Event | None = None,
-        config: ConfigDoor | None = None,
+        config: ConfigReceiver | None = None,
         control: LinkControl,
         taker: MessageTaker | None = None,
         puller: Puller | None = None,

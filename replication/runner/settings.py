@@ -116,7 +116,7 @@ class ClockSource(Protocol):
         ...
 
 
-class ConfigDoor(Protocol):
+class ConfigReceiver(Protocol):
     """The side of a node that takes configurations from a hub (``edge_node.links.desired``, which may not be imported
     here)."""
 

@@ -332,7 +332,7 @@ _LOWEST = -(1 << 62)
 _PLAIN = "no offset, zone UTC, time _time"
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _PersistedWindows(msgspec.Struct, frozen=True):
     """State of a window query as it is stored."""
 
     format: int
@@ -519,7 +519,7 @@ class WindowState:
     def encode(self) -> str:
         """Return the state as JSON, at most about 100 kB."""
         return msgspec.json.encode(
-            _Kept(
+            _PersistedWindows(
                 FORMAT, self.source, self.every_us,
                 {str(k): self.offsets[k] for k in sorted(self.offsets)},
                 list(self.pending), list(self.fresh), self.complete_end, self.given_end,
@@ -551,7 +551,7 @@ class WindowState:
                     "the state of the windows was written by a pre-release build and cannot be opened: delete it to "
                     "compute all again"
                 )
-            kept = msgspec.json.decode(text, type=_Kept)
+            kept = msgspec.json.decode(text, type=_PersistedWindows)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ReadError(f"the state of the windows is damaged: {error}; delete it to compute all again") from None
         if kept.source != source:

@@ -57,7 +57,7 @@ from spark_sinks.read import read
 from spark_sinks.replaced import Replaced
 from spark_sinks.source.options import ReadOptions, parse_names, parse_options, source_options
 from spark_sinks.source.readers import Bookmarks, Places, chunks_of, moved
-from spark_sinks.source.stream_log import KeptPosition, StreamLog, Witness
+from spark_sinks.source.stream_log import PersistedPosition, StreamLog, Witness
 from spark_sinks.source.tables import TableSnapshot
 from spark_sinks.source.typed import declared
 from weft.config.functions.windows import Grid, grid_problem
@@ -338,7 +338,7 @@ class WindowSteps:
 def places_of(state: WindowState) -> Places:
     """Return the positions of a state, for a comparison with the log."""
     chunks = {shard: Witness(*chunk) for shard, chunk in state.chunks.items()}
-    return {shard: KeptPosition(offset, chunks.get(shard)) for shard, offset in state.offsets.items()}
+    return {shard: PersistedPosition(offset, chunks.get(shard)) for shard, offset in state.offsets.items()}
 
 
 def _bytes_within(table: TableSnapshot, since: datetime | None, until: datetime | None) -> int:

@@ -20,7 +20,7 @@ from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.positions import FollowedLog, RunFloors
 from spark_sinks.source.options import STORE_PREFIX, parse_options
-from spark_sinks.source.stream_log import KeptPosition, WentBack, Witness
+from spark_sinks.source.stream_log import PersistedPosition, WentBack, Witness
 
 if TYPE_CHECKING:
     from psycopg import Connection, Error
@@ -406,7 +406,7 @@ class Batch:
             )
         try:
             log.check({
-                shard: KeptPosition(end, None if n is None or crc is None else Witness(n, crc))
+                shard: PersistedPosition(end, None if n is None or crc is None else Witness(n, crc))
                 for shard, end, n, crc, _ in found
             })  # fmt: skip
         except WentBack as error:

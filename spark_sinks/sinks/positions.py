@@ -10,7 +10,7 @@ from typing import NamedTuple
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.stream_log import History, KeptPosition, WentBack, Witness, open_hub
+from spark_sinks.source.stream_log import History, PersistedPosition, WentBack, Witness, open_hub
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 
@@ -34,7 +34,7 @@ class FollowedLog:
         """Return cluster, tenant and stream as one text. Raises as ``check``."""
         return _opened(self.options).source
 
-    def check(self, positions: Mapping[int, KeptPosition]) -> None:
+    def check(self, positions: Mapping[int, PersistedPosition]) -> None:
         """Compare positions, by shard, with the log.
 
         Raises:

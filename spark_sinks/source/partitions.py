@@ -406,7 +406,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         raise ReadError(f"{error} was deleted after this read was planned; {again}") from None
 
 
-class _Wanted:
+class _TaskRequest:
     """The rows and columns that a task yields from one tier."""
 
     def __init__(self, context: ReadContext, schema: pa.Schema, *, timed: bool) -> None:
@@ -441,7 +441,7 @@ def _chunk_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the chunks. Sections of several shards are fetched at once: a micro-batch has a small one from
     each."""
     context = task.context
-    wanted = _Wanted(context, schema, timed=True)
+    wanted = _TaskRequest(context, schema, timed=True)
     pieces = [(part, piece) for part in task.parts if isinstance(part, ChunkPart) for piece in part.slices]
     for group in _groups(pieces):
         for (part, piece), data in zip(group, run(_fetch(context, group)), strict=True):
@@ -487,7 +487,7 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
 def _table_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     parts = [part for part in task.parts if isinstance(part, TablePart)]
     if parts:
-        wanted = _Wanted(task.context, schema, timed=False)
+        wanted = _TaskRequest(task.context, schema, timed=False)
         for part in parts:
             yield from wanted.rows_of(_scanned(task.context, part, wanted.columns))
 

@@ -44,7 +44,7 @@ from spark_sinks.source.partitions import (
     Task,
     read_partition,
 )
-from spark_sinks.source.stream_log import KeptPosition, MissingOffsets, StreamLog, WentBack, Witness, subset
+from spark_sinks.source.stream_log import MissingOffsets, PersistedPosition, StreamLog, WentBack, Witness, subset
 from spark_sinks.source.tables import TableFile, TableSnapshot
 from spark_sinks.source.workers import keep_broken_pipes_quiet
 from weft.protocols.lane import Lane
@@ -233,7 +233,7 @@ def _context(
 # with another text as new data, so a position that does not move keeps its text, with or without a chunk. A query
 # that was moved from another region also has there what it read before (``elsewhere``).
 
-Places = dict[int, KeptPosition]
+Places = dict[int, PersistedPosition]
 """Shard -> position."""
 _NUMBERS = 3
 CLOCKS_NS = 300 * 1_000_000_000
@@ -256,10 +256,10 @@ def decode(value: Any) -> Places:
             f"checkpoint: expected offsets by shard, got {str(value)[:200]}. It is of another query, or of a later "
             "release"
         ) from None
-    return {shard: KeptPosition(offset, chunks.get(shard)) for shard, offset in offsets.items()}
+    return {shard: PersistedPosition(offset, chunks.get(shard)) for shard, offset in offsets.items()}
 
 
-def encode(places: Mapping[int, KeptPosition], elsewhere: ReadElsewhere | None = None) -> dict[str, Any]:
+def encode(places: Mapping[int, PersistedPosition], elsewhere: ReadElsewhere | None = None) -> dict[str, Any]:
     """Return the form for the checkpoint: equal positions have equal texts.
 
     Args:
@@ -271,13 +271,13 @@ def encode(places: Mapping[int, KeptPosition], elsewhere: ReadElsewhere | None =
     return found if elsewhere is None else found | elsewhere.to_json()
 
 
-def chunks_of(places: Mapping[int, KeptPosition]) -> dict[int, tuple[int, int, int]]:
+def chunks_of(places: Mapping[int, PersistedPosition]) -> dict[int, tuple[int, int, int]]:
     """Return number, checksum and time of the known chunks."""
     known = {shard: kept.witness for shard, kept in places.items() if kept.witness is not None}
     return {shard: (each.n, each.footer_crc, each.created or 0) for shard, each in known.items()}
 
 
-def offsets_of(places: Mapping[int, KeptPosition]) -> Offsets:
+def offsets_of(places: Mapping[int, PersistedPosition]) -> Offsets:
     """Return only the offsets."""
     return {shard: kept.end for shard, kept in places.items()}
 
@@ -309,7 +309,7 @@ class Bookmarks:
         """
         return await self.compare(decode(given))
 
-    async def compare(self, places: Mapping[int, KeptPosition]) -> Places:
+    async def compare(self, places: Mapping[int, PersistedPosition]) -> Places:
         """Return positions for every shard of the log, after checking that they are of this log.
 
         Raises:
@@ -317,7 +317,7 @@ class Bookmarks:
             WentBack: they are of this store before it was restored to an earlier state.
         """
         whole = of_checkpoint(offsets_of(places), self._log.heads)
-        found = {shard: places.get(shard, KeptPosition(offset, None)) for shard, offset in whole.items()}
+        found = {shard: places.get(shard, PersistedPosition(offset, None)) for shard, offset in whole.items()}
         if self._loads != self._log.loads:
             self._loads, self._known = self._log.loads, {}
         new = {shard: kept for shard, kept in found.items() if self._is_new(shard, kept)}
@@ -339,10 +339,10 @@ class Bookmarks:
         self._known |= new
         return found
 
-    def _is_new(self, shard: int, kept: KeptPosition) -> bool:
+    def _is_new(self, shard: int, kept: PersistedPosition) -> bool:
         return shard not in self._known or kept.end > self._known[shard].end
 
-    async def moved(self, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
+    async def moved(self, ends: Offsets, start: Mapping[int, PersistedPosition]) -> Places:
         """Return positions at the ends of a micro-batch, as ``moved``. They need no comparison later, as this run made
         them."""
         places = await moved(self._log, ends, start)
@@ -350,7 +350,7 @@ class Bookmarks:
         return places
 
 
-def check_rows(table: TableSnapshot | None, places: Mapping[int, KeptPosition]) -> None:
+def check_rows(table: TableSnapshot | None, places: Mapping[int, PersistedPosition]) -> None:
     """Check the table's rows from deleted chunks: no row can be later than its chunk.
 
     Raises:
@@ -364,7 +364,7 @@ def check_rows(table: TableSnapshot | None, places: Mapping[int, KeptPosition]) 
             raise WentBack(f"offset {end} of shard {shard}, and the record before it came later")
 
 
-async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
+async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, PersistedPosition]) -> Places:
     """Return positions at the ends of a micro-batch, with their chunks.
 
     This costs nothing if a running query has seen the chunks arrive; otherwise some GETs for each shard that moved.
@@ -377,7 +377,7 @@ async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, KeptPosition]
     """
     moving = {shard: end for shard, end in ends.items() if shard not in start or end != start[shard].end}
     found = await log.witnesses({shard: end for shard, end in moving.items() if end > 0})
-    places = {shard: KeptPosition(end, found.get(shard)) for shard, end in moving.items()}
+    places = {shard: PersistedPosition(end, found.get(shard)) for shard, end in moving.items()}
     return places | {shard: start[shard] for shard in ends.keys() - moving.keys()}
 
 

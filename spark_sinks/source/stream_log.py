@@ -129,7 +129,7 @@ class Witness(NamedTuple):
     deleted, this time distinguishes the table's rows from later ones."""
 
 
-class KeptPosition(NamedTuple):
+class PersistedPosition(NamedTuple):
     """A position stored in a checkpoint or a sink's target."""
 
     end: int
@@ -179,7 +179,7 @@ class History:
         self._found |= known
         return {place: Witness(each.n, each.footer_crc, each.created) for place, each in known.items()}
 
-    async def check(self, positions: Mapping[StreamShard, KeptPosition]) -> dict[StreamShard, KeptPosition]:
+    async def check(self, positions: Mapping[StreamShard, PersistedPosition]) -> dict[StreamShard, PersistedPosition]:
         """Check that positions were taken from this log.
 
         Returns:
@@ -194,7 +194,7 @@ class History:
             raise _unreadable(error) from error
         return {place: kept for (place, kept), is_known in zip(positions.items(), known, strict=True) if not is_known}
 
-    async def _check(self, place: StreamShard, kept: KeptPosition) -> bool:
+    async def _check(self, place: StreamShard, kept: PersistedPosition) -> bool:
         """Return whether the chunk was compared."""
         (stream, shard), (end, witness) = place, kept
         log = self._log_of(shard)

@@ -44,7 +44,7 @@ from weft.storage.table.schemas import FollowedDeclarations
 from weft.storage.table_writer.parquet_file import levels_of
 from weft.storage.table_writer.service import TableService
 from weft.storage.table_writer.settings import TableSettings, TableTerms
-from weft.storage.table_writer.writers import OF_ONE_SHARD, Joined, Made, StreamRows, WantedRows, lacking
+from weft.storage.table_writer.writers import OF_ONE_SHARD, Joined, Made, RowsRequest, StreamRows, lacking
 
 # The writer of tables on a cluster of Spark: it plans parts of the log by its indexes, and executors write them.
 
@@ -80,7 +80,7 @@ class SparkWriter:
         self._spark, self._access, self._settings, self._tag = spark, access, settings, tag
         self._slots_now, self._slots = slots, 1
 
-    async def write(self, rows: StreamRows, wanted: Sequence[WantedRows]) -> list[Made | Exception]:
+    async def write(self, rows: StreamRows, wanted: Sequence[RowsRequest]) -> list[Made | Exception]:
         """Write the rows of each shard in one job. See ``FileWriter``."""
         key = table_key(*rows.stream)
         planned: list[list[LogPart] | Exception] = []
@@ -128,7 +128,7 @@ class SparkWriter:
                 raise result.error(key, 0)
             yield Joined(*result)
 
-    async def _sections(self, rows: StreamRows, wanted: WantedRows) -> list[_Section] | Exception:
+    async def _sections(self, rows: StreamRows, wanted: RowsRequest) -> list[_Section] | Exception:
         """Return the sections with the wanted records, as many as one job takes; or the error of this shard."""
         found: list[_Section] = []
         room, end = self._slots * self._settings.file_bytes_max, wanted.first
@@ -153,7 +153,7 @@ class SparkWriter:
         total = sum(each.bytes for found in sections if isinstance(found, list) for each in found)
         return min(self._settings.file_bytes_max, max(PART_BYTES_MIN, total // (self._slots * PARTS_A_SLOT)))
 
-    def _cut(self, wanted: WantedRows, sections: Sequence[_Section], size: int) -> list[LogPart]:
+    def _cut(self, wanted: RowsRequest, sections: Sequence[_Section], size: int) -> list[LogPart]:
         parts: list[LogPart] = []
         first, first_n, taken, chunks = wanted.first, wanted.n, 0, 0
         for at, section in enumerate(sections):

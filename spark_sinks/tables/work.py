@@ -27,7 +27,7 @@ from weft.storage.table.rows import Erased
 from weft.storage.table.typed_columns import TypedRows
 from weft.storage.table_writer.settings import StreamStopped, TableSettings
 from weft.storage.table_writer.shards import ChunkCache, Declared, ShardView
-from weft.storage.table_writer.writers import Joiner, Made, OwnWriter, StreamRows, WantedRows
+from weft.storage.table_writer.writers import Joiner, Made, OwnWriter, RowsRequest, StreamRows
 
 CHUNK_BYTES_MAX = 128 << 20
 """Bytes of chunks that a task keeps in memory: those that it reads ahead."""
@@ -94,7 +94,7 @@ class RowsWork:
         tally = None if self.checks is None else Tally(self.checks)
         at, n, done = part.first, part.first_n, None
         while at < part.end:
-            (made,) = await writer.write(rows, [WantedRows(view, n, at, part.end)])
+            (made,) = await writer.write(rows, [RowsRequest(view, n, at, part.end)])
             if not isinstance(made, Made):
                 if done is None:
                     raise made

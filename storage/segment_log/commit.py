@@ -43,14 +43,14 @@ from weft.storage.segment_log.settings import (
 )
 from weft.storage.segment_log.space import (
     Now,
-    Room,
+    SegmentSpace,
     UnmovableSegment,
     expire,
     forget_lost,
     forget_released,
     free_segments,
     is_overdue,
-    make_room,
+    make_space,
     sure_room,
 )
 from weft.storage.segment_log.state import LogState
@@ -217,11 +217,11 @@ class Committer:
         position = self._sealed_at
         while True:
             with state.changed:
-                room = make_room(state, commit_bytes)
-            if not room.suffices:
+                space = make_space(state, commit_bytes)
+            if not space.suffices:
                 raise _NoSpace
             try:
-                self._writer = self._open(position, room, version)
+                self._writer = self._open(position, space, version)
                 self._sealed_at = None
                 break
             except UnmovableSegment as damage:
@@ -238,7 +238,7 @@ class Committer:
             self._account()
         if not self._writer.fits(commit_bytes):
             # Other programs used the space of the deleted files.
-            self._wished = room.length
+            self._wished = space.length
             raise _NoSpace
 
     def _look_ahead(self, commit_bytes: int) -> None:
@@ -250,10 +250,10 @@ class Committer:
         sealed = self._writer.segment
         spare = sealed.size - sealed.end - sealed.index.footer_bytes - TRAILER_BYTES
         with self._state.changed:
-            room = make_room(self._state, commit_bytes, sealing_frees=max(0, spare))
+            space = make_space(self._state, commit_bytes, sealing_frees=max(0, spare))
         if commit_bytes:
-            self._is_held_back = not room.suffices
-        if not room.suffices:
+            self._is_held_back = not space.suffices
+        if not space.suffices:
             raise _NoSpace
 
     def _reserve(self, length: int) -> None:
@@ -283,18 +283,18 @@ class Committer:
             self._account()
         return writer.fits(commit_bytes, version)
 
-    def _open(self, position: int, room: Room, version: int) -> SegmentWriter:
+    def _open(self, position: int, space: SegmentSpace, version: int) -> SegmentWriter:
         try:
-            return open_segment(self._state, position, self.wall_clock(), room, version)
+            return open_segment(self._state, position, self.wall_clock(), space, version)
         except OSError as error:
             # If it has its name, the sync of the name failed, and a failed sync is never repeated.
             is_named = self._state.filesystem.exists(os.path.join(self._state.directory, file_name(position)))
             if error.errno not in NO_SPACE or is_named:
                 raise
-            if room.first_length <= room.least:
+            if space.first_length <= space.least:
                 raise _NoSpace from error
         # Other programs used the space since it was checked. Nothing was changed; the rest may still be enough.
-        least = room._replace(first_length=room.least, length=room.least)
+        least = space._replace(first_length=space.least, length=space.least)
         return self._open(position, least, version)
 
     def _account(self) -> None:

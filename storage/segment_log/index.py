@@ -414,7 +414,7 @@ class Segment:
     known_since: int = 0
     """Monotonic ns at which its last record was received, or the log opened: its records are at least that old."""
     needed: tuple[int, int] | None = None
-    """(``LogState.changes`` at that time, needed bytes): for ``room.must_keep``."""
+    """(``LogState.changes`` at that time, needed bytes): for ``space.needed_bytes``."""
     version: int = 1
     """Version of its header, which limits its entries (``segment.header.version_needed``)."""
     is_movable: bool = True

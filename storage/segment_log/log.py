@@ -34,7 +34,7 @@ from weft.storage.segment_log.settings import (
     check_records,
     run_bytes,
 )
-from weft.storage.segment_log.space import LogRoom, drop_backlog, whole_batches
+from weft.storage.segment_log.space import LogSpace, drop_backlog, whole_batches
 from weft.storage.segment_log.state import LogState
 
 # Appends to several streams that become durable in one commit.
@@ -74,12 +74,12 @@ class Together:
         self._state.changed.release()
 
 
-EndOfTurn = Callable[[Callable[[], None]], object]
+EndOfTick = Callable[[Callable[[], None]], object]
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 """(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
 
 
-class SegmentLog(LogAnswers, LogRoom):
+class SegmentLog(LogAnswers, LogSpace):
     """An open log.
 
     The owner's thread appends; a writer thread makes all records appended during its last sync durable with the next
@@ -88,16 +88,16 @@ class SegmentLog(LogAnswers, LogRoom):
     because the log never reported them.
     """
 
-    def __init__(self, opened: OpenedLog, wall_clock: Callable[[], int], end_of_turn: EndOfTurn | None) -> None:
+    def __init__(self, opened: OpenedLog, wall_clock: Callable[[], int], end_of_tick: EndOfTick | None) -> None:
         """Wrap the parts of an open log; callers use ``open``."""
         committer = opened.committer
         super().__init__(opened.state, LogReader(opened.state, wall_clock, committer.poison))
-        LogRoom.__init__(self, opened.state, committer.poison)
+        LogSpace.__init__(self, opened.state, committer.poison)
         self._lock = opened.lock
         self._wall_clock = wall_clock
         self._writer: WriterThread | None = None
         self._closed = False
-        self._end_of_turn = end_of_turn
+        self._end_of_tick = end_of_tick
         self._turn_awaited = False
         self._settled = False
         self.committer = committer
@@ -115,7 +115,7 @@ class SegmentLog(LogAnswers, LogRoom):
         clock_reading: Callable[[], ClockReading],
         random_bits: Callable[[int], int],
         post: Post,
-        end_of_turn: EndOfTurn | None = None,
+        end_of_tick: EndOfTick | None = None,
         filesystem: FileSystem | None = None,
         start_writer: bool = True,
         owner: NodeName | None = None,
@@ -127,7 +127,7 @@ class SegmentLog(LogAnswers, LogRoom):
             wall_clock: nanoseconds since 1970.
             random_bits: random integer of that many bits; makes a new log's id.
             post: runs a callback on the owner's thread, e.g. ``loop.call_soon_threadsafe``; must keep order.
-            end_of_turn: calls back after the owner's thread has handled the ready events, e.g. ``loop.call_soon``. A
+            end_of_tick: calls back after the owner's thread has handled the ready events, e.g. ``loop.call_soon``. A
                 commit then begins when the reads of one turn of the loop are appended, not after the first of them: ten
                 times as many records per commit under load, without a delay for an idle node. Without it, a commit
                 begins at once.
@@ -150,7 +150,7 @@ class SegmentLog(LogAnswers, LogRoom):
             directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
             post=post, filesystem=disk, owner=owner, guard=guard,
         )  # fmt: skip
-        log = cls(opened, wall_clock, end_of_turn)
+        log = cls(opened, wall_clock, end_of_tick)
         if start_writer:
             log._writer = WriterThread(opened.state, opened.committer)
         return log
@@ -427,13 +427,13 @@ class SegmentLog(LogAnswers, LogRoom):
         state = self._state
         # One turn of the loop is one commit, however many connections brought records. A long turn must not leave the
         # disk idle, so 512 KiB begin it earlier.
-        if self._end_of_turn is None or state.queue.raw_bytes >= DUE_BYTES:
+        if self._end_of_tick is None or state.queue.raw_bytes >= DUE_BYTES:
             self._due()
         elif not self._turn_awaited:
             self._turn_awaited = True
-            self._end_of_turn(self._turn_ended)
+            self._end_of_tick(self._tick_ended)
 
-    def _turn_ended(self) -> None:
+    def _tick_ended(self) -> None:
         self._turn_awaited = False
         with self._state.lock:
             self._due()

@@ -46,7 +46,7 @@ from weft.storage.segment_log.settings import (
     LogVersionError,
     WrongOwner,
 )
-from weft.storage.segment_log.space import Room, forget_lost, held_within
+from weft.storage.segment_log.space import SegmentSpace, forget_lost, held_within
 from weft.storage.segment_log.state import LogState, Plan, StreamState
 
 # A file beside the segments with facts that must outlive them: a damaged header must not turn this log into another
@@ -377,7 +377,7 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
             newest.segment.size = writer.seal(newest.segment.index.to_footer())
             position = newest.segment.first_position + newest.segment.size
     length = _reservable(state, state.bytes_on_disk())
-    return open_segment(state, position, now, Room(Plan(), length, length, length, length))
+    return open_segment(state, position, now, SegmentSpace(Plan(), length, length, length, length))
 
 
 def _seal_again(filesystem: FileSystem, segment: Segment) -> None:

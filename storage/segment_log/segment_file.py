@@ -47,7 +47,7 @@ from weft.storage.segment_log.pending import PendingCommit
 from weft.storage.segment_log.settings import SEALED_BYTES, UNFINISHED, aside_path, entry_about
 from weft.storage.segment_log.space import (
     Needed,
-    Room,
+    SegmentSpace,
     dropped,
     forget_lost,
     has_bytes_of,
@@ -329,7 +329,7 @@ class _Opening:
     clocks: list[ClockNotice] = field(default_factory=list)
 
 
-def open_segment(state: LogState, position: int, now: int, room: Room, version: int = 1) -> SegmentWriter:
+def open_segment(state: LogState, position: int, now: int, space: SegmentSpace, version: int = 1) -> SegmentWriter:
     """Begin the segment at ``position``, then delete the planned files. For the writer thread, without the lock.
 
     Args:
@@ -341,7 +341,7 @@ def open_segment(state: LogState, position: int, now: int, room: Room, version: 
         OSError: as a write or a deletion.
     """
     with state.changed:
-        plan = room.plan
+        plan = space.plan
         opening = _prepare(state, plan, now)
         streams = state.stream_entries()
         # Never lower than that of another file in the log, since nothing is gained by it while that file is there.
@@ -349,7 +349,7 @@ def open_segment(state: LogState, position: int, now: int, room: Room, version: 
     state.check_place()
     header = SegmentHeader(state.log_id, position, now, version)
     writer = SegmentWriter.create(
-        state.filesystem, state.directory, header, streams, _entries(state, opening), room.first_length
+        state.filesystem, state.directory, header, streams, _entries(state, opening), space.first_length
     )
     with state.changed:
         _publish(state, opening, plan, writer)
@@ -357,7 +357,7 @@ def open_segment(state: LogState, position: int, now: int, room: Room, version: 
     victims = [segment for segment, _ in opening.victims]
     _remove(state, victims, [*plan.asides, *(aside_path(segment.path) for segment in victims)])
     # The old files are gone only now, and with them the disk has room for the full length.
-    writer.grow(room.length)
+    writer.grow(space.length)
     with state.changed:
         writer.segment.size = writer.size
     return writer

@@ -578,7 +578,7 @@ def sure_room(state: LogState) -> int:
     return min(left, state.settings.pending_bytes_max)
 
 
-class Room(NamedTuple):
+class SegmentSpace(NamedTuple):
     """Space for the next segment, and the plan that makes it."""
 
     plan: Plan
@@ -597,7 +597,7 @@ class Room(NamedTuple):
         return self.least <= self.most
 
 
-def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
+def make_space(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> SegmentSpace:
     """Plan the files to delete and the records to move and drop, for a segment that begins with a commit. Call with the
     lock.
 
@@ -629,7 +629,7 @@ def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> 
     length = max(least, min(wished + plan.moved_bytes, limit - settings.spare_bytes - used + gone))
     begins = on_disk >= opening_bytes(state) + plan.moved_bytes
     most = (on_disk if commit_bytes else free) + gone if begins else 0
-    return Room(plan, max(0, min(length, free)), length, least, most)
+    return SegmentSpace(plan, max(0, min(length, free)), length, least, most)
 
 
 def forget_released(state: LogState) -> None:
@@ -787,7 +787,7 @@ AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 """(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
 
 
-class LogRoom:
+class LogSpace:
     """The room of an open log: policies, releases, and admission. Owner's thread only."""
 
     def __init__(self, state: LogState, poison: Callable[[Exception], LogFailed]) -> None:

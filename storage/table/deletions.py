@@ -119,7 +119,7 @@ def _united(declared: Iterable[Iterable[tuple[int, list[Range]]]]) -> dict[int, 
     return {shard: RangeSet(sorted(ranges)) for shard, ranges in found.items()}
 
 
-class KnownErased:
+class ErasedOffsetsCache:
     """The erased offsets of one stream, as a maker of a table needs them."""
 
     def __init__(self, store: ObjectStore, tenant: str, stream: str) -> None:
@@ -151,7 +151,7 @@ class FollowedErasures:
 
     def __init__(self, store: ObjectStore, monotonic: Callable[[], float]) -> None:
         self._store, self._monotonic = store, monotonic
-        self._known: OrderedDict[tuple[str, str], _KnownOffsets] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], _CachedOffsets] = OrderedDict()
 
     async def of(self, tenant: str, stream: str) -> Mapping[int, RangeSet]:
         """Return the erased offsets of each shard, as the store had them at most ``LOOK_INTERVAL_S`` ago.
@@ -170,14 +170,14 @@ class FollowedErasures:
             names = tuple(listed.key for listed in await self._store.list(deletion_prefix(tenant, stream)))
             is_same = known is not None and known.names == names
             offsets = known.offsets if known and is_same else await erased_offsets(self._store, tenant, stream)
-            known = self._known[key] = _KnownOffsets(now, names, offsets)
+            known = self._known[key] = _CachedOffsets(now, names, offsets)
             if len(self._known) > STREAMS_MAX:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         return known.offsets
 
 
-class _KnownOffsets(NamedTuple):
+class _CachedOffsets(NamedTuple):
     looked_at: float
     names: tuple[str, ...]
     offsets: Mapping[int, RangeSet]

@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 from weft.config.log_lines import Repeats, left_out
 from weft.protocols.chunk_index import Chunk, StreamKey
 from weft.protocols.errors import CodecError
@@ -36,7 +36,7 @@ from weft.storage.table_writer.writers import FileWriter
 # Turns of streams in the table step: a tenant delays another by at most one bounded step.
 
 
-class Turns:
+class FairScheduler:
     """Schedules turns of streams, some at a time: the tenant with the least used time is next, with its longest waiting
     stream. The remaining streams of a pass come first in the next one.
 
@@ -145,7 +145,7 @@ WAIT_S_MAX = 1800.0
 """Longest time for which they wait unasked."""
 
 
-class WritesDue:
+class FlushPolicy:
     """Decides in which rounds a stream's rows become a file.
 
     The moments are common because a chunk has records of many streams: each chunk that is no longer in memory is read
@@ -447,8 +447,8 @@ class TableService:
         self._read_at: dict[int, float] = {}
         """Shard -> time at which it was last read up to the head of its log."""
         self._repeats = Repeats()
-        self._due = WritesDue(settings.write_bytes, settings.write_after_s, settings.interval_s, monotonic)
-        self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
+        self._due = FlushPolicy(settings.write_bytes, settings.write_after_s, settings.interval_s, monotonic)
+        self._turns = FairScheduler(settings.streams_at_once, settings.interval_s, monotonic)
         self.made = 0
         """Number of tables that this process makes, as of the last round."""
         self.error: str | None = None

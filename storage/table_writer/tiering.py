@@ -23,7 +23,7 @@ from weft.storage.cluster import Cluster
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 from weft.storage.table.actions import DeltaState, TableConflict, TableError, app_id, app_ids, source_ids, table_payload
-from weft.storage.table.deletions import KnownErased, erased_offsets
+from weft.storage.table.deletions import ErasedOffsetsCache, erased_offsets
 from weft.storage.table.delta import DeltaHandle, in_thread
 from weft.storage.table.delta_log import TableLog, positions_of
 from weft.storage.table.quality import NewRows, RowChecks, TableQuality
@@ -48,8 +48,8 @@ from weft.storage.table_writer.writers import (
     LastChunk,
     Made,
     OwnWriter,
+    RowsRequest,
     StreamRows,
-    WantedRows,
     not_skipped,
     pass_over,
 )
@@ -281,7 +281,7 @@ class Tierer:
         self._state: DeltaState | None = None
         """The table as last read, or after this tierer's last commit."""
         self._read_at = 0.0
-        self._erased = KnownErased(store, tenant, stream)
+        self._erased = ErasedOffsetsCache(store, tenant, stream)
         self._declared = Declared(tenant, stream, views)
         self.typing = Typing(self.key, schema)
         self.quality = TableQuality(quality, applications)
@@ -443,7 +443,7 @@ class Tierer:
     ) -> Exception | None:
         """Write the next rows of each shard whose files no longer fit. Return the error of a shard that has one."""
         unreadable: Exception | None = None
-        wanted: list[WantedRows] = []
+        wanted: list[RowsRequest] = []
         for view in self._views:
             first = self.positions.get(view.shard, 0)
             known = written.get(view.shard)
@@ -510,7 +510,7 @@ class Tierer:
         self.columns = state.columns()
         return state
 
-    async def _wanted(self, view: ShardView) -> WantedRows | Gathered | None:
+    async def _wanted(self, view: ShardView) -> RowsRequest | Gathered | None:
         """Return the records of one shard from its position on; the end of those that an operator skipped; or None if
         there are none."""
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
@@ -522,7 +522,7 @@ class Tierer:
         n = await self._first_chunk(view, first)
         if start == limit:
             return await pass_over(self.key, self._stream_key, view, n, start)
-        return WantedRows(view, n, start, limit)
+        return RowsRequest(view, n, start, limit)
 
     async def _first_chunk(self, view: ShardView, first: int) -> int:
         """Return the chunk of an offset's record, or an earlier one."""

@@ -412,7 +412,7 @@ OF_ONE_SHARD = (CodecError, NotFound, StreamStopped)
 """Errors of one shard's records: they must not keep the other shards' records from the table."""
 
 
-class WantedRows(NamedTuple):
+class RowsRequest(NamedTuple):
     """Records ``[first, end)`` of one shard that are to become rows; no operator skipped any of them."""
 
     view: ShardView
@@ -452,7 +452,7 @@ class StreamRows(NamedTuple):
 class FileWriter(Protocol):
     """Writes files of tables, in this process or on other machines. Serves any number of tasks of one event loop."""
 
-    async def write(self, rows: StreamRows, wanted: Sequence[WantedRows]) -> list[Made | Exception]:
+    async def write(self, rows: StreamRows, wanted: Sequence[RowsRequest]) -> list[Made | Exception]:
         """Write the rows of each shard, or as many of its first ones as a step has time for.
 
         Returns:
@@ -537,7 +537,7 @@ class OwnWriter:
         self._store, self._settings = store, settings
         self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
 
-    async def write(self, rows: StreamRows, wanted: Sequence[WantedRows]) -> list[Made | Exception]:
+    async def write(self, rows: StreamRows, wanted: Sequence[RowsRequest]) -> list[Made | Exception]:
         """Write one file of each shard. See ``FileWriter``."""
         key = table_key(*rows.stream)
         gatherer = Gatherer(key, rows.stream, rows.declared, self._settings, monotonic=self._monotonic)
@@ -549,7 +549,7 @@ class OwnWriter:
                 made.append(error)
         return made
 
-    async def _write(self, key: str, gatherer: Gatherer, rows: StreamRows, wanted: WantedRows, shares: int) -> Made:
+    async def _write(self, key: str, gatherer: Gatherer, rows: StreamRows, wanted: RowsRequest, shares: int) -> Made:
         view, n, first, end = wanted
         out = await in_thread(lambda: ParquetFile(rows.schema, rows.sort))
         checked = None if rows.checks is None else _Checked(out, rows.checks)

@@ -16,7 +16,7 @@ HALVES = {
     "config.links.Times": "the schedule of a region, which is decoded, and never made",
     "config.payload_schema.model.PayloadSchema": "the schemas of pipelines and hubs, which are decoded, and never made",
     "storage.segment_log.reader.LogAnswers": "what readers on other threads ask of the log, on its one lock",
-    "storage.segment_log.space.LogRoom": "likewise what decides about room",
+    "storage.segment_log.space.LogSpace": "likewise what decides about room",
 }
 """Base that only one class has, and that nothing makes -> why it is no half of that class."""
 NAME_MAX = 2

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from weft.bounds.rounds import BackgroundTask
+from weft.bounds.scheduling import BackgroundTask
 
 
 async def test_a_task_runs_until_it_is_closed_and_may_start_again() -> None:

@@ -25,7 +25,7 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.events import LinkStatus
 from weft.replication.flow_control import SenderSettings
-from weft.replication.runner import ConfigDoor, LinkIdentity, LinkSettings, run_link
+from weft.replication.runner import ConfigReceiver, LinkIdentity, LinkSettings, run_link
 from weft.replication.runner.control import LinkControl
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.storage.object_store import ObjectStore
@@ -116,7 +116,7 @@ async def running_link(
     url: str | None = None,
     tls: ClientTlsFiles | None = None,
     redirects: tuple[str, ...] | None = None,
-    config: ConfigDoor | None = None,
+    config: ConfigReceiver | None = None,
     sender: SenderSettings | None = None,
     control: LinkControl | None = None,
 ) -> AsyncIterator[LinkStatus]:

@@ -12,7 +12,7 @@ from weft.bounds import NestedShares, Owner, OwnerKind, Shares
 from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.answers import ReaderPlaces
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
-from weft.cloud_hub.down.edge_queue import Shared
+from weft.cloud_hub.down.edge_queue import DownContext
 from weft.cloud_hub.links.open_links import OpenLinks
 from weft.storage.object_store.directory import MemoryStore
 
@@ -102,7 +102,7 @@ def _links(links: OpenLinks, tenant: str, token: int, held: contextlib.ExitStack
 
 
 async def test_no_tenant_can_take_a_total() -> None:
-    of_a_shard = Shared()  # which a shard with messages to edges has
+    of_a_shard = DownContext()  # which a shard with messages to edges has
     async with running_hub(MemoryStore()):
         found = dict(bounds()) | {"Shared.bytes": of_a_shard.bytes}
         assert {name for name in found if isinstance(found[name], Shares)} <= BY_TENANT, "make it a NestedShares"

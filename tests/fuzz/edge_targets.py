@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from weft.config.limits import EdgeLimits
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
-from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+from weft.edge_node.servers.listeners.websocket_connection import WebSocketContext, WebSocketTransport
 from weft.edge_node.sessions.retained import TopicTree
 from weft.network import accepting
 from weft.network.admission import Admission, AdmissionLimits
@@ -71,7 +71,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 async def _receive(data: bytes) -> None:
     received, open_now = _Received(), set[WebSocketTransport]()
     admission = Admission(AdmissionLimits(), Counters(), ListenerCounters())
-    shared = WebSocketShared(WebSocketSettings(), lambda *_: received, admission, open_now.add, open_now.discard)
+    shared = WebSocketContext(WebSocketSettings(), lambda *_: received, admission, open_now.add, open_now.discard)
     connection = admission.arrive("127.0.0.1", "fuzz")
     assert connection is not None
     socket, server = _Socket(), WebSocketTransport(shared, connection)

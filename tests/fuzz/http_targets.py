@@ -22,12 +22,12 @@ from weft.edge_node.servers.http.posts import Posts
 from weft.edge_node.servers.http.request import (
     PIECE_BYTES,
     Answers,
-    Exchange,
-    KnownHeads,
+    FeedHandler,
+    HttpExchange,
     Problem,
     Request,
+    RequestHeadCache,
     RequestParser,
-    Taker,
     unquoted,
 )
 from weft.edge_node.servers.http.settings import BrowserSettings, HttpCounters, HttpSettings
@@ -52,7 +52,7 @@ class _Line:
     def answered(self) -> None:
         pass
 
-    def stream_to(self, taker: Taker) -> None:
+    def stream_to(self, taker: FeedHandler) -> None:
         pass
 
 
@@ -74,25 +74,25 @@ class _Storing:
     misfits = _NoMisfits()
     has_checks = True
 
-    def repeats(self, _exchange: Exchange, once: Once, _answer: object) -> bool:
+    def repeats(self, _exchange: HttpExchange, once: Once, _answer: object) -> bool:
         assert once.key.isprintable()
         return False
 
-    def route(self, exchange: Exchange, target: Stream | None, key: bytes) -> None:
+    def route(self, exchange: HttpExchange, target: Stream | None, key: bytes) -> None:
         try:
             check_topic(key.decode())
         except InvalidTopic as error:
             raise Problem(400, str(error)) from None
 
     def checked(
-        self, exchange: Exchange, target: Stream | None, record: NewRecord, once: Once | None = None
+        self, exchange: HttpExchange, target: Stream | None, record: NewRecord, once: Once | None = None
     ) -> NewRecord:
         self.route(exchange, target, record.key)
         return record._replace(misfits=[(_Check, "odd")] if len(record.payload) % 2 else ())
 
     def store(
-        self, exchange: Exchange, target: Stream | None, records: Sequence[NewRecord], once: Once | None,
-        answer: Callable[[Exchange, list[tuple[int, int]], int], None],
+        self, exchange: HttpExchange, target: Stream | None, records: Sequence[NewRecord], once: Once | None,
+        answer: Callable[[HttpExchange, list[tuple[int, int]], int], None],
     ) -> None:  # fmt: skip
         assert len(records) <= SETTINGS.records_max
         for record in records:
@@ -104,7 +104,7 @@ class _Storing:
 
 STORING = _Storing()
 POSTS = Posts(STORING, SETTINGS, HttpCounters(), lambda: NOW)  # type: ignore[arg-type]
-HEADS = KnownHeads()
+HEADS = RequestHeadCache()
 INFLUX = Influx(STORING, SETTINGS, HttpCounters())  # type: ignore[arg-type]
 
 
@@ -125,7 +125,7 @@ def _requests(data: bytes) -> None:
                     return
             assert parser.held <= SETTINGS.limits.request_bytes + 3 * PIECE_BYTES
     except Problem as problem:
-        _check_refusal(Exchange(_Line(), Request(), FUZZ), problem)
+        _check_refusal(HttpExchange(_Line(), Request(), FUZZ), problem)
     finally:
         parser.close()
     assert taken <= len(stream)
@@ -134,7 +134,7 @@ def _requests(data: bytes) -> None:
 def _handle(request: Request) -> None:
     """Do with a request what its path asks for, and what is done with any."""
     for act in (_ask_browser, _introduce, _carry_out):
-        exchange = Exchange(_Line(), request, FUZZ)
+        exchange = HttpExchange(_Line(), request, FUZZ)
         try:
             act(request, exchange)
         except Problem as problem:
@@ -143,11 +143,11 @@ def _handle(request: Request) -> None:
             _check_answer(exchange)
 
 
-def _introduce(request: Request, _: Exchange) -> None:
+def _introduce(request: Request, _: HttpExchange) -> None:
     credentials_of(claim_of(request))
 
 
-def _carry_out(request: Request, exchange: Exchange) -> None:
+def _carry_out(request: Request, exchange: HttpExchange) -> None:
     path = request.path
     if request.upgrades:
         upgrade(request)
@@ -167,14 +167,14 @@ def _take_steps(steps: Iterator[None] | None) -> None:
         pass
 
 
-def _ask_browser(request: Request, exchange: Exchange) -> None:
+def _ask_browser(request: Request, exchange: HttpExchange) -> None:
     for browsers in BROWSERS:
         with suppress(Problem):
             exchange.answer_fields = (*browsers.check(request), *browsers.preflight(request))
     exchange.answer(204)
 
 
-def _check_refusal(exchange: Exchange, problem: Problem) -> None:
+def _check_refusal(exchange: HttpExchange, problem: Problem) -> None:
     assert 400 <= problem.status < 600
     for exchange.is_influx in (False, True):
         exchange.ready = False
@@ -182,7 +182,7 @@ def _check_refusal(exchange: Exchange, problem: Problem) -> None:
         _check_answer(exchange)
 
 
-def _check_answer(exchange: Exchange) -> None:
+def _check_answer(exchange: HttpExchange) -> None:
     """An answer has one head, and nothing that a client sent makes a line of it."""
     answer = exchange.rendered(ANSWERS)
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -11,7 +11,7 @@ from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.edge_node.ingest.record import Destination, Route
 from weft.edge_node.sources.amqp import Delivery, FrameReader, convert
-from weft.edge_node.sources.connection import Memory, NodeParts, SourceDown, Topics
+from weft.edge_node.sources.connection import Memory, SourceContext, SourceDown, Topics
 from weft.edge_node.sources.mqtt import MqttConnection, MqttTerms
 from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.batch import HeaderPairs
@@ -41,7 +41,7 @@ class _Node:
     topic_levels_max = 32
 
     def __init__(self) -> None:
-        self.turn = self.routing = self.back_pressure = self
+        self.batch = self.routing = self.back_pressure = self
         self.joined_bytes = 0
         self._answers: list[tuple[Any, bytes]] = []
         self._records: list[tuple[bytes, bytes, HeaderPairs]] = []
@@ -120,7 +120,7 @@ async def _receive(data: bytes) -> None:
     terms = MqttTerms("node", version, None, None, 60, 3600, 100, 64 << 10)
     status = SourceStatus("fuzz", "mqtt")
     topics = Topics([("x/{a}", "y/{a}")], "from/")
-    connection = MqttConnection(NodeParts(node, node, lambda: NOW), status, topics, Memory(), terms)
+    connection = MqttConnection(SourceContext(node, node, lambda: NOW), status, topics, Memory(), terms)
     broker = _Broker()
     connection.connection_made(broker)
     talk = asyncio.create_task(_converse(connection))

@@ -23,7 +23,7 @@ from weft.replication.runner.connect import OWN_URLS_S
 
 
 class Door:
-    """A node with a confirmed configuration (``ConfigDoor``)."""
+    """A node with a confirmed configuration (``ConfigReceiver``)."""
 
     def __init__(self, *own: str) -> None:
         self.own = own

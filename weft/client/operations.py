@@ -71,7 +71,7 @@ ERROR_BYTES_MAX = 64 << 10
 RETRY_DIGITS_MAX = 5
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ProblemText(msgspec.Struct, frozen=True):
     """The words of a problem document for people."""
 
     detail: str = ""
@@ -120,9 +120,9 @@ def refusal_of(status: int, reason: str, wait: str, body: bytes) -> HubRefusal:
     """
     retry_after_s = int(wait) if wait.isascii() and wait.isdecimal() and len(wait) <= RETRY_DIGITS_MAX else None
     try:
-        told = msgspec.json.decode(body, type=_Told)
+        told = msgspec.json.decode(body, type=_ProblemText)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        told = _Told()
+        told = _ProblemText()
     return HubRefusal(status, reason, told.detail, told.advice, retry_after_s)
 
 

@@ -22,7 +22,7 @@ from weft.edge_node.control.client import ControlFailed, ReplayRequest, ask_repl
 from weft.edge_node.derived.offline import BadSample, Offline, SampleReader
 from weft.functions.contract import NotReady
 from weft.output import Failed, Refused, counted, harmless, print_json
-from weft.text.record import counted_outcomes, happening_facts, lines
+from weft.text.record import counted_outcomes, event_facts, lines
 
 if TYPE_CHECKING:
     from weft.config.load import Loaded
@@ -78,9 +78,9 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
     counts: Counter[str] = Counter()
     try:
         await offline.prepare()
-        async for happening in offline.run(reader.read(file)):
-            counts.update(counted_outcomes(happening))
-            text = _json(happening_facts(happening, offline)) if as_json else "\n".join(lines(happening, offline, name))
+        async for event in offline.run(reader.read(file)):
+            counts.update(counted_outcomes(event))
+            text = _json(event_facts(event, offline)) if as_json else "\n".join(lines(event, offline, name))
             sys.stdout.write(harmless(text) + "\n")
     finally:
         sys.stdout.flush()

@@ -32,6 +32,7 @@ from weft.edge_node.inspect.query import (
 from weft.edge_node.inspect.tail import Item, Start, newest_records, sleep
 from weft.edge_node.inspect.tail import follow as follow_log
 from weft.edge_node.inspect.view import Choice
+from weft.free_resources import within_free_memory, within_free_space
 from weft.output import (
     FAILURE_EXIT_CODE,
     STOPPED_EXIT_CODE,
@@ -50,7 +51,6 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import Origin, by_number, format_log_id, origin_text
 from weft.protocols.segment import SegmentHeader
 from weft.protocols.topics import InvalidTopic, check_filter
-from weft.spare import spare_memory, spare_space
 from weft.storage.segment_log import LogError
 from weft.storage.segment_log.scan import Inspected, inspect_segment
 from weft.storage.segment_log.settings import DAMAGED
@@ -408,8 +408,8 @@ def edge_query(
         rows_max=rows_max,
         timeout_s=timeout_s,
         since_ns=None if since is None else parse_since("--since", since, now_ns),
-        file_bytes_max=spare_space(FILE_BYTES_MAX),
-        heap_bytes_max=spare_memory(HEAP_BYTES_MAX),
+        file_bytes_max=within_free_space(FILE_BYTES_MAX),
+        heap_bytes_max=within_free_memory(HEAP_BYTES_MAX),
     )
     _run(NodeLog.of(target), sql, settings, now_ns, "csv" if as_csv else "json" if as_json else "table")
 

@@ -23,7 +23,7 @@ import msgspec
 
 from weft.config.load import changed_settings
 from weft.output import Refused
-from weft.service.hang_up import hang_up_has_come
+from weft.service.signals import sighup_was_held
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Signals:
 
         # Not one of the loop's own: it takes those back when it closes, and a SIGHUP then would end the process.
         signal.signal(signal.SIGHUP, hang_up)
-        if hang_up_has_come():
+        if sighup_was_held():
             self._hang_up.set()
 
     async def stopped(self, failed: Coroutine[Any, Any, T]) -> T | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from weft.edge_node.derived.offline import Happening, Offline, RowOutcome
+from weft.edge_node.derived.offline import Offline, OfflineEvent, RowOutcome
 from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, TailRecord
 from weft.edge_node.inspect.view import DamagedBytes
 from weft.functions.contract import Row
@@ -167,9 +167,9 @@ def _shown(name: str, value: Any) -> str:
 _INDENT = "    "
 
 
-def lines(happening: Happening, offline: Offline, file: str) -> Iterator[str]:
+def lines(event: OfflineEvent, offline: Offline, file: str) -> Iterator[str]:
     """Yield lines for people: the record with its place in the file, then what became of it, indented."""
-    cause = happening.cause
+    cause = event.cause
     if isinstance(cause, int):
         yield f"-- {timestamp(cause)} has come"
     elif isinstance(cause.event, Row):
@@ -178,14 +178,14 @@ def lines(happening: Happening, offline: Offline, file: str) -> Iterator[str]:
     else:
         gap = cause.event
         yield f"{file}:{cause.line} {gap.input} misses {gap.end - gap.first} records ({shown(gap.reason)})"
-    for outcome in happening.outcomes:
+    for outcome in event.outcomes:
         yield _INDENT + _told(outcome, offline)
 
 
-def happening_facts(happening: Happening, offline: Offline) -> dict[str, Any]:
+def event_facts(event: OfflineEvent, offline: Offline) -> dict[str, Any]:
     """Return one JSON object for programs."""
-    cause = happening.cause
-    outcomes = [_outcome_facts(outcome, offline) for outcome in happening.outcomes]
+    cause = event.cause
+    outcomes = [_outcome_facts(outcome, offline) for outcome in event.outcomes]
     if isinstance(cause, int):
         return {"kind": "time", "time": timestamp(cause), "time_ns": cause, "outcomes": outcomes}
     if isinstance(cause.event, Row):
@@ -196,11 +196,11 @@ def happening_facts(happening: Happening, offline: Offline) -> dict[str, Any]:
     return {**known, "reason": gap.reason, "outcomes": outcomes}
 
 
-def counted_outcomes(happening: Happening) -> Iterator[str]:
+def counted_outcomes(event: OfflineEvent) -> Iterator[str]:
     """Yield a word for the record, if it is one, and for each thing that became of it."""
-    if not isinstance(happening.cause, int) and isinstance(happening.cause.event, Row):
+    if not isinstance(event.cause, int) and isinstance(event.cause.event, Row):
         yield "records"
-    for outcome in happening.outcomes:
+    for outcome in event.outcomes:
         if outcome.kind != "log":
             yield outcome.kind
 

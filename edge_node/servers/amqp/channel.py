@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from weft.edge_node.queues.definitions import QueueError, Reason
-from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, Shared, amqp_error
+from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, amqp_error
 from weft.edge_node.servers.amqp.consuming import Consuming
 from weft.edge_node.servers.amqp.publishing import Publishing, Transaction
 from weft.protocols.amqp.content import read_content_header
@@ -29,7 +29,7 @@ class Topology:
 
     __slots__ = ("_client", "_names", "_queues", "last_queue")
 
-    def __init__(self, shared: Shared, client: AmqpClient, last_queue: str) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, last_queue: str) -> None:
         self._queues = shared.queues
         self._client = client.queue_client
         self._names = client.peer.names
@@ -166,7 +166,7 @@ class Channel:
         "transaction",
     )
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self.number = number
@@ -269,7 +269,7 @@ class Channel:
         if frame.kind == HEADER:
             content.begin(frame.payload, self._shared.settings.limits.message_bytes)
         else:
-            self._client.inbox.content_bytes += len(frame.payload)
+            self._client.read_buffer.content_bytes += len(frame.payload)
             content.add(frame.payload)
         if not content.left:
             self._drop_content()
@@ -278,7 +278,7 @@ class Channel:
     def _drop_content(self) -> None:
         content, self._content = self._content, None
         if content is not None:
-            self._client.inbox.content_bytes -= content.held
+            self._client.read_buffer.content_bytes -= content.held
 
     def _publish(self, content: Content) -> None:
         publishing, body = self.publishing, b"".join(content.parts)
@@ -292,7 +292,7 @@ class Channel:
     def _on_close(self, _method: Method) -> None:
         """Answer when earlier publishes are durable, as for connection.close."""
         ingest = self._shared.context.ingest
-        ingest.turn.store()
+        ingest.batch.store()
         if not self.is_open:
             return  # there was no room for it, and the connection is closed with that exception
         self.end()
@@ -358,7 +358,7 @@ class Channel:
         if not getattr(method, "nowait", False):
             answers.insert(0, write_method(answer, self.number))
         if answers:
-            self._shared.context.ingest.turn.answer(self._late, b"".join(answers))
+            self._shared.context.ingest.batch.answer(self._late, b"".join(answers))
 
     def _on_consuming(self, method: Method) -> None:
         consuming = self.consuming
@@ -370,7 +370,7 @@ class Channel:
 
 
 class LateAnswers:
-    """Answers of one channel that wait for the disk; a source of ``Turn``."""
+    """Answers of one channel that wait for the disk; a source of ``TickBatch``."""
 
     __slots__ = ("_channel", "_client", "publisher")
 
@@ -475,7 +475,7 @@ class Channels:
 
     __slots__ = ("_channels_max", "_client", "_open", "_shared")
 
-    def __init__(self, shared: Shared, client: AmqpClient, channels_max: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, channels_max: int) -> None:
         self._shared = shared
         self._client = client
         self._channels_max = channels_max
@@ -512,7 +512,7 @@ class Channels:
     def remove(self, number: int) -> None:
         """Forget a channel that is closed."""
         if self._open.pop(number, None) is not None:
-            self._shared.channels.free(self._client.inbox.owner)
+            self._shared.channels.free(self._client.read_buffer.owner)
             self._shared.counters.amqp_channels -= 1
 
     def pause(self) -> None:
@@ -543,7 +543,7 @@ class Channels:
         if number > self._channels_max:
             reason = f"channel {number} is above the agreed channel-max of {self._channels_max}"
             raise AmqpError(ReplyCode.NOT_ALLOWED, reason, index)  # RabbitMQ's code, which clients know
-        owner = self._client.inbox.owner
+        owner = self._client.read_buffer.owner
         if not self._shared.channels.take(owner):
             self._shared.channels.refuse(owner)
             raise AmqpError(ReplyCode.RESOURCE_ERROR, "no room for more channels (queues.channels)", index)

@@ -17,8 +17,8 @@ from weft.edge_node.queues.definitions import QueueError, Reason
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.servers.clients.reading import Held
-from weft.edge_node.servers.listeners.settings import Arrival
+from weft.edge_node.servers.clients.reading import ReadBuffer
+from weft.edge_node.servers.listeners.settings import AcceptedConnection
 from weft.protocols.amqp.content import SEEN, UNSEEN, read_properties
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, HEAD_BYTES, AmqpError, Form, ReplyCode, frame_end
 from weft.protocols.batch import HeaderPairs
@@ -26,7 +26,7 @@ from weft.protocols.message_headers import REPLY_TO
 from weft.protocols.ranges import packed_headers
 
 if TYPE_CHECKING:
-    from weft.edge_node.servers.clients.reading import Place, Reading
+    from weft.edge_node.servers.clients.reading import ConnectionSlot, Reading
     from weft.protocols.amqp.methods import Method
 
 
@@ -96,7 +96,7 @@ class AmqpCounters:
 # bodies.
 
 
-class AmqpInbox(Held):
+class AmqpReadBuffer(ReadBuffer):
     """Store of such bytes of one client, charged to its owner.
 
     Args:
@@ -366,10 +366,10 @@ class AmqpClient(Protocol):
     Every call belongs to the event loop's thread. Calls that close the connection may be repeated when it is closed.
     """
 
-    arrival: Arrival
-    inbox: AmqpInbox
+    accepted: AcceptedConnection
+    read_buffer: AmqpReadBuffer
     reading: Reading
-    place: Place
+    slot: ConnectionSlot
     """Its place among the connections of the node."""
     peer: Peer
     """Identity and names of the client; known once connection.open was answered."""
@@ -442,7 +442,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Shared:
+class AmqpContext:
     """Parts that all AMQP connections share."""
 
     context: ProtocolContext
@@ -457,7 +457,7 @@ class Shared:
 
 def described(client: AmqpClient) -> str:
     """Return the client for log lines."""
-    peer, at = client.peer, client.arrival.name
+    peer, at = client.peer, client.accepted.name
     if peer is None:
         return f"at {at}"
     named = repr(peer.name[:80]) if peer.name else "without a name"

@@ -8,14 +8,21 @@ from collections.abc import Sequence
 from typing import cast
 
 from weft.bounds import user_or_address
-from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Ingest, Pause
+from weft.edge_node.ingest.ingest import COST_MAX, TICK_BYTES_MAX, Ingest, Pause
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp.channel import Channels
-from weft.edge_node.servers.amqp.client import HANDSHAKE_FRAME_BYTES_MAX, AmqpInbox, Peer, Shared, Targets, described
+from weft.edge_node.servers.amqp.client import (
+    HANDSHAKE_FRAME_BYTES_MAX,
+    AmqpContext,
+    AmqpReadBuffer,
+    Peer,
+    Targets,
+    described,
+)
 from weft.edge_node.servers.amqp.handshake import Handshake, Liveness, check_secret
 from weft.edge_node.servers.clients.output import Output, WritingConnection
-from weft.edge_node.servers.clients.reading import KEEPS, Place, Reading
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.clients.reading import KEEPS, ConnectionSlot, Reading
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.network.accepting import SharedBufferProtocol
 from weft.protocols.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, AmqpError, Frame, ReplyCode, read_frame, scan
 from weft.protocols.amqp.methods import Method, commands, read_method, write_method
@@ -57,7 +64,7 @@ class Closing:
     def asked(self) -> None:
         """Answer connection.close when earlier publishes are durable: the answer tells a publisher without confirms
         that they are."""
-        self._ingest.turn.store()
+        self._ingest.batch.store()
         if self.is_begun:
             return  # there was no room for it: an exception is on its way to the client
         self.is_begun = True
@@ -89,14 +96,16 @@ class Lingering(asyncio.Protocol):
     """Reader that drops the bytes that a client still sends. The connection counts for its address and user
     meanwhile."""
 
-    __slots__ = ("_arrival", "_bytes_left", "_place", "_shared", "_transport", "wheel_slot")
+    __slots__ = ("_accepted", "_bytes_left", "_shared", "_slot", "_transport", "wheel_slot")
 
-    def __init__(self, shared: Shared, transport: asyncio.Transport, arrival: Arrival, place: Place) -> None:
+    def __init__(
+        self, shared: AmqpContext, transport: asyncio.Transport, accepted: AcceptedConnection, slot: ConnectionSlot
+    ) -> None:
         """Take the transport over."""
         self.wheel_slot = -1
         self._shared = shared
-        self._arrival = arrival
-        self._place = place
+        self._accepted = accepted
+        self._slot = slot
         self._transport = transport
         self._bytes_left = LINGER_BYTES_MAX
         is_tls = transport.get_extra_info("sslcontext") is not None
@@ -116,8 +125,8 @@ class Lingering(asyncio.Protocol):
         """Free the connection's places: the client or the node has closed it."""
         self._shared.context.wheel.cancel(self)
         self._shared.lingering.discard(self)
-        self._place.free()
-        self._arrival.closed()
+        self._slot.free()
+        self._accepted.closed()
 
     def due(self, now: float) -> float | None:  # noqa: ARG002
         """Close the connection of a client that does not close it."""
@@ -143,52 +152,52 @@ class AmqpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
+        "_authenticator",
+        "_batch",
         "_begun",
         "_channels",
         "_closing",
         "_context",
-        "_door",
         "_fast",
         "_handshake",
         "_shared",
-        "_turn",
-        "arrival",
+        "accepted",
         "frame_bytes_max",
         "has_sent_wrong_secret",
-        "inbox",
         "is_writable",
         "live",
         "peer",
-        "place",
         "queue_client",
+        "read_buffer",
         "reading",
+        "slot",
         "targets",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared, door: Door, arrival: Arrival) -> None:
+    def __init__(self, shared: AmqpContext, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""
         self._context = shared.context
-        self._turn = shared.context.ingest.turn
+        self._batch = shared.context.ingest.batch
         self._fast = False
         """True while every read begins with a frame, and the client has published on an open channel."""
         self._transport: asyncio.Transport | None = None
-        self.arrival = arrival
-        self.inbox = AmqpInbox(shared.context.unfinished, user_or_address(None, arrival.origin))
-        self.place = Place(shared.context.places, shared.context.counters)
+        self.accepted = accepted
+        self.read_buffer = AmqpReadBuffer(shared.context.unfinished, user_or_address(None, accepted.origin))
+        self.slot = ConnectionSlot(shared.context.connection_bound, shared.context.counters)
         self.frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
         self.has_sent_wrong_secret = False
         self.is_writable = True
         self.peer: Peer = cast(Peer, None)
         self.queue_client: QueueClient = cast(QueueClient, None)
-        self.targets = Targets(shared.context.wall_clock, shared.context.turns.budget.spend)
+        self.targets = Targets(shared.context.wall_clock, shared.context.pacing.budget.spend)
         self._shared = shared
         self._begun = False  # True once the protocol header came
         self._channels: Channels | None = None
         self._closing = Closing(self, self._context.ingest)
-        self._door = door
+        self._authenticator = authenticator
         self._handshake: Handshake | None = None
         self.live = Liveness(self, shared)
-        self.reading = Reading(shared.context, self.inbox, self._read_ahead, on_disk=self.live.on_disk)
+        self.reading = Reading(shared.context, self.read_buffer, self._read_ahead, on_disk=self.live.on_disk)
 
     # --- asyncio
 
@@ -196,25 +205,25 @@ class AmqpConnection(WritingConnection):
         """Wait for the protocol header; the listener bounds the time."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
-        self._output = Output(self._transport, self._context.writes, self, self.inbox.owner)
+        self._output = Output(self._transport, self._context.writes, self, self.read_buffer.owner)
         self._context.arrived(self)
         self._shared.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Handle one read: parse all of it, gather its records, and note pending confirms."""
         at = 0
-        turn = self._turn
-        if self._fast and len(data) <= LONG_READ_BYTES and not turn.is_heavy:
-            at = scan(data, 0, self.targets, turn, LONG_READ_BYTES, COST_MAX - turn.cost)
+        batch = self._batch
+        if self._fast and len(data) <= LONG_READ_BYTES and not batch.is_heavy:
+            at = scan(data, 0, self.targets, batch, LONG_READ_BYTES, COST_MAX - batch.cost)
             if at:
-                if not turn.begun:
-                    turn.begin()
-                self.reading.heard = turn.now
-                turn.bytes += at
-                if turn.bytes > TURN_BYTES_MAX:
-                    turn.store()
+                if not batch.begun:
+                    batch.begin()
+                self.reading.heard = batch.now
+                batch.bytes += at
+                if batch.bytes > TICK_BYTES_MAX:
+                    batch.store()
                 else:
-                    turn.relieve()
+                    batch.relieve()
                 if at == len(data):
                     return
         now = self._context.clock()
@@ -222,7 +231,7 @@ class AmqpConnection(WritingConnection):
             self._read(data, now, at)
         elif self._transport is not None:
             self._fast = False
-            self.inbox.ahead += data[at:] if at else data
+            self.read_buffer.ahead += data[at:] if at else data
             self._settle()
             self.reading.put_off()
 
@@ -273,12 +282,12 @@ class AmqpConnection(WritingConnection):
         self.peer = peer
         self.queue_client = QueueClient(peer.owner, peer.identity)
         self.frame_bytes_max = frame_bytes_max
-        self.inbox.belongs_to(peer.owner)
+        self.read_buffer.belongs_to(peer.owner)
         self._output.owner = peer.owner
         self._channels = Channels(self._shared, self, channels_max)
         self._handshake = None
         self.live.begin(heartbeat_s)
-        self.arrival.opened()
+        self.accepted.opened()
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an exception: send it, and wait some seconds for the client's answer."""
@@ -286,9 +295,11 @@ class AmqpConnection(WritingConnection):
             return
         self._context.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
-        self._turn.store()  # publishes before the error are valid
-        reason, stranger_at = error.text[:REASON_SHOWN_MAX], self.arrival.origin if self.peer is None else None
-        self._context.partings.closed(log, f"closing AMQP client {described(self)}", reason, stranger_at=stranger_at)
+        self._batch.store()  # publishes before the error are valid
+        reason, stranger_at = error.text[:REASON_SHOWN_MAX], self.accepted.origin if self.peer is None else None
+        self._context.disconnect_log.closed(
+            log, f"closing AMQP client {described(self)}", reason, stranger_at=stranger_at
+        )
         self._closing.begin(error)
 
     def refuse_silently(self, reason: str) -> None:
@@ -300,7 +311,7 @@ class AmqpConnection(WritingConnection):
         """Close because the node stops: the client may come back."""
         if self._transport is None:
             return
-        self._turn.store()
+        self._batch.store()
         if not self._closing.is_begun and self._channels is not None:
             self._closing.begin(AmqpError(ReplyCode.CONNECTION_FORCED, "the node stops"))
         self.end("the node stops", logging.INFO)
@@ -315,15 +326,15 @@ class AmqpConnection(WritingConnection):
     # --- one read
 
     def _read_ahead(self, now: float) -> None:
-        if data := self.inbox.take():
+        if data := self.read_buffer.take():
             self._read(data, now, 0)
 
     def _read(self, data: bytes, now: float, at: int) -> None:
         if self._transport is None:
             return
         self.reading.heard = now
-        self._context.turns.budget.begin(now)
-        self._turn.bytes += len(data) - at
+        self._context.pacing.budget.begin(now)
+        self._batch.bytes += len(data) - at
         self._output.cork()
         try:
             self._parse_read(data, at)
@@ -337,49 +348,49 @@ class AmqpConnection(WritingConnection):
             # without this handler the connection would stay open and never be read again.
             log.exception("what AMQP client %s sent could not be handled", described(self))
             self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "the node made a mistake; its log says more"))
-        self._turn.gathered()
+        self._batch.gathered()
         self._context.fan_out.flush()
         self._output.uncork()
-        inbox = self.inbox
-        if inbox.ahead or inbox.charged or inbox.partial or inbox.content_bytes:
+        read_buffer = self.read_buffer
+        if read_buffer.ahead or read_buffer.charged or read_buffer.partial or read_buffer.content_bytes:
             self._settle()
         self.reading.handled(len(data))
-        self._fast = bool(self.targets) and not inbox.partial and not self.reading.pause & KEEPS
+        self._fast = bool(self.targets) and not read_buffer.partial and not self.reading.pause & KEEPS
 
     def _settle(self) -> None:
-        if self._transport is not None and not self.inbox.settle():
+        if self._transport is not None and not self.read_buffer.settle():
             self.fail(
                 AmqpError(ReplyCode.RESOURCE_ERROR, "no memory for messages that are not whole (limits.unfinished)")
             )
 
     def _parse_read(self, data: bytes, at: int) -> None:
-        inbox = self.inbox
-        if inbox.partial:
-            whole, taken = inbox.complete(data[at:] if at else data, self.frame_bytes_max)
+        read_buffer = self.read_buffer
+        if read_buffer.partial:
+            whole, taken = read_buffer.complete(data[at:] if at else data, self.frame_bytes_max)
             at += taken
             if whole:
-                self._turn.joined_bytes += len(whole)
+                self._batch.joined_bytes += len(whole)
                 self._parse(whole, 0)
         if not self.reading.pause & KEEPS:
             at = self._parse(data, at)
         if at < len(data) and self._transport is not None:
             if self.reading.pause & KEEPS:
-                inbox.ahead = data[at:]
+                read_buffer.ahead = data[at:]
             else:
-                inbox.keep(data[at:], self.frame_bytes_max)
+                read_buffer.keep(data[at:], self.frame_bytes_max)
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the frames of ``data[at:]``; return the offset of the first incomplete one."""
-        size, budget, turn, reading = len(data), self._context.turns.budget, self._turn, self.reading
+        size, budget, batch, reading = len(data), self._context.pacing.budget, self._batch, self.reading
         if not self._begun and at < size:
             if len(data) - at < len(PROTOCOL_HEADER):
                 return at
             at += self._begin(data[at : at + len(PROTOCOL_HEADER)])
         while at < size and self._transport is not None and not reading.pause & KEEPS:
             if self.targets:
-                before, at = at, scan(data, at, self.targets, turn, at + SCAN_BYTES_MAX, COST_MAX - turn.cost)
+                before, at = at, scan(data, at, self.targets, batch, at + SCAN_BYTES_MAX, COST_MAX - batch.cost)
                 if at > before:
-                    turn.relieve()
+                    batch.relieve()
                     if at < size and not budget.spend(0):
                         reading.end_turn()
                     continue
@@ -389,7 +400,7 @@ class AmqpConnection(WritingConnection):
             frame, at = found
             self._context.counters.packets_received += 1
             self._handle(frame)
-            turn.relieve()
+            batch.relieve()
             if not budget.spend() and at < size:
                 reading.end_turn()
         return at
@@ -402,7 +413,7 @@ class AmqpConnection(WritingConnection):
             self._output.uncork()
             self.end(f"it asks for {header!r}, which is not AMQP 0-9-1")
             return len(header)
-        self._handshake = Handshake(self._shared, self._door, self, self.live, self._transport)
+        self._handshake = Handshake(self._shared, self._authenticator, self, self.live, self._transport)
         self._handshake.begin()
         return len(header)
 
@@ -431,8 +442,8 @@ class AmqpConnection(WritingConnection):
         elif isinstance(method, commands.Connection.UpdateSecret):
             secret = method.new_secret
             data = secret.encode() if isinstance(secret, str) else secret
-            self.reading.hold(Pause.ASKING)
-            self._context.run(check_secret(self._door, self, self._transport, data))
+            self.reading.hold(Pause.RESULT)
+            self._context.run(check_secret(self._authenticator, self, self._transport, data))
         elif method.index >> 16 == commands.Connection.index >> 16:
             raise AmqpError(ReplyCode.COMMAND_INVALID, "the connection is open already", method.index)
         else:
@@ -449,7 +460,7 @@ class AmqpConnection(WritingConnection):
     def await_last_word(self) -> None:
         """Resume reading at once, and wait some seconds for the client's answer to connection.close."""
         self._fast = False
-        self.inbox.content_bytes = 0
+        self.read_buffer.content_bytes = 0
         self.live.closes(CLOSE_S_MAX)
         self.reading.last_words()
 
@@ -468,19 +479,19 @@ class AmqpConnection(WritingConnection):
         """
         if self._transport is None:
             return
-        self._turn.store()
+        self._batch.store()
         transport, self._transport, self._fast = self._transport, None, False
         self.reading.end()
-        stranger_at = self.arrival.origin if self.peer is None else None
-        self._context.partings.closed(log, f"closed AMQP client {described(self)}", reason, level, stranger_at)
+        stranger_at = self.accepted.origin if self.peer is None else None
+        self._context.disconnect_log.closed(log, f"closed AMQP client {described(self)}", reason, level, stranger_at)
         if self._handshake is not None:
             self._handshake.cancel()
         self.leave_channels()
         if self.queue_client is not None:
             self._context.routing.remembering.discard(self.targets)
             self._shared.queues.topology.remembering.discard(self.targets)
-            self._shared.queues.leaving.begin(self.queue_client)
-        self.inbox.clear()
+            self._shared.queues.disconnects.begin(self.queue_client)
+        self.read_buffer.clear()
         self.live.end()
         if self.peer is not None:
             self._context.routing.leave(self.peer.routes)
@@ -489,8 +500,8 @@ class AmqpConnection(WritingConnection):
         if lingers and not transport.is_closing():  # a closing transport may not call connection_lost again
             if not self._output.finish():
                 self._output.drop()
-            Lingering(self._shared, transport, self.arrival, self.place)
+            Lingering(self._shared, transport, self.accepted, self.slot)
             return
-        self.place.free()
-        self.arrival.closed()
+        self.slot.free()
+        self.accepted.closed()
         self.shut(transport, drains=self.is_writable)

@@ -12,7 +12,7 @@ from typing import Any
 from weft.edge_node.queues.definitions import QueueError, origin_of
 from weft.edge_node.queues.queue import Consumption, Credit
 from weft.edge_node.queues.ready import Delivery, Outcome
-from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, Names, Shared, amqp_error
+from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, Names, amqp_error
 from weft.edge_node.servers.amqp.publishing import Transaction
 from weft.edge_node.subscriptions.message import LogRecord
 from weft.protocols.amqp.content import content_parts, write_properties
@@ -140,7 +140,7 @@ class Consuming:
         "unsettled",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self._number = number

@@ -14,9 +14,9 @@ from typing import Any
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
 from weft.edge_node.ingest.ingest import Pause
-from weft.edge_node.servers.amqp.client import AmqpClient, Names, Peer, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, AmqpContext, Names, Peer
 from weft.edge_node.servers.clients.reading import FULL, NEVER
-from weft.edge_node.servers.listeners.settings import Door
+from weft.edge_node.servers.listeners.settings import Authenticator
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, HEARTBEAT_FRAME, AmqpError, ReplyCode
 from weft.protocols.amqp.methods import Method, commands, name_of, read_table
 
@@ -36,7 +36,7 @@ class Liveness:
     __slots__ = ("_awaited", "_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat",
                  "_shared", "wheel_slot", "wrote")  # fmt: skip
 
-    def __init__(self, connection: AmqpClient, shared: Shared) -> None:
+    def __init__(self, connection: AmqpClient, shared: AmqpContext) -> None:
         self._connection = connection
         self._shared = shared
         self.wheel_slot = -1
@@ -147,7 +147,7 @@ NAME_SHOWN_MAX = 128
 USER_CHANGED = "its user has changed; log in with the present password"
 
 
-async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: bytes) -> None:
+async def check_secret(authenticator: Authenticator, client: AmqpClient, transport: Any, secret: bytes) -> None:
     """Answer connection.update-secret: the present password of the client's user is accepted, and any other is ignored.
 
     Both get the same answer, as for RabbitMQ's own users, so that it reveals nothing about passwords. The connection
@@ -155,13 +155,13 @@ async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: b
     """
     credentials = Credentials(client.peer.name, client.peer.identity.username, secret)
     try:
-        await door.authenticate(credentials, transport, client.arrival.origin)
+        await authenticator.authenticate(credentials, transport, client.accepted.origin)
     except AccessDenied as error:
         level = logging.DEBUG if client.has_sent_wrong_secret else logging.WARNING
         client.has_sent_wrong_secret = True
         log.log(
             level, "AMQP client at %s, user %r, sent a new secret that is not the user's password (%s): it keeps the "
-            "rights of its login", client.arrival.name, client.peer.identity.username, error,
+            "rights of its login", client.accepted.name, client.peer.identity.username, error,
         )  # fmt: skip
     client.answer(commands.Connection.UpdateSecretOk())
     client.reading.go_on()
@@ -184,10 +184,25 @@ _EXPECTED: Mapping[_HandshakeState, Any] = {
 class Handshake:
     """Handshake of one connection that is not open yet."""
 
-    __slots__ = ("_capabilities", "_channels_max", "_client", "_door", "_frame_bytes_max", "_heartbeat_s", "_identity",
-                 "_live", "_name", "_shared", "_state", "_task", "_transport")  # fmt: skip
+    __slots__ = (
+        "_authenticator",
+        "_capabilities",
+        "_channels_max",
+        "_client",
+        "_frame_bytes_max",
+        "_heartbeat_s",
+        "_identity",
+        "_live",
+        "_name",
+        "_shared",
+        "_state",
+        "_task",
+        "_transport",
+    )  # fmt: skip
 
-    def __init__(self, shared: Shared, door: Door, client: AmqpClient, live: Liveness, transport: Any) -> None:
+    def __init__(
+        self, shared: AmqpContext, authenticator: Authenticator, client: AmqpClient, live: Liveness, transport: Any
+    ) -> None:
         """Attach a handshake to its connection.
 
         Args:
@@ -195,7 +210,7 @@ class Handshake:
             transport: source of the client's certificate.
         """
         self._shared = shared
-        self._door = door
+        self._authenticator = authenticator
         self._client = client
         self._live = live
         self._transport = transport
@@ -263,7 +278,7 @@ class Handshake:
         self._name = name[:NAME_SHOWN_MAX] if isinstance(name, str) else ""
         credentials = self._credentials(method.mechanism, method.response)
         self._state = _HandshakeState.ASKS
-        self._client.reading.hold(Pause.ASKING)
+        self._client.reading.hold(Pause.RESULT)
         self._task = self._shared.context.run(self._let_in(credentials))
 
     def _credentials(self, mechanism: str, response: str | bytes) -> Credentials:
@@ -289,22 +304,22 @@ class Handshake:
         return Credentials(self._name, username, password)
 
     async def _let_in(self, credentials: Credentials) -> None:
-        arrival = self._client.arrival
+        accepted = self._client.accepted
         try:
-            identity = await self._door.authenticate(credentials, self._transport, arrival.origin)
+            identity = await self._authenticator.authenticate(credentials, self._transport, accepted.origin)
         except AccessDenied as error:
             self._task = None
             code = ReplyCode.RESOURCE_ERROR if error.denial is Denial.BUSY else ReplyCode.ACCESS_REFUSED
             self._refuse(AmqpError(code, str(error)))
             return
-        has_room = await arrival.room()
+        has_room = await accepted.room()
         self._task = None
         if not has_room:  # the listener has logged it, once for many
             reason = "as many clients as limits.connections allows are connected; try again later"
             self._refuse(AmqpError(ReplyCode.RESOURCE_ERROR, reason))
         elif not identity.admitted:
             self._refuse(AmqpError(ReplyCode.ACCESS_REFUSED, USER_CHANGED))
-        elif not self._client.place.take(user_or_address(identity.username, arrival.origin)):
+        elif not self._client.slot.take(user_or_address(identity.username, accepted.origin)):
             self._refuse(AmqpError(ReplyCode.RESOURCE_ERROR, FULL))
         else:
             self._identity = identity
@@ -342,7 +357,7 @@ class Handshake:
 
     def _on_open(self, method: commands.Connection.Open) -> None:
         vhost = method.virtual_host
-        prefix = self._shared.settings.prefix_of(self._door.name, vhost)
+        prefix = self._shared.settings.prefix_of(self._authenticator.name, vhost)
         if prefix is None:
             reason = f"there is no virtual host {vhost!r}: use `/`, or name it in `vhosts` of the listener"
             raise AmqpError(ReplyCode.INVALID_PATH, reason, method.index)
@@ -352,7 +367,7 @@ class Handshake:
             raise AmqpError(ReplyCode.ACCESS_REFUSED, USER_CHANGED, method.index)
         peer = Peer(
             identity,
-            user_or_address(identity.username, self._client.arrival.origin),
+            user_or_address(identity.username, self._client.accepted.origin),
             self._shared.context.routing.routes_of(identity),
             self._name,
             Names(prefix),

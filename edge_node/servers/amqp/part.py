@@ -7,9 +7,9 @@ import asyncio
 
 from weft.bounds import Bound, Quota
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.servers.amqp.client import AmqpCounters, AmqpSettings, Shared
+from weft.edge_node.servers.amqp.client import AmqpContext, AmqpCounters, AmqpSettings
 from weft.edge_node.servers.clients.context import Foundation, ProtocolContext, ProtocolPart
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 
 
@@ -25,13 +25,13 @@ class Amqp(ProtocolPart):
         self.counters = AmqpCounters()
         quota = Quota.of("queues.channels", settings.channels_total_max, settings.limits.user_share, "AMQP channels")
         channels = Bound(quota, context.refusals)
-        self._shared = Shared(context, queues, settings, channels, self.counters)
+        self._shared = AmqpContext(context, queues, settings, channels, self.counters)
 
-    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+    def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> asyncio.Protocol:
         """Return the protocol object of a connection."""
         from weft.edge_node.servers.amqp.connection import AmqpConnection
 
-        return AmqpConnection(self._shared, door, arrival)
+        return AmqpConnection(self._shared, authenticator, accepted)
 
     async def close(self) -> None:
         """Close all connections: the node stops."""

@@ -12,7 +12,7 @@ from weft.edge_node.ingest.routing import refusal
 from weft.edge_node.queues.declarations import Published
 from weft.edge_node.queues.definitions import TOPIC_EXCHANGE, QueueError
 from weft.edge_node.queues.ready import Delivery, Outcome
-from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, Shared, Target, amqp_error
+from weft.edge_node.servers.amqp.client import DIRECT_REPLY_TO, AmqpClient, AmqpContext, Target, amqp_error
 from weft.protocols.amqp.content import ContentHeaders, read_further_keys, read_properties, write_content
 from weft.protocols.amqp.frames import AmqpError, ReplyCode
 from weft.protocols.amqp.methods import commands, write_method
@@ -36,16 +36,30 @@ class Publishing:
 
     protocol = "amqp"
     """Name of the protocol in traces."""
-    __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_nacked", "_shared", "_stores", "_turn",
-                 "confirms", "number", "publisher", "reply_queue", "tag")  # fmt: skip
+    __slots__ = (
+        "_acked",
+        "_batch",
+        "_client",
+        "_first",
+        "_has_refused",
+        "_is_closed",
+        "_nacked",
+        "_shared",
+        "_stores",
+        "confirms",
+        "number",
+        "publisher",
+        "reply_queue",
+        "tag",
+    )  # fmt: skip
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self.number = number
         self.publisher: str | None = None
         """Always None: AMQP has no equivalent of No Local."""
-        self._turn = shared.context.ingest.turn
+        self._batch = shared.context.ingest.batch
         self.confirms = False
         """True once the client has asked for confirms."""
         self.reply_queue = ""
@@ -85,7 +99,7 @@ class Publishing:
         Raises:
             AmqpError: it cannot be published.
         """
-        self.gather(self._turn, method, properties, body, frame)
+        self.gather(self._batch, method, properties, body, frame)
 
     def gather(
         self, gathered: Gathering, method: commands.Basic.Publish, properties: bytes, body: bytes, frame: bytes = b""
@@ -102,7 +116,7 @@ class Publishing:
         names = client.peer.names
         exchange, key = names.name(method.exchange), names.key(method.exchange, method.routing_key)
         also, headers = read_further_keys(content.headers)
-        self._shared.context.turns.budget.spend(len(also))
+        self._shared.context.pacing.budget.spend(len(also))
         content = content._replace(headers=self._answered_here(headers))
         also = tuple(names.key(method.exchange, each) for each in also)
         try:
@@ -116,7 +130,7 @@ class Publishing:
             misfits = found.route.checks.look(body)
             is_hidden = found.route.checks.hides(misfits)
             # There is no answer without confirms, nor in a transaction, which takes effect as a whole.
-            if misfits and self.confirms and gathered is self._turn and refusal(found.route, misfits):
+            if misfits and self.confirms and gathered is self._batch and refusal(found.route, misfits):
                 self._nack_next()
                 return
         is_routed = _is_routed(found, exchange)
@@ -148,7 +162,7 @@ class Publishing:
             gathered.add(route, topic, body, self, 0, own)
 
     def _count(self, gathered: Gathering, *, is_rejected: bool) -> None:
-        if gathered is not self._turn:
+        if gathered is not self._batch:
             return  # a transaction, which has no confirms
         if is_rejected and self.confirms:
             self._nack_next()
@@ -159,15 +173,15 @@ class Publishing:
         """Count gathered messages, and register their confirms if the client asked for these."""
         if not self.confirms:
             return
-        turn = self._turn
-        if self._stores != turn.stores:
-            self._stores = turn.stores
+        batch = self._batch
+        if self._stores != batch.stores:
+            self._stores = batch.stores
             self._first = self.tag + 1
             self._nacked.clear()
         self.tag += count
-        turn.clients.append(self)
-        turn.answers.append(self.tag.to_bytes(TAG_BYTES, "big"))
-        turn.more_acks += count - 1
+        batch.clients.append(self)
+        batch.answers.append(self.tag.to_bytes(TAG_BYTES, "big"))
+        batch.more_acks += count - 1
 
     def confirm(self) -> None:
         """Confirm publishes from now on."""
@@ -191,7 +205,7 @@ class Publishing:
         if self._is_closed:
             return
         self._shared.context.counters.log_refusals += 1
-        if self.confirms and isinstance(error, LogFull) and self._stores == self._turn.stores - 1:
+        if self.confirms and isinstance(error, LogFull) and self._stores == self._batch.stores - 1:
             # One by one: a multiple nack would be about earlier messages, too, which wait for the disk.
             tags = [tag for tag in range(self._first, self.tag + 1) if tag not in self._nacked]
             self._shared.counters.amqp_nacked += len(tags)
@@ -209,7 +223,7 @@ class Publishing:
         self.tag += 1
         self._shared.counters.amqp_nacked += 1
         self._client.send(self._confirm(_NACK, self.tag, multiple=False))
-        if self._stores == self._turn.stores:
+        if self._stores == self._batch.stores:
             self._nacked.add(self.tag)
         if self._acked == self.tag - 1:
             self._acked = self.tag
@@ -266,7 +280,7 @@ class Transaction:
 
     __slots__ = ("_bytes", "_client", "_gathered", "_number", "_settled", "_shared")
 
-    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
+    def __init__(self, shared: AmqpContext, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self._number = number
@@ -305,7 +319,7 @@ class Transaction:
             LogFull, LogFailed: nothing was stored, and nothing was acknowledged.
         """
         context, shared = self._shared.context, self._shared
-        context.ingest.turn.store()  # earlier publishes come first
+        context.ingest.batch.store()  # earlier publishes come first
         gathered, settled, size = self._gathered, self._settled, self._bytes
         if gathered or settled:
             with context.ingest.log.together(RESERVE_BYTES + size * 2):
@@ -340,4 +354,4 @@ class Transaction:
 
     def _charge(self, size: int) -> None:
         self._bytes += size
-        self._client.inbox.content_bytes += size
+        self._client.read_buffer.content_bytes += size

@@ -11,11 +11,11 @@ from weft.bounds import user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
 from weft.edge_node.check.rules import MISSING, is_installed
 from weft.edge_node.ingest.ingest import Pause
-from weft.edge_node.servers.amqp1.context import Parts
-from weft.edge_node.servers.amqp1.mapping import Amqp1Inbox
+from weft.edge_node.servers.amqp1.context import Amqp1Context
+from weft.edge_node.servers.amqp1.mapping import Amqp1ReadBuffer
 from weft.edge_node.servers.clients.output import Output, WritingConnection
-from weft.edge_node.servers.clients.reading import FULL, KEEPS, NEVER, Place, Reading
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.clients.reading import FULL, KEEPS, NEVER, ConnectionSlot, Reading
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.protocols import amqp1 as frames
 from weft.protocols.amqp1 import AMQP, FRAME_BYTES_MAX, HEADER_BYTES, SASL, frame_size, refusal
 from weft.protocols.errors import Corrupt
@@ -46,11 +46,13 @@ class Denied(Exception):
 class Opening:
     """The time before a client is admitted. Only SASL is accepted meanwhile."""
 
-    __slots__ = ("_client", "_door", "_has_sasl", "_parts", "_task", "_transport")
+    __slots__ = ("_authenticator", "_client", "_has_sasl", "_parts", "_task", "_transport")
 
-    def __init__(self, parts: Parts, door: Door, client: Amqp1Connection, transport: Any) -> None:
+    def __init__(
+        self, parts: Amqp1Context, authenticator: Authenticator, client: Amqp1Connection, transport: Any
+    ) -> None:
         self._parts = parts
-        self._door = door
+        self._authenticator = authenticator
         self._client = client
         self._transport = transport
         self._has_sasl = False
@@ -116,7 +118,7 @@ class Opening:
             self._begin(credentials)
 
     def _begin(self, credentials: Credentials) -> None:
-        self._client.reading.hold(Pause.ASKING)
+        self._client.reading.hold(Pause.RESULT)
         self._task = self._parts.context.run(self._let_in(credentials))
 
     async def _let_in(self, credentials: Credentials) -> None:
@@ -126,7 +128,7 @@ class Opening:
             self._task = None
             self._deny(denied)
         except Exception:
-            logger.exception("AMQP 1.0 client at %s could not be let in", self._client.arrival.name)
+            logger.exception("AMQP 1.0 client at %s could not be let in", self._client.accepted.name)
             self._task = None
             self._client.close("a mistake of the node's")
         else:
@@ -134,7 +136,7 @@ class Opening:
             if self._has_sasl:
                 self._client.send(frames.outcome(OK))
             self._client.welcome(identity)
-            self._client.reading.go_on(Pause.ASKING)
+            self._client.reading.go_on(Pause.RESULT)
 
     async def _identify(self, credentials: Credentials) -> Identity:
         """Return the client's identity once the engine is loaded.
@@ -143,19 +145,21 @@ class Opening:
             Denied: it is refused.
         """
         try:
-            identity = await self._door.authenticate(credentials, self._transport, self._client.arrival.origin)
+            identity = await self._authenticator.authenticate(
+                credentials, self._transport, self._client.accepted.origin
+            )
         except AccessDenied as error:
             raise Denied(_DENIALS[error.denial], "amqp:unauthorized-access", str(error)) from None
         if not is_installed():
             raise Denied(OK, "amqp:not-implemented", MISSING)
-        if not await self._client.arrival.room():
+        if not await self._client.accepted.room():
             reason = "as many clients as limits.connections allows are connected"
             raise Denied(LATER, "amqp:resource-limit-exceeded", reason)
         # In a thread: the first import takes as long as a hundred messages.
         await asyncio.to_thread(importlib.import_module, "weft.edge_node.servers.amqp1.links")
         if not identity.admitted:
             raise Denied(WRONG, "amqp:unauthorized-access", "its user has changed")
-        if not self._client.place.take(user_or_address(identity.username, self._client.arrival.origin)):
+        if not self._client.slot.take(user_or_address(identity.username, self._client.accepted.origin)):
             raise Denied(LATER, "amqp:resource-limit-exceeded", FULL)
         return identity
 
@@ -185,29 +189,42 @@ class Amqp1Connection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_budget", "_door", "_has_begun", "_held", "_is_flushing", "_links", "_opening", "_owing", "_parts",
-        "arrival", "engine", "identity", "place", "reading", "wheel_slot",
+        "_authenticator",
+        "_budget",
+        "_has_begun",
+        "_is_flushing",
+        "_links",
+        "_opening",
+        "_owing",
+        "_parts",
+        "_read_buffer",
+        "accepted",
+        "engine",
+        "identity",
+        "reading",
+        "slot",
+        "wheel_slot",
     )  # fmt: skip
 
-    def __init__(self, parts: Parts, door: Door, arrival: Arrival) -> None:
+    def __init__(self, parts: Amqp1Context, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""
         context = parts.context
-        self.arrival = arrival
+        self.accepted = accepted
         self.wheel_slot = -1
-        self.place = Place(context.places, context.counters)
+        self.slot = ConnectionSlot(context.connection_bound, context.counters)
         self.identity: Identity | None = None
         """Identity of the client once it was admitted."""
         self.engine: Engine | None = None
         self._parts = parts
-        self._door = door
-        self._budget = context.turns.budget
-        self._held = Amqp1Inbox(context.unfinished, user_or_address(None, arrival.origin))
+        self._authenticator = authenticator
+        self._budget = context.pacing.budget
+        self._read_buffer = Amqp1ReadBuffer(context.unfinished, user_or_address(None, accepted.origin))
         self._opening: Opening | None = None
         self._links: Links | None = None
         self._has_begun = False
         self._owing: set[OutgoingLink] = set()
         self._is_flushing = False  # True while the engine waits for its turn to write more
-        self.reading = Reading(context, self._held, self._read_ahead)
+        self.reading = Reading(context, self._read_buffer, self._read_ahead)
         self._transport: asyncio.Transport | None = None
 
     # --- asyncio
@@ -216,8 +233,8 @@ class Amqp1Connection(WritingConnection):
         """Wait for the protocol header; the listener bounds the time."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
-        self._output = Output(self._transport, self._parts.context.writes, self, self._held.owner)
-        self._opening = Opening(self._parts, self._door, self, self._transport)
+        self._output = Output(self._transport, self._parts.context.writes, self, self._read_buffer.owner)
+        self._opening = Opening(self._parts, self._authenticator, self, self._transport)
         self._parts.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -226,8 +243,8 @@ class Amqp1Connection(WritingConnection):
             return
         context = self._parts.context
         now = context.clock()
-        self._held.data += data
-        context.ingest.turn.bytes += len(data)
+        self._read_buffer.data += data
+        context.ingest.batch.bytes += len(data)
         if self.reading.admits(now):
             self._read(now)
         else:
@@ -235,22 +252,22 @@ class Amqp1Connection(WritingConnection):
             self.reading.put_off()
 
     def _read_ahead(self, now: float) -> None:
-        if self._held.data:
+        if self._read_buffer.data:
             self._read(now)
 
     def _read(self, now: float) -> None:
-        context, size = self._parts.context, len(self._held.data)
+        context, size = self._parts.context, len(self._read_buffer.data)
         self._budget.begin(now)
         try:
             if self._opening is not None:
-                self._opening.step(self._held.data)
+                self._opening.step(self._read_buffer.data)
             if self.engine is not None:
                 self._frames(self.engine)
         except Corrupt as error:
             self._broken(str(error))
         if self._links is not None:
             self._links.end_read()
-        context.ingest.turn.gathered()
+        context.ingest.batch.gathered()
         context.fan_out.flush()
         self.flush()
         self._settle()
@@ -302,7 +319,7 @@ class Amqp1Connection(WritingConnection):
         """Write the engine's output at the client's turn."""
         if not self._is_flushing:
             self._is_flushing = True
-            self._parts.context.writes.rounds.wait(self._held.owner, self._flush_on)
+            self._parts.context.writes.round_robin.wait(self._read_buffer.owner, self._flush_on)
 
     def _flush_on(self) -> None:
         """Write more of the engine's output, unless the client does not read."""
@@ -324,7 +341,7 @@ class Amqp1Connection(WritingConnection):
 
     def room_in_turn(self) -> None:
         """Let links resume at the client's turn: others of its user have freed memory."""
-        self._parts.context.writes.rounds.wait(self._held.owner, self._room_on)
+        self._parts.context.writes.round_robin.wait(self._read_buffer.owner, self._room_on)
 
     def _room_on(self) -> None:
         if self._links is not None and self.takes_more:
@@ -338,12 +355,12 @@ class Amqp1Connection(WritingConnection):
 
         parts = self._parts
         self.identity, self._opening = identity, None
-        self._held.belongs_to(user_or_address(identity.username, self.arrival.origin))
-        self._output.owner = self._held.owner
-        self._links = Links(parts, self, identity, self._held)
+        self._read_buffer.belongs_to(user_or_address(identity.username, self.accepted.origin))
+        self._output.owner = self._read_buffer.owner
+        self._links = Links(parts, self, identity, self._read_buffer)
         self.engine = engine = Engine(parts.engine_settings(), self._links)
         self._links.begin(engine)
-        self.arrival.opened()
+        self.accepted.opened()
 
     def refuse(self, condition: str, description: str) -> None:
         """Close a connection that no engine serves, with the reason."""
@@ -388,7 +405,7 @@ class Amqp1Connection(WritingConnection):
 
     def _frames(self, engine: Engine) -> None:
         """Pass whole frames to the engine, until the client's turn is over."""
-        held, at, begin, frames, cost = self._held.data, 0, 0, 0, 0
+        held, at, begin, frames, cost = self._read_buffer.data, 0, 0, 0, 0
         if not self._has_begun and len(held) >= HEADER_BYTES:
             if held[:HEADER_BYTES] != AMQP:
                 raise Corrupt(f"expected the protocol header of AMQP 1.0, got {bytes(held[:HEADER_BYTES])!r}")
@@ -417,10 +434,10 @@ class Amqp1Connection(WritingConnection):
         if self._transport is not None:
             engine.receive(data)
             engine.handle()
-            self._parts.context.ingest.turn.relieve()
+            self._parts.context.ingest.batch.relieve()
 
     def _settle(self) -> None:
-        if self._transport is not None and not self._held.settle():
+        if self._transport is not None and not self._read_buffer.settle():
             self.end("amqp:resource-limit-exceeded", "no memory for messages that are not whole (limits.unfinished)")
 
     def look_at_times(self) -> None:
@@ -449,9 +466,9 @@ class Amqp1Connection(WritingConnection):
         transport, self._transport = self._transport, None
         self.reading.end()
         parts, context = self._parts, self._parts.context
-        context.ingest.turn.store()
-        who = f"closed AMQP 1.0 client {self._name()} at {self.arrival.name}"
-        context.partings.closed(log, who, reason, level, self.arrival.origin if self.identity is None else None)
+        context.ingest.batch.store()
+        who = f"closed AMQP 1.0 client {self._name()} at {self.accepted.name}"
+        context.disconnect_log.closed(log, who, reason, level, self.accepted.origin if self.identity is None else None)
         if self._opening is not None:
             self._opening.cancel()
         if self._links is not None:
@@ -461,10 +478,10 @@ class Amqp1Connection(WritingConnection):
             # Later: this may be within one of its events.
             context.call_soon(engine.free)
         context.wheel.cancel(self)
-        self._held.clear()
+        self._read_buffer.clear()
         parts.connections.discard(self)
-        self.place.free()
-        self.arrival.closed()
+        self.slot.free()
+        self.accepted.closed()
         self.shut(transport, drains=drains and not self.reading.pause & Pause.WRITE)
 
     def _name(self) -> str:

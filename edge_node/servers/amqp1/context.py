@@ -49,7 +49,7 @@ class LinkName(NamedTuple):
     link: str
 
 
-class KeptLink(msgspec.Struct, array_like=True):
+class PersistedLink(msgspec.Struct, array_like=True):
     """State of one link in a record."""
 
     version: int
@@ -74,7 +74,7 @@ class KeptLink(msgspec.Struct, array_like=True):
         return LinkName(Owner(OwnerKind(self.owner[0]), self.owner[1]), self.container, self.link)
 
 
-class KeptLinks:
+class PersistedLinks:
     """All kept links. Belongs to the event loop's thread."""
 
     def __init__(
@@ -91,8 +91,8 @@ class KeptLinks:
         self._shares = shares
         self._wall_clock = wall_clock
         self.keep_s_max = keep_s_max
-        self._links: dict[LinkName, KeptLink] = {}
-        self._live: dict[LinkName, Callable[[KeptLink], None]] = {}
+        self._links: dict[LinkName, PersistedLink] = {}
+        self._live: dict[LinkName, Callable[[PersistedLink], None]] = {}
         """Attached link -> function that updates its state."""
         self._changed: set[LinkName] = set()
         self._stream: int | None = None
@@ -125,7 +125,7 @@ class KeptLinks:
         for kept in self._links.values():
             self._forget_lost(kept)
 
-    def _forget_lost(self, kept: KeptLink) -> None:
+    def _forget_lost(self, kept: PersistedLink) -> None:
         """Forget messages that a crash lost: it may have kept a link's record and lost the messages of the same commit,
         whose numbers go to others."""
         streams = self._log.streams()
@@ -138,7 +138,7 @@ class KeptLinks:
     def _learn(self, key: bytes, payload: bytes) -> None:
         try:
             if payload:
-                kept = msgspec.msgpack.decode(payload, type=KeptLink)
+                kept = msgspec.msgpack.decode(payload, type=PersistedLink)
                 self._links[kept.name] = kept
             else:
                 owner, container, link = msgspec.msgpack.decode(key, type=tuple[tuple[str, str], str, str])
@@ -146,11 +146,11 @@ class KeptLinks:
         except (msgspec.MsgspecError, ValueError) as error:
             log.error("the place of an AMQP 1.0 link cannot be read; the link is forgotten: %s", error)
 
-    def all(self) -> list[tuple[LinkName, KeptLink]]:
+    def all(self) -> list[tuple[LinkName, PersistedLink]]:
         """Return all kept links."""
         return list(self._links.items())
 
-    def get(self, name: LinkName) -> KeptLink | None:
+    def get(self, name: LinkName) -> PersistedLink | None:
         """Return the state of a link."""
         return self._links.get(name)
 
@@ -158,7 +158,9 @@ class KeptLinks:
         """Return whether a connection has the link now."""
         return name in self._live
 
-    def attach(self, name: LinkName, kept: KeptLink, update: Callable[[KeptLink], None], keep_s: float) -> bool:
+    def attach(
+        self, name: LinkName, kept: PersistedLink, update: Callable[[PersistedLink], None], keep_s: float
+    ) -> bool:
         """Keep a link from now on; return whether its owner may have one more.
 
         Args:
@@ -275,7 +277,7 @@ class _Nobody:
 NOBODY = _Nobody()
 
 
-class Parts:
+class Amqp1Context:
     """Parts created once for a node with a listener for AMQP. Belongs to the event loop's thread."""
 
     def __init__(
@@ -309,7 +311,7 @@ class Parts:
         """Subscriptions to topics that outlive their connections."""
         self.holders: dict[LinkName, OutgoingLink] = {}
         """Links that are attached now and outlive their connections."""
-        self.kept = KeptLinks(segment_log, shares.sessions, context.wall_clock, round(limits.session_expiry_s))
+        self.kept = PersistedLinks(segment_log, shares.sessions, context.wall_clock, round(limits.session_expiry_s))
 
     def start(self) -> None:
         """Restore the links of the last run."""
@@ -358,7 +360,7 @@ class Parts:
         shares.match_cost.free(owner, subscription.filter)
         self.context.counters.subscriptions -= 1
 
-    def restore(self, subscription: TopicSubscription, name: LinkName, kept: KeptLink) -> None:
+    def restore(self, subscription: TopicSubscription, name: LinkName, kept: PersistedLink) -> None:
         """Resume a subscription at the position of the node's last run."""
         numbers = self.log.streams()
         positions = {numbers[stream]: seq for stream, seq in kept.positions.items() if stream in numbers}
@@ -367,7 +369,7 @@ class Parts:
         if name in self.kept.crashed:
             subscription.doubtful = self.kept.ends
 
-    def _take_up(self, name: LinkName, kept: KeptLink) -> None:
+    def _take_up(self, name: LinkName, kept: PersistedLink) -> None:
         """Subscribe for a client that is away: messages that no stream stores are stored for it meanwhile."""
         context, shares = self.context, self.context.delivery.shares
         delivery = context.delivery

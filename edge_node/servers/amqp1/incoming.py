@@ -13,11 +13,11 @@ from weft.edge_node.ingest.record import Route
 from weft.edge_node.ingest.routing import RouteCache, refusal
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import engine
-from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.amqp1.context import Amqp1Context
 from weft.edge_node.servers.amqp1.mapping import (
     Address,
     AddressKind,
-    Amqp1Inbox,
+    Amqp1ReadBuffer,
     BadAddress,
     Refused,
     TooMany,
@@ -59,7 +59,7 @@ class DeliveryRun:
     def __init__(self, sending: Sending, publisher: str | None, stores: int) -> None:
         self._sending = sending
         self.stores = stores
-        """``Turn.stores`` while the run gathers."""
+        """``TickBatch.stores`` while the run gathers."""
         self.publisher = publisher
         self.waiting: deque[UnsettledDelivery] = deque()
         """Unsettled deliveries, in order of receipt."""
@@ -86,8 +86,8 @@ class DeliveryRun:
             else:
                 link.answer(delivery, engine.release)
         if not is_full:
-            partings = self._sending.parts.context.partings
-            partings.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
+            disconnect_log = self._sending.parts.context.disconnect_log
+            disconnect_log.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
         self._sending.client.flush()
 
 
@@ -99,7 +99,12 @@ class Sending:
     )  # fmt: skip
 
     def __init__(
-        self, parts: Parts, client: OpenConnection, identity: Identity, held: Amqp1Inbox, queue_client: QueueClient
+        self,
+        parts: Amqp1Context,
+        client: OpenConnection,
+        identity: Identity,
+        held: Amqp1ReadBuffer,
+        queue_client: QueueClient,
     ) -> None:
         self.parts = parts
         self.client = client
@@ -119,7 +124,7 @@ class Sending:
 
     def run(self) -> DeliveryRun:
         """Return the run of the present read since the last store."""
-        stores = self.parts.context.ingest.turn.stores
+        stores = self.parts.context.ingest.batch.stores
         if self._run is None or self._run.stores != stores:
             self._run = DeliveryRun(self, self.container or None, stores)
             if not self._joined:
@@ -270,7 +275,7 @@ class IncomingLink:
             if is_partial:
                 return
             data = bytes(self._partial)
-            self._sending.parts.context.ingest.turn.joined_bytes += len(data)
+            self._sending.parts.context.ingest.batch.joined_bytes += len(data)
             self._drop_partial()
         engine.advance(self._link)
         self._take(delivery, data)
@@ -304,15 +309,15 @@ class IncomingLink:
             else:
                 self.answer(delivery, engine.reject, condition, str(error))
             return
-        run, turn = sending.run(), sending.parts.context.ingest.turn
+        run, batch = sending.run(), sending.parts.context.ingest.batch
         flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
-        turn.add(route, topic, message.body.payload, run, flags, headers, misfits)
+        batch.add(route, topic, message.body.payload, run, flags, headers, misfits)
         if is_settled:
             engine.settle(delivery)
             self.settled()
         else:
             run.waiting.append(UnsettledDelivery(self, delivery))
-            turn.answer(run, b"\0")
+            batch.answer(run, b"\0")
 
     def _destination(self, message: Message) -> Address:
         """Return the address of a message; on links without an address each message has its own.

@@ -18,10 +18,18 @@ from weft.edge_node.queues.definitions import QueueError
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import engine
 from weft.edge_node.servers.amqp1 import engine as endpoints
-from weft.edge_node.servers.amqp1.context import LINKS_MAX, OWED_MAX, SESSION_LINKS, VERSION, KeptLink, LinkName, Parts
+from weft.edge_node.servers.amqp1.context import (
+    LINKS_MAX,
+    OWED_MAX,
+    SESSION_LINKS,
+    VERSION,
+    Amqp1Context,
+    LinkName,
+    PersistedLink,
+)
 from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine, OutgoingLink
 from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending
-from weft.edge_node.servers.amqp1.mapping import Address, AddressKind, Amqp1Inbox, Refused, parse
+from weft.edge_node.servers.amqp1.mapping import Address, AddressKind, Amqp1ReadBuffer, Refused, parse
 from weft.edge_node.servers.amqp1.supplies import (
     Beginning,
     OpenConnection,
@@ -43,12 +51,12 @@ class LinkToKeep(NamedTuple):
     """A link that outlives its connection."""
 
     name: LinkName
-    known: KeptLink | None
+    known: PersistedLink | None
     """State from before; None for a new one."""
     keep_s: float
 
 
-Update = Callable[[KeptLink], None]
+Update = Callable[[PersistedLink], None]
 """Function that updates the state of a link."""
 
 
@@ -57,7 +65,7 @@ class Receiving:
 
     __slots__ = ("_client", "_identity", "_owner", "_parts", "container", "queue_client")
 
-    def __init__(self, parts: Parts, client: OpenConnection, identity: Identity, owner: Owner) -> None:
+    def __init__(self, parts: Amqp1Context, client: OpenConnection, identity: Identity, owner: Owner) -> None:
         self._parts = parts
         self._client = client
         self._identity = identity
@@ -164,7 +172,7 @@ class Receiving:
                 partial(self._stopped, kept),
             )  # fmt: skip
 
-            def update(state: KeptLink) -> None:
+            def update(state: PersistedLink) -> None:
                 state.positions = {address.name: supply.position}
                 state.owed = {address.name: supply.not_settled()[:OWED_MAX]}
 
@@ -213,7 +221,7 @@ class Receiving:
             if known is not None and is_new:
                 parts.restore(subscription, kept.name, known)
 
-            def update(state: KeptLink) -> None:
+            def update(state: PersistedLink) -> None:
                 names = {number: name for name, number in parts.log.streams().items()}
                 state.filter = address.name
                 state.positions = {names[stream]: seq for stream, seq in subscription.positions.items()}
@@ -267,7 +275,7 @@ class Receiving:
             raise Refused("amqp:resource-limit-exceeded", "the filters of the user take too much memory")
         shares.match_cost.hold(self._owner, text)
         self._parts.context.counters.subscriptions += 1
-        self._parts.context.ingest.turn.store()  # earlier messages are not for it
+        self._parts.context.ingest.batch.store()  # earlier messages are not for it
         subscription.begin()
 
     def _unsubscribe(self, subscription: TopicSubscription) -> None:
@@ -277,7 +285,7 @@ class Receiving:
 
     def _keep(self, kept: LinkToKeep, text: str, update: Update, found: OutgoingLink) -> None:
         name = kept.name
-        state = kept.known or KeptLink(
+        state = kept.known or PersistedLink(
             VERSION, (str(name.owner.kind), name.owner.name), name.container, name.link, text
         )  # fmt: skip
         self._parts.holders[name] = found
@@ -368,7 +376,9 @@ logger = logging.getLogger(__name__)
 class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: Parts, connection: OpenConnection, identity: Identity, held: Amqp1Inbox) -> None:
+    def __init__(
+        self, parts: Amqp1Context, connection: OpenConnection, identity: Identity, held: Amqp1ReadBuffer
+    ) -> None:
         """Begin for an admitted client. Call ``begin`` afterwards."""
         self._parts = parts
         self._connection = connection
@@ -414,7 +424,7 @@ class Links:
             self._open.clear()
         self._sending.end()
         if self._parts.queues is not None:
-            self._parts.queues.leaving.begin(self._receiving.queue_client)
+            self._parts.queues.disconnects.begin(self._receiving.queue_client)
 
     # --- events
 

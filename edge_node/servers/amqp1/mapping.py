@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from weft.bounds import Bound, Owner
-from weft.edge_node.servers.clients.reading import Held
+from weft.edge_node.servers.clients.reading import ReadBuffer
 from weft.edge_node.subscriptions.message import Message as Stored
 from weft.protocols import message_headers as names
 from weft.protocols.amqp.typed_values import Encoded, Kind, Symbol, as_header, from_header, kinds_header, kinds_of
@@ -283,7 +283,7 @@ def parse(text: str | None, capabilities: Container[str] = ()) -> Address:
 # Bytes of a client that wait for their rest, or for their turn, and the owner charged with them.
 
 
-class Amqp1Inbox(Held):
+class Amqp1ReadBuffer(ReadBuffer):
     """Store of such bytes of one client, charged to its owner."""
 
     __slots__ = ("data", "parts_bytes")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.amqp1.context import Amqp1Context
 from weft.edge_node.servers.clients.context import Foundation, ProtocolPart
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.protocols.amqp1 import AMQP, SASL
 
 
@@ -19,14 +19,14 @@ class Amqp1(ProtocolPart):
     def __init__(self, foundation: Foundation) -> None:
         """Restore the links of the last run."""
         context = foundation.context
-        self._parts = Parts(context, context.log, foundation.config.node, foundation.software, foundation.queues)
+        self._parts = Amqp1Context(context, context.log, foundation.config.node, foundation.software, foundation.queues)
         self._parts.start()
 
-    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+    def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> asyncio.Protocol:
         """Return a connection of a listener."""
         from weft.edge_node.servers.amqp1.connection import Amqp1Connection
 
-        return Amqp1Connection(self._parts, door, arrival)
+        return Amqp1Connection(self._parts, authenticator, accepted)
 
     def permissions_changed(self) -> None:
         """Check the clients' rights again."""

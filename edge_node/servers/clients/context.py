@@ -8,19 +8,19 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.bounds import Bound, Quota, Refusals, Rounds, TurnBudget
+from weft.bounds import Bound, Quota, Refusals, RoundRobin, TurnBudget
 from weft.config.limits import EdgeLimits
 from weft.config.listeners import ListenerProtocol, has_listener
-from weft.config.log_lines import Partings
+from weft.config.log_lines import DisconnectLog
 from weft.config.models import EdgeConfig
 from weft.config.streams import State
 from weft.edge_node.check.streams import intake_patterns
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Ingest, Turn
+from weft.edge_node.ingest.ingest import Ingest, TickBatch
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted
 from weft.edge_node.part import Part
 from weft.edge_node.servers.clients.output import Writes
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.edge_node.sessions.backlog import Backlog
 from weft.edge_node.sessions.sessions import make_delivery
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
@@ -58,8 +58,8 @@ NOT_BEGUN = float("-inf")
 """Value of that end before an iteration's first read."""
 
 
-class Turns:
-    """Time of clients before others have their turn. A client without time left waits in the ``rounds``.
+class ReadPacing:
+    """Time of clients before others have their turn. A client without time left waits in the ``round_robin``.
 
     Args:
         loop: supplies the time, and calls back at the end of each iteration.
@@ -117,7 +117,7 @@ class ProtocolContext:
         self,
         segment_log: SegmentLog,
         backlog: Backlog,
-        turn: Turn,
+        batch: TickBatch,
         unrouted: Unrouted,
         settings: ClientSettings,
         refusals: Refusals,
@@ -138,9 +138,9 @@ class ProtocolContext:
         self.counters = counters
         self.wall_clock = wall_clock
         self.clock = self._loop.time
-        self.partings = Partings(self.clock)
+        self.disconnect_log = DisconnectLog(self.clock)
         """Log lines about clients that were closed."""
-        self.turns = Turns(self._loop)
+        self.pacing = ReadPacing(self._loop)
         self.refusals = refusals
         what = "bytes of packets that have not come whole"
         self.unfinished = Bound(
@@ -148,25 +148,25 @@ class ProtocolContext:
         )
         """Bytes of clients that the node holds before it can handle them."""
         self.wheel = TimerWheel(self._loop)
-        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(turn.crowd))
-        self.rounds = Rounds(outbox.flush)
+        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(batch.fan_out_cap))
+        self.round_robin = RoundRobin(outbox.flush)
         """Queues of clients whose turn is over."""
-        self.writes = Writes(turn.crowd, counters, limits.send_queue_bytes)
+        self.writes = Writes(batch.fan_out_cap, counters, limits.send_queue_bytes)
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.routing = Routing(
             Router(settings.patterns, segment_log.stream), self.subscriptions, unrouted,
             session_topics=segment_log.stream(SESSION_TOPICS_STREAM), topic_levels_max=limits.topic_levels,
         )  # fmt: skip
         self.ingest = Ingest(
-            segment_log, self.routing, self.fan_out, wall_clock, counters, turn,
+            segment_log, self.routing, self.fan_out, wall_clock, counters, batch,
             pending_bytes_max=limits.pending_bytes,
         )  # fmt: skip
         self.delivery = make_delivery(
             segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock
         )
         """Parts that deliver messages to clients, slow ones included."""
-        self.places = self.delivery.shares.connections
-        """Connections of each user, by every protocol (``Place``)."""
+        self.connection_bound = self.delivery.shares.connections
+        """Connections of each user, by every protocol (``ConnectionSlot``)."""
         self._connections: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -256,7 +256,7 @@ class ProtocolPart(Part):
     greeting = b""
     """Answer to clients of an unknown protocol at such listeners."""
 
-    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+    def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> asyncio.Protocol:
         """Return the protocol object of a connection."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from weft.bounds import Crowd, Owner, Rounds
+from weft.bounds import FanOutCap, Owner, RoundRobin
 from weft.edge_node.counters import Counters
 
 CORKED_BYTES_MAX = 16 << 10
@@ -54,13 +54,22 @@ class Writes:
         waiting_bytes_max: bytes for one client that may wait, beyond one message.
     """
 
-    __slots__ = ("_held", "_limit", "backlog", "counters", "crowd", "piece_bytes", "rounds", "waiting_bytes_max")
+    __slots__ = (
+        "_held",
+        "_limit",
+        "backlog",
+        "counters",
+        "fan_out_cap",
+        "piece_bytes",
+        "round_robin",
+        "waiting_bytes_max",
+    )
 
-    def __init__(self, crowd: Crowd, counters: Counters, waiting_bytes_max: int) -> None:
-        self.crowd = crowd
+    def __init__(self, fan_out_cap: FanOutCap, counters: Counters, waiting_bytes_max: int) -> None:
+        self.fan_out_cap = fan_out_cap
         self.counters = counters
         self.waiting_bytes_max = waiting_bytes_max
-        self.rounds = Rounds(self._look, pause_s=0, turns_max=TURNS_MAX)
+        self.round_robin = RoundRobin(self._look, pause_s=0, turns_max=TURNS_MAX)
         """Queues of clients that wait for a turn to write."""
         self.backlog = 0
         """Bytes that wait only for turns, not for sockets."""
@@ -79,12 +88,12 @@ class Writes:
         self._look()
 
     def _look(self) -> None:
-        waiting = len(self.rounds)
+        waiting = len(self.round_robin)
         self.piece_bytes = max(PIECE_BYTES, min(PIECE_BYTES_MAX, ROUND_BYTES // (waiting or 1)))
         if self._held and self.backlog <= BACKLOG_BYTES_MAX // 2:
             held, self._held = self._held, []
             for owner, callback in held:
-                self.rounds.wait(owner, callback)
+                self.round_robin.wait(owner, callback)
 
 
 class Output:
@@ -94,14 +103,14 @@ class Output:
     congested network drops those of other clients.
     """
 
-    __slots__ = ("_client", "_counters", "_crowd", "_is_behind", "_is_blocked", "_is_queued", "_transport",
+    __slots__ = ("_client", "_counters", "_fan_out_cap", "_is_behind", "_is_blocked", "_is_queued", "_transport",
                  "_waiting", "_waiting_bytes", "_writes", "corked", "owner")  # fmt: skip
 
     def __init__(
         self, transport: asyncio.WriteTransport, writes: Writes, client: OutputClient, owner: Owner | None
     ) -> None:
         self._transport = transport
-        self._counters, self._crowd = writes.counters, writes.crowd
+        self._counters, self._fan_out_cap = writes.counters, writes.fan_out_cap
         self._writes = writes
         self._client = client
         self.owner = owner
@@ -120,7 +129,7 @@ class Output:
         """Write whole packets."""
         self._counters.bytes_sent += len(data)
         if self.corked is None:
-            if self._waiting is None and len(data) <= LONG_BYTES and not self._crowd.is_here:
+            if self._waiting is None and len(data) <= LONG_BYTES and not self._fan_out_cap.is_reached:
                 self._transport.write(data)
             else:
                 self._wait(data)
@@ -137,7 +146,7 @@ class Output:
         """Write whole packets in parts."""
         size = sum(map(len, parts))
         is_small = size < SMALL_BYTES * len(parts)
-        if size <= LONG_BYTES and (is_small or (self._waiting is None and not self._crowd.is_here)):
+        if size <= LONG_BYTES and (is_small or (self._waiting is None and not self._fan_out_cap.is_reached)):
             self.write(b"".join(parts))
             return
         self._counters.bytes_sent += size
@@ -198,7 +207,7 @@ class Output:
         return corked
 
     def _write(self, data: bytearray) -> None:
-        if self._waiting is None and not self._crowd.is_here:
+        if self._waiting is None and not self._fan_out_cap.is_reached:
             self._transport.write(data)
         else:
             self._wait(data)
@@ -225,7 +234,7 @@ class Output:
     def _queue(self) -> None:
         if not self._is_queued and not self._is_blocked:
             self._is_queued = True
-            self._writes.rounds.wait(self.owner, self._go_on)
+            self._writes.round_robin.wait(self.owner, self._go_on)
 
     def _look(self, before: int) -> None:
         """Report that the client is behind, if it is.

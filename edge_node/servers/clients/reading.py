@@ -8,9 +8,9 @@
   ``limits.write_timeout`` |
 | ``ACKS`` | more acknowledgements are due to the client than it may have | is handled; HTTP: waits | half of them are
   sent |
-| ``ASKING`` | a password check, or another answer from elsewhere, is due | waits | the answer is here |
-| ``TURN`` | the client has had its turn, or an iteration of the loop its reads | waits | others have had theirs, and
-  what the client sent before is durable |
+| ``RESULT`` | a password check, or another answer from elsewhere, is due | waits | the answer is here |
+| ``FAIRNESS`` | the client has had its turn, or an iteration of the loop its reads | waits | others have had theirs,
+  and what the client sent before is durable |
 
 Protocols differ in three points. HTTP has no ``DISK``: it answers 429. AMQP 0-9-1 notifies its client of a ``DISK``
 that lasts. Each protocol defines a client's silence itself: it does not count while the client is not read.
@@ -34,7 +34,7 @@ FREE_BYTES = 4096
 """Bytes of one client that are not counted: enough for the small messages of devices."""
 
 
-class Held:
+class ReadBuffer:
     """Count of the bytes that the node holds for one client.
 
     Args:
@@ -93,7 +93,7 @@ class Held:
             self.charged = held
 
 
-KEEPS = Pause.ASKING | Pause.TURN
+KEEPS = Pause.RESULT | Pause.FAIRNESS
 """Reasons for which data is kept unparsed."""
 NEVER = float("inf")
 
@@ -112,19 +112,30 @@ class Reading:
         on_disk: called when a wait for the disk begins and ends.
     """
 
-    __slots__ = ("_context", "_handle", "_held", "_joined", "_keeps", "_missed_turn", "_on_disk", "_transport", "heard",
-                 "pause", "write_until")  # fmt: skip
+    __slots__ = (
+        "_context",
+        "_handle",
+        "_joined",
+        "_keeps",
+        "_missed_turn",
+        "_on_disk",
+        "_read_buffer",
+        "_transport",
+        "heard",
+        "pause",
+        "write_until",
+    )  # fmt: skip
 
     def __init__(
         self,
         context: ProtocolContext,
-        held: Held,
+        held: ReadBuffer,
         handle: Callable[[float], None],
         keeps: int = KEEPS,
         on_disk: Callable[[bool], None] = _ignore,
     ) -> None:
         self._context = context
-        self._held = held
+        self._read_buffer = held
         self._handle = handle
         self._keeps = keeps
         self._on_disk = on_disk
@@ -157,8 +168,8 @@ class Reading:
 
     def admits(self, now: float) -> bool:
         """Return whether data may be handled at once; otherwise the caller keeps it, and calls ``put_off``."""
-        turns = self._context.turns
-        return not self.pause & self._keeps and (now < turns.reads_until or turns.admits(now))
+        pacing = self._context.pacing
+        return not self.pause & self._keeps and (now < pacing.reads_until or pacing.admits(now))
 
     def put_off(self) -> None:
         """Handle the held bytes when others have had their turn, unless they wait for another reason already."""
@@ -170,8 +181,8 @@ class Reading:
         do."""
         writes = self._context.writes
         if size > LONG_BYTES and writes.is_full and self._transport is not None and not self.pause & self._keeps:
-            self.hold(Pause.TURN)
-            writes.when_short(self._held.owner, partial(self.go_on, Pause.TURN))
+            self.hold(Pause.FAIRNESS)
+            writes.when_short(self._read_buffer.owner, partial(self.go_on, Pause.FAIRNESS))
 
     # --- pauses
 
@@ -195,37 +206,37 @@ class Reading:
             self._on_disk(False)
         if self._missed_turn and not self.pause & Pause.DISK:
             self._missed_turn = False
-            self._context.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
+            self._context.round_robin.wait(self._read_buffer.owner, partial(self.go_on, Pause.FAIRNESS))
         self._resume()
 
-    def await_turn(self, reason: Pause = Pause.TURN, go_on: Callable[[], None] | None = None) -> None:
+    def await_turn(self, reason: Pause = Pause.FAIRNESS, go_on: Callable[[], None] | None = None) -> None:
         """Stop reading, and resume when others have had their turn.
 
         Args:
             go_on: called then, even if the connection is closed; by default the method of this name.
         """
         self.hold(reason)
-        self._context.rounds.wait(self._held.owner, go_on or partial(self.go_on, reason))
+        self._context.round_robin.wait(self._read_buffer.owner, go_on or partial(self.go_on, reason))
 
     def end_turn(self) -> None:
         """Store the gathered records, stop reading, and resume when they are durable and others have had their turn:
         every client waits for the commits of each."""
         if not self.pause & self._keeps:
-            self.hold(Pause.TURN)
+            self.hold(Pause.FAIRNESS)
             ingest = self._context.ingest
-            ingest.turn.store()
+            ingest.batch.store()
             ingest.on_durable(lambda _: self.await_turn())
 
-    def go_on(self, waited_for: Pause = Pause.ASKING) -> None:
+    def go_on(self, waited_for: Pause = Pause.RESULT) -> None:
         """Handle the data that arrived while the client waited, and resume reading. A fault in the node's code ends the
         connection, as in a read."""
         self.pause &= ~waited_for
         transport = self._transport
         if transport is None:
             return
-        if self._held.waits and self.pause & Pause.DISK:
+        if self._read_buffer.waits and self.pause & Pause.DISK:
             # All clients together may have sent ahead much more than may wait for the disk.
-            self.pause |= Pause.TURN
+            self.pause |= Pause.FAIRNESS
             self._missed_turn = True
         elif not self.pause & self._keeps:
             try:
@@ -237,9 +248,9 @@ class Reading:
 
     def go_on_in_turn(self, waited_for: Pause) -> None:
         """Resume now, or, if many clients resume at the same time, when others have had their turn."""
-        turns = self._context.turns
+        pacing = self._context.pacing
         now = self._context.clock()
-        if now < turns.reads_until or turns.admits(now):
+        if now < pacing.reads_until or pacing.admits(now):
             self.go_on(waited_for)
         else:
             self.pause &= ~waited_for
@@ -285,7 +296,7 @@ class Reading:
 FULL = "too many connections of one user (limits.user_share of limits.connections); use fewer"
 
 
-class Place:
+class ConnectionSlot:
     """Count of one connection from its client's login to its end, in the bound that also counts MQTT sessions."""
 
     __slots__ = ("_bound", "_counters", "_owner")

@@ -20,10 +20,10 @@ from weft.bounds.browsers import (
 )
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity
 from weft.edge_node.ingest.routing import RouteCache
-from weft.edge_node.servers.clients.reading import FULL, Place
+from weft.edge_node.servers.clients.reading import FULL, ConnectionSlot
 from weft.edge_node.servers.http.request import Fields, Problem, Request, Server, try_later
 from weft.edge_node.servers.http.settings import BrowserSettings
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 
 # Credentials in requests: Basic (RFC 7617), and the tokens of InfluxDB's clients.
 
@@ -158,24 +158,35 @@ class Browsers:
 log = logging.getLogger(__name__)
 
 
-class Sender:
+class RequestAuth:
     """The only client of a connection. Event loop's thread only."""
 
-    __slots__ = ("_arrival", "_claim", "_door", "_place", "_said", "_service", "_task", "denied", "identity",
-                 "owner", "routes")  # fmt: skip
+    __slots__ = (
+        "_accepted",
+        "_authenticator",
+        "_claim",
+        "_said",
+        "_service",
+        "_slot",
+        "_task",
+        "denied",
+        "identity",
+        "owner",
+        "routes",
+    )  # fmt: skip
 
-    def __init__(self, service: Server, door: Door, arrival: Arrival) -> None:
+    def __init__(self, service: Server, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         self._service = service
-        self._door = door
-        self._arrival = arrival
+        self._authenticator = authenticator
+        self._accepted = accepted
         self._claim: bytes | None = None
         """Claim of the results below."""
         self.identity: Identity | None = None
         self.denied: Problem | None = None
         """Refusal of the claim."""
         self.routes: RouteCache | None = None
-        self.owner: Owner = user_or_address(None, arrival.origin)
-        self._place = Place(service.context.places, service.context.counters)
+        self.owner: Owner = user_or_address(None, accepted.origin)
+        self._slot = ConnectionSlot(service.context.connection_bound, service.context.counters)
         self._task: asyncio.Task[None] | None = None
         self._said = 0
         """Level at which a refusal was logged."""
@@ -209,7 +220,7 @@ class Sender:
         if self.identity is None or self.identity.admitted:
             return False
         self._service.context.counters.clients_expelled += 1
-        log.warning("closing HTTP client at %s: its user was removed, or has another password", self._arrival.name)
+        log.warning("closing HTTP client at %s: its user was removed, or has another password", self._accepted.name)
         return True
 
     def ask(self, request: Request, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
@@ -223,20 +234,20 @@ class Sender:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        self._place.free()
+        self._slot.free()
         if self.routes is not None:
             self._service.context.routing.leave(self.routes)
         self._claim = self.identity = self.denied = self.routes = None
 
     async def _let_in(self, claim: bytes, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
         try:
-            identity = await self._door.authenticate(credentials_of(claim), transport, self._arrival.origin)
-            if not await self._arrival.room():
+            identity = await self._authenticator.authenticate(credentials_of(claim), transport, self._accepted.origin)
+            if not await self._accepted.room():
                 raise try_later(503, "as many clients as limits.connections allows are connected; try again later")
             if not identity.admitted:
                 raise Problem(401, "the user has changed; send its present password", fields=CHALLENGE)
             self._count(identity)
-            self._arrival.opened()
+            self._accepted.opened()
             self.identity, self.routes = identity, self._service.context.routing.routes_of(identity)
         except AccessDenied as error:
             self.denied = _denied(error)
@@ -251,11 +262,11 @@ class Sender:
         level = logging.WARNING if self._claim else logging.INFO
         if level > self._said:
             self._said = level
-            log.log(level, "refused HTTP client at %s: %s", self._arrival.name, error)
+            log.log(level, "refused HTTP client at %s: %s", self._accepted.name, error)
 
     def _count(self, identity: Identity) -> None:
-        owner = user_or_address(identity.username, self._arrival.origin)
-        if not self._place.take(owner):
+        owner = user_or_address(identity.username, self._accepted.origin)
+        if not self._slot.take(owner):
             raise try_later(503, FULL)
         self.owner = owner
 

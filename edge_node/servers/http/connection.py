@@ -13,24 +13,24 @@ from typing import cast
 from weft.bounds import Owner
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.output import Output, WritingConnection
-from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Held, Reading
+from weft.edge_node.servers.clients.reading import KEEPS, NEVER, ReadBuffer, Reading
 from weft.edge_node.servers.http import bodies, posts
-from weft.edge_node.servers.http.access import Browsers, Sender, claim_of
+from weft.edge_node.servers.http.access import Browsers, RequestAuth, claim_of
 from weft.edge_node.servers.http.bodies import media_type_of
 from weft.edge_node.servers.http.request import (
     CONTINUE,
     PIECE_BYTES,
-    Exchange,
+    FeedHandler,
+    HttpExchange,
     LongestBody,
     Problem,
     Request,
     RequestParser,
     Server,
-    Taker,
     unquoted,
 )
 from weft.edge_node.servers.http.settings import BODY_BYTES_PER_S, CHECK_S, PENDING_MAX, HttpSettings
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 
 # The end of a connection after its last answer.
 
@@ -40,7 +40,7 @@ and the client might not get the answer."""
 LINGER_BYTES_MAX = 4 << 20
 
 
-class Ending:
+class LingeringClose:
     """Reader that discards a client's input for a while."""
 
     __slots__ = ("_left", "_timer", "_transport", "_write_timeout_s")
@@ -77,7 +77,7 @@ class Ending:
 # Answers of one connection, sent in the order of its requests.
 
 
-class Replies:
+class ResponseQueue:
     """Exchanges whose answers are not sent yet.
 
     Args:
@@ -90,7 +90,7 @@ class Replies:
         self._server = server
         self._send = send
         self._is_flushing = False
-        self.pending: deque[Exchange] = deque()
+        self.pending: deque[HttpExchange] = deque()
 
     def answered(self) -> None:
         """Send the answer; if more than one is due, send all of the turn in one write."""
@@ -116,7 +116,7 @@ class Replies:
 # Long requests, carried out a turn at a time.
 
 
-class Steps:
+class LongRequest:
     """The long request of one connection; later requests wait behind it.
 
     Args:
@@ -126,21 +126,23 @@ class Steps:
 
     __slots__ = ("_done", "_exchange", "_failed", "_server", "_steps", "held")
 
-    def __init__(self, server: Server, failed: Callable[[Exchange, Exception], None], done: Callable[[], None]) -> None:
+    def __init__(
+        self, server: Server, failed: Callable[[HttpExchange, Exception], None], done: Callable[[], None]
+    ) -> None:
         self._server = server
         self._failed = failed
         self._done = done
-        self._exchange: Exchange | None = None
+        self._exchange: HttpExchange | None = None
         self._steps: Iterator[None] = iter(())
         self.held = 0
         """Bytes of the request, until it is done."""
 
-    def take(self, exchange: Exchange, steps: Iterator[None], owner: Owner) -> bool:
+    def take(self, exchange: HttpExchange, steps: Iterator[None], owner: Owner) -> bool:
         """Begin, in the rest of the turn. Return whether all is done."""
         self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
         if self._go_on():
             return True
-        self._server.context.rounds.wait(owner, self._in_turn)
+        self._server.context.round_robin.wait(owner, self._in_turn)
         return False
 
     def end(self) -> None:
@@ -149,7 +151,7 @@ class Steps:
 
     def _go_on(self) -> bool:
         assert self._exchange is not None
-        budget = self._server.context.turns.budget
+        budget = self._server.context.pacing.budget
         try:
             for _ in self._steps:
                 if not budget.spend():
@@ -163,15 +165,15 @@ class Steps:
         if self._exchange is None:
             return
         context, owner = self._server.context, self._exchange.owner
-        context.turns.budget.begin(context.clock())
+        context.pacing.budget.begin(context.clock())
         try:
             is_done = self._go_on()
         finally:
-            context.ingest.turn.gathered()
+            context.ingest.batch.gathered()
         if is_done:
             self._done()
         else:
-            context.rounds.wait(owner, self._in_turn)
+            context.round_robin.wait(owner, self._in_turn)
 
 
 log = logging.getLogger(__name__)
@@ -188,28 +190,43 @@ class HttpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_broken", "_browsers", "_ending", "_held", "_parser", "_pending", "_replies", "_sender", "_service", "_steps",
-        "_taker", "_turn", "arrival", "reading", "wheel_slot",
+        "_auth",
+        "_batch",
+        "_broken",
+        "_browsers",
+        "_feed",
+        "_lingering",
+        "_long_request",
+        "_parser",
+        "_pending",
+        "_read_buffer",
+        "_responses",
+        "_service",
+        "accepted",
+        "reading",
+        "wheel_slot",
     )  # fmt: skip
 
-    def __init__(self, service: Server, door: Door, arrival: Arrival, browsers: Browsers) -> None:
+    def __init__(
+        self, service: Server, authenticator: Authenticator, accepted: AcceptedConnection, browsers: Browsers
+    ) -> None:
         """Begin a connection, which the listener has counted."""
-        self.arrival = arrival
+        self.accepted = accepted
         self.wheel_slot = -1
         self._service = service
         self._browsers = browsers
-        self._sender = Sender(service, door, arrival)
-        self._held = Held(service.context.unfinished, self._sender.owner)
-        self._turn = service.context.ingest.turn
+        self._auth = RequestAuth(service, authenticator, accepted)
+        self._read_buffer = ReadBuffer(service.context.unfinished, self._auth.owner)
+        self._batch = service.context.ingest.batch
         self._parser = RequestParser(service.heads, longest_body_by(service.settings), self._on_head)
-        self._replies = Replies(service, self._reply)
-        self._pending = self._replies.pending
+        self._responses = ResponseQueue(service, self._reply)
+        self._pending = self._responses.pending
         self._broken: Problem | None = None
         """Refusal of data that cannot be parsed; nothing after it is read."""
-        self._taker: Taker | None = None
-        self.reading = Reading(service.context, self._held, self._read_ahead, _KEEPS)
-        self._steps = Steps(service, self._failed, partial(self.reading.go_on, Pause.TURN))
-        self._ending: Ending | None = None
+        self._feed: FeedHandler | None = None
+        self.reading = Reading(service.context, self._read_buffer, self._read_ahead, _KEEPS)
+        self._long_request = LongRequest(service, self._failed, partial(self.reading.go_on, Pause.FAIRNESS))
+        self._lingering: LingeringClose | None = None
         self._transport: asyncio.Transport | None = None
 
     # --- asyncio
@@ -218,29 +235,34 @@ class HttpConnection(WritingConnection):
         """Wait for a request; until its sender is admitted, the listener bounds the time as well."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
-        self._output = Output(self._transport, self._service.context.writes, self, self._held.owner)
+        self._output = Output(self._transport, self._service.context.writes, self, self._read_buffer.owner)
         self._service.arrived(self)
         self._service.context.wheel.set(self, self.reading.heard + CHECK_S)
 
     def data_received(self, data: bytes) -> None:
         """Handle one read."""
-        if self._taker is not None:
-            self._give(self._taker, data)
-        elif self._ending is not None:
-            self._ending.received(len(data))
+        if self._feed is not None:
+            self._give(self._feed, data)
+        elif self._lingering is not None:
+            self._lingering.received(len(data))
         else:
             now = self._service.context.clock()
             if self.reading.admits(now):
                 self._work(data, now)
             elif self._transport is not None:
-                self._held.ahead += data
+                self._read_buffer.ahead += data
                 if self._settle():
                     self.reading.put_off()
 
     def eof_received(self) -> bool:
         """Answer requests from before the client closed its side."""
         transport = self._transport
-        if transport is None or self._ending is not None or not self._pending or transport.get_extra_info("sslcontext"):
+        if (
+            transport is None
+            or self._lingering is not None
+            or not self._pending
+            or transport.get_extra_info("sslcontext")
+        ):
             return False  # TLS ends both ways at once
         self._pending[-1].request.keeps_alive = False
         return True
@@ -248,15 +270,15 @@ class HttpConnection(WritingConnection):
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read."""
         self.reading.falls_behind()
-        if self._taker is not None:
-            self._taker.pause()
+        if self._feed is not None:
+            self._feed.pause()
         self._service.context.wheel.set(self, self.reading.write_until)
 
     def catches_up(self) -> None:
         """Resume reading from a client that has caught up."""
         self.reading.catches_up()
-        if self._taker is not None:
-            self._taker.resume()
+        if self._feed is not None:
+            self._feed.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Forget the connection. Stored records of unanswered requests stay."""
@@ -266,29 +288,29 @@ class HttpConnection(WritingConnection):
         self.reading.end()
         self._output.drop()
         self._service.context.wheel.cancel(self)
-        if self._ending is not None:
-            self._ending.cancel()
-        if self._taker is not None:
-            self._taker.stop()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        if self._feed is not None:
+            self._feed.stop()
         self._parser.close()
-        self._steps.end()
-        self._held.ahead = b""
+        self._long_request.end()
+        self._read_buffer.ahead = b""
         self._settle()
-        self._sender.forget()
+        self._auth.forget()
         self._service.left(self)
-        self.arrival.closed()
+        self.accepted.closed()
 
     # --- reading
 
     def _read_ahead(self, now: float) -> None:
-        self._work(self._held.take(), now)
+        self._work(self._read_buffer.take(), now)
 
     def _work(self, data: bytes, now: float) -> None:
         reading = self.reading
         reading.heard = now
-        budget, size, at = self._service.context.turns.budget, len(data), 0
+        budget, size, at = self._service.context.pacing.budget, len(data), 0
         budget.begin(now)
-        self._turn.bytes += size
+        self._batch.bytes += size
         try:
             self._handle()
             while at < size and self._reads:
@@ -302,14 +324,14 @@ class HttpConnection(WritingConnection):
                 if at < size and self._reads and not budget.spend(0):
                     reading.end_turn()
         finally:
-            self._turn.gathered()
+            self._batch.gathered()
         reading.handled(size)
-        if self._taker is not None:
+        if self._feed is not None:
             if at < size:
-                self._give(self._taker, data[at:])
-        elif self._ending is None:
+                self._give(self._feed, data[at:])
+        elif self._lingering is None:
             if at < size:
-                self._held.ahead = data[at:] + self._held.ahead
+                self._read_buffer.ahead = data[at:] + self._read_buffer.ahead
             self._settle()
 
     @property
@@ -319,15 +341,15 @@ class HttpConnection(WritingConnection):
             self._transport is not None
             and not self.reading.pause & _KEEPS
             and self._broken is None
-            and self._ending is None
-            and self._taker is None
+            and self._lingering is None
+            and self._feed is None
         )
 
     def _handle(self) -> None:
         """Handle the complete requests."""
         complete = self._parser.complete
-        while complete and self._transport is not None and not self.reading.pause & _KEEPS and self._taker is None:
-            if self._ending is not None:
+        while complete and self._transport is not None and not self.reading.pause & _KEEPS and self._feed is None:
+            if self._lingering is not None:
                 complete.clear()
                 return
             if len(self._pending) >= PENDING_MAX:
@@ -335,10 +357,10 @@ class HttpConnection(WritingConnection):
                 return
             if self._knows(complete[0]):
                 self._begin(complete.pop(0))
-                self._turn.relieve()
-                if not self._service.context.turns.budget.spend() and complete:
+                self._batch.relieve()
+                if not self._service.context.pacing.budget.spend() and complete:
                     self.reading.end_turn()
-        if self._broken is not None and not complete and self._ending is None and not self.reading.pause & _KEEPS:
+        if self._broken is not None and not complete and self._lingering is None and not self.reading.pause & _KEEPS:
             problem, self._broken = self._broken, None
             problem.closes = True
             self._service.context.counters.protocol_errors += problem.status == 400
@@ -347,8 +369,8 @@ class HttpConnection(WritingConnection):
     def _settle(self) -> bool:
         """Charge the owner with the held bytes. Return whether it may have so many; else the connection is closed."""
         if self._transport is None:
-            return self._held.charge(0)
-        if self._held.charge(self._parser.held + len(self._held.ahead) + self._steps.held):
+            return self._read_buffer.charge(0)
+        if self._read_buffer.charge(self._parser.held + len(self._read_buffer.ahead) + self._long_request.held):
             return True
         self._transport.abort()
         return False
@@ -367,24 +389,24 @@ class HttpConnection(WritingConnection):
 
     def _knows(self, request: Request) -> bool:
         """Return whether a request's sender is known, or does not matter; otherwise begin the check."""
-        if self._sender.is_known(request):
+        if self._auth.is_known(request):
             return True
-        if not self.reading.pause & Pause.ASKING:
-            self.reading.hold(Pause.ASKING)
-            self._sender.ask(request, self._transport, self._asked)
+        if not self.reading.pause & Pause.RESULT:
+            self.reading.hold(Pause.RESULT)
+            self._auth.ask(request, self._transport, self._asked)
         return False
 
     def _asked(self) -> None:
         """Resume: the check of the sender has ended."""
-        self._held.belongs_to(self._sender.owner)
-        self._output.owner = self._sender.owner
-        denied = self._sender.denied
+        self._read_buffer.belongs_to(self._auth.owner)
+        self._output.owner = self._auth.owner
+        denied = self._auth.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
             self._refuse(Request(), denied)  # before a long body arrives
-        self.reading.go_on_in_turn(Pause.ASKING)
+        self.reading.go_on_in_turn(Pause.RESULT)
 
     def _begin(self, request: Request) -> None:
-        exchange = Exchange(self, request, self._held.owner)
+        exchange = HttpExchange(self, request, self._read_buffer.owner)
         self._pending.append(exchange)
         self._service.counters.http_requests += 1
         try:
@@ -394,22 +416,22 @@ class HttpConnection(WritingConnection):
                 return
             if not self._service.is_open_to_all(request):
                 claim_of(request)
-                exchange.identity, exchange.routes = self._sender.known()
+                exchange.identity, exchange.routes = self._auth.known()
             steps = self._service.handle(exchange)
-            if steps is not None and not self._steps.take(exchange, steps, exchange.owner):
-                self.reading.hold(Pause.TURN)
+            if steps is not None and not self._long_request.take(exchange, steps, exchange.owner):
+                self.reading.hold(Pause.FAIRNESS)
         except Exception as error:
             self._failed(exchange, error)
 
-    def _failed(self, exchange: Exchange, error: Exception) -> None:
+    def _failed(self, exchange: HttpExchange, error: Exception) -> None:
         if isinstance(error, Problem):
             exchange.fail(error)
             return
-        log.error("a request of %s could not be handled", self.arrival.name, exc_info=error)
+        log.error("a request of %s could not be handled", self.accepted.name, exc_info=error)
         exchange.fail(Problem(500, "the node made a mistake; its log says more"))
 
     def _refuse(self, request: Request, problem: Problem) -> None:
-        exchange = Exchange(self, request, self._held.owner)
+        exchange = HttpExchange(self, request, self._read_buffer.owner)
         request.keeps_alive = False
         self._pending.append(exchange)
         exchange.fail(problem)
@@ -418,10 +440,10 @@ class HttpConnection(WritingConnection):
 
     def answered(self) -> None:
         """Send the answers that are due."""
-        self._replies.answered()
+        self._responses.answered()
 
     def _reply(self, data: bytes, closes: bool) -> None:
-        if self._transport is None or self._ending is not None:
+        if self._transport is None or self._lingering is not None:
             return
         self.send(data)
         if closes:
@@ -429,22 +451,22 @@ class HttpConnection(WritingConnection):
         elif self.reading.pause & Pause.ACKS and len(self._pending) < PENDING_MAX // 2:
             self.reading.go_on_in_turn(Pause.ACKS)
 
-    def stream_to(self, taker: Taker) -> None:
+    def stream_to(self, feed: FeedHandler) -> None:
         """Pass the connection to a feed. There is no earlier request, and no later one is accepted."""
         self._pending.clear()
-        self._taker = taker
-        taker.begin(self)
+        self._feed = feed
+        feed.begin(self)
         if self._parser.rest:
-            self._give(taker, self._parser.rest)
+            self._give(feed, self._parser.rest)
 
-    def _give(self, taker: Taker, data: bytes) -> None:
+    def _give(self, feed: FeedHandler, data: bytes) -> None:
         """Pass input of a feed's client on, a little in each turn: a read may have 43,690 frames of a WebSocket."""
-        data = self._held.take() + data
+        data = self._read_buffer.take() + data
         if not self.reading.pause & _KEEPS:
-            taker.received(data[:TAKEN_BYTES])
+            feed.received(data[:TAKEN_BYTES])
             data = data[TAKEN_BYTES:]
         if data and self._transport is not None:
-            self._held.ahead = data
+            self._read_buffer.ahead = data
             if self._settle():
                 self.reading.put_off()
 
@@ -455,15 +477,15 @@ class HttpConnection(WritingConnection):
 
     def recheck(self) -> None:
         """Check the client again: users or rules were read again."""
-        if self._taker is not None:
-            self._taker.recheck()
-        elif not self._pending and self._sender.has_to_go():  # otherwise its next request is refused
+        if self._feed is not None:
+            self._feed.recheck()
+        elif not self._pending and self._auth.has_to_go():  # otherwise its next request is refused
             self.close()
 
     def shut_down(self) -> None:
         """Close: the node stops. Unanswered requests may have been stored."""
-        if self._taker is not None:
-            self._taker.stop()
+        if self._feed is not None:
+            self._feed.stop()
         elif self._transport is not None:
             self.close() if not self._pending else self._transport.abort()
 
@@ -480,13 +502,13 @@ class HttpConnection(WritingConnection):
             return reading.write_until
         if reading.pause:
             reading.heard = self._parser.began = now  # the time of a client that is not read does not count
-        elif self._parser.is_within and self._ending is None:
+        elif self._parser.is_within and self._lingering is None:
             body_s = settings.body_s + self._parser.held / BODY_BYTES_PER_S
             limit = body_s if self._parser.is_in_body else settings.head_s
             if now - self._parser.began >= limit:
                 self._service.counters.http_timeouts += 1
                 self._refuse(Request(), Problem(408, f"no whole request after {limit:.0f} s; send it faster"))
-        elif not self._pending and self._taker is None and now - reading.heard >= settings.idle_s:
+        elif not self._pending and self._feed is None and now - reading.heard >= settings.idle_s:
             self.close()
             return None
         return now + CHECK_S
@@ -500,9 +522,9 @@ class HttpConnection(WritingConnection):
         if not self._output.finish():
             transport.abort()
             return
-        self._ending = Ending(transport, self._service.settings.limits.write_timeout_s)
+        self._lingering = LingeringClose(transport, self._service.settings.limits.write_timeout_s)
         self._parser.complete.clear()
-        self._held.ahead = b""
+        self._read_buffer.ahead = b""
         self.reading.last_words()
 
     def close(self) -> None:

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from weft.bounds import Bound, Owner, Quota, Refusals, Rounds
+from weft.bounds import Bound, Owner, Quota, Refusals, RoundRobin
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.servers.clients.context import ProtocolContext
-from weft.edge_node.servers.http.request import Answers, Exchange, Problem, Request, Way, quoted, try_later
+from weft.edge_node.servers.http.request import (
+    Answers,
+    FeedTransport,
+    HttpExchange,
+    Problem,
+    Request,
+    quoted,
+    try_later,
+)
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriptions import ClientSubscription, DeliveryOptions, Subscriptions
@@ -174,7 +182,7 @@ KEYS_MAX = 10_000
 
 
 class Feed:
-    """A ``Taker``. Belongs to the event loop's thread.
+    """A ``FeedHandler``. Belongs to the event loop's thread.
 
     Args:
         head: head of the answer, which is sent first.
@@ -197,15 +205,15 @@ class Feed:
         self._socket = socket
         self._identity = identity
         self._ended = ended
-        self._way: Way | None = None
+        self._transport: FeedTransport | None = None
         self._may: dict[bytes, bool] = {}
         self.is_over = False
         self.is_paused = False
 
-    def begin(self, way: Way) -> None:
+    def begin(self, transport: FeedTransport) -> None:
         """Send the head; subclasses send the rest."""
-        self._way = way
-        way.send(self._head)
+        self._transport = transport
+        transport.send(self._head)
 
     def received(self, data: bytes) -> None:
         """Handle the client's input: pings and the end of a WebSocket; other input is ignored."""
@@ -245,12 +253,12 @@ class Feed:
         self._ended(self)
 
     def _write(self, parts: Sequence[bytes]) -> None:
-        if self._way is not None:
-            self._way.send_all(parts)
+        if self._transport is not None:
+            self._transport.send_all(parts)
 
     def _close(self) -> None:
-        if self._way is not None:
-            self._way.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def may_read(self, key: bytes) -> bool:
         """Return whether access rules let the client read messages of a topic."""
@@ -289,7 +297,7 @@ class StreamFeed(Feed):
         self,
         base: tuple[Any, ...],
         pages: PageReader,
-        rounds: Rounds,
+        round_robin: RoundRobin,
         stream: int,
         lane: str,
         start: int,
@@ -300,7 +308,7 @@ class StreamFeed(Feed):
     ) -> None:
         super().__init__(*base)
         self._pages = pages
-        self._rounds = rounds
+        self._round_robin = round_robin
         self._stream = stream
         self._lane = lane
         self._seq = start
@@ -313,11 +321,11 @@ class StreamFeed(Feed):
         self._task: asyncio.Task[None] | None = None
         self._wanted: dict[bytes, bool] = {}
 
-    def begin(self, way: Way) -> None:
+    def begin(self, transport: FeedTransport) -> None:
         """Send the head and the client's position, then records."""
-        super().begin(way)
+        super().begin(transport)
         where = msgspec.json.encode({"lane": self._lane, "next_seq": self._seq})
-        way.send_all(self._wrapping.event("lane", where))
+        transport.send_all(self._wrapping.event("lane", where))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def pause(self) -> None:
@@ -374,7 +382,7 @@ class StreamFeed(Feed):
         for data in page.batches:
             left = iter(records(data))
             while await self._slice(left):
-                await self._rounds.turn(self.owner)
+                await self._round_robin.turn(self.owner)
 
     async def _slice(self, left: Iterable[Record]) -> bool:
         """Send some records; return whether there may be more."""
@@ -434,10 +442,10 @@ class TopicFeed(Feed):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, way: Way) -> None:
+    def begin(self, transport: FeedTransport) -> None:
         """Send the head, then messages published from now on."""
-        super().begin(way)
-        way.send(self._wrapping.idle())
+        super().begin(transport)
+        transport.send(self._wrapping.idle())
         self._subscriptions.add(self._subscription)
         self._timer = self._loop.call_later(IDLE_S, self._tick)
 
@@ -521,7 +529,7 @@ class Readers:
         limits, what = settings.limits, "readers of events"
         self._bound = Bound(Quota.of("limits.http_readers", limits.http_readers, limits.user_share, what), refusals)
 
-    def read_stream(self, exchange: Exchange, lane: str, stream: int) -> None:
+    def read_stream(self, exchange: HttpExchange, lane: str, stream: int) -> None:
         """Send a stream's records from now on, or from the client's position.
 
         Raises:
@@ -535,12 +543,12 @@ class Readers:
         base = self._open(exchange)
         if base is not None:
             feed = StreamFeed(
-                base, self._pages, self._context.rounds, stream, lane, start, topic_filter, self._objects,
+                base, self._pages, self._context.round_robin, stream, lane, start, topic_filter, self._objects,
                 self._counters, self._context.wall_clock,
             )  # fmt: skip
             exchange.stream_to(feed)
 
-    def read_topics(self, exchange: Exchange) -> None:
+    def read_topics(self, exchange: HttpExchange) -> None:
         """Send messages published from now on.
 
         Raises:
@@ -580,7 +588,7 @@ class Readers:
             raise Problem(400, f"from is {quoted(asked)}; send a seq, earliest or latest")
         return min(start, self._log.next_seq(stream))  # higher numbers belong to a former log
 
-    def _open(self, exchange: Exchange) -> tuple[Any, ...] | None:
+    def _open(self, exchange: HttpExchange) -> tuple[Any, ...] | None:
         """Return the common arguments of feeds; None where the answer is only a head."""
         request, identity = exchange.request, exchange.identity
         assert identity is not None
@@ -613,7 +621,7 @@ class Readers:
         self._counters.http_readers -= 1
 
 
-def _check(exchange: Exchange, topic_filter: str) -> None:
+def _check(exchange: HttpExchange, topic_filter: str) -> None:
     identity = exchange.identity
     assert identity is not None
     try:

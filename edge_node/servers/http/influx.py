@@ -16,7 +16,7 @@ import msgspec
 
 from weft.edge_node.servers.http import bodies
 from weft.edge_node.servers.http.posts import once_of
-from weft.edge_node.servers.http.request import Exchange, Problem, Request, quoted
+from weft.edge_node.servers.http.request import HttpExchange, Problem, Request, quoted
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.edge_node.servers.http.storing import CHECKED_SLICE_BYTES, MISFIT_COST, NewRecord, Storing, check_cost
 from weft.protocols.batch import HeaderValue
@@ -240,7 +240,7 @@ class Influx:
         self._settings = settings
         self._counters = counters
 
-    def write(self, exchange: Exchange, *, is_v2: bool) -> Iterator[None]:
+    def write(self, exchange: HttpExchange, *, is_v2: bool) -> Iterator[None]:
         """Store the points of a request, in steps.
 
         Raises:
@@ -282,7 +282,7 @@ class Influx:
         answer = partial(_answer, first_error or _LATER, dropped + len(records))
         yield from self._storing.store(exchange, None, records, once_of(request), answer) or ()
 
-    def answer(self, exchange: Exchange, path: bytes, software: str) -> None:
+    def answer(self, exchange: HttpExchange, path: bytes, software: str) -> None:
         """Answer the requests that clients send before they write: pings, and the creation of a database.
 
         Raises:
@@ -300,7 +300,7 @@ class Influx:
             facts = {"name": "weft", "message": "ready for writes", "status": "pass", "version": software}
             exchange.answer(200, msgspec.json.encode(facts), fields=fields)
 
-    def _query(self, exchange: Exchange, request: Request) -> None:
+    def _query(self, exchange: HttpExchange, request: Request) -> None:
         text = request.query.get("q", "")
         if not text and request.size:
             from urllib.parse import parse_qs
@@ -311,7 +311,7 @@ class Influx:
         exchange.answer(200, b'{"results":[{"statement_id":0}]}')
 
 
-def _answer(error: str, lines: int, exchange: Exchange, _seqs: list[tuple[int, int]], count: int) -> None:
+def _answer(error: str, lines: int, exchange: HttpExchange, _seqs: list[tuple[int, int]], count: int) -> None:
     dropped = lines - count
     if dropped:
         exchange.fail(Problem(400, f"partial write: {error} dropped={dropped}"))

@@ -9,7 +9,7 @@ from weft.edge_node.part import Undo
 from weft.edge_node.servers.clients.context import Foundation, ProtocolPart
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.edge_node.streams import HTTP_STREAM
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class Http(ProtocolPart):
             self._service = HttpService(self._config, *self._parts)
         return self._service
 
-    def connect(self, door: Door, arrival: Arrival) -> HttpConnection:
+    def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> HttpConnection:
         """Return a connection of a listener."""
-        return self.service.make_connection(door, arrival)
+        return self.service.make_connection(authenticator, accepted)
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
         """Accept messages for the streams of ``now``. Return the undo."""

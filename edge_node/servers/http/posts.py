@@ -27,7 +27,7 @@ from weft.edge_node.servers.http.bodies import (
     with_content_type,
 )
 from weft.edge_node.servers.http.idempotency import KEY_CHARACTERS_MAX, Once
-from weft.edge_node.servers.http.request import Exchange, Problem, Request, quoted
+from weft.edge_node.servers.http.request import HttpExchange, Problem, Request, quoted
 from weft.edge_node.servers.http.settings import HttpCounters, HttpSettings
 from weft.edge_node.servers.http.storing import (
     CHECKED_SLICE_BYTES,
@@ -185,7 +185,7 @@ class Posts:
         self._counters = counters
         self._wall_clock = wall_clock
 
-    def to_stream(self, exchange: Exchange, target: PostTarget, rest: bytes | None) -> Iterator[None] | None:
+    def to_stream(self, exchange: HttpExchange, target: PostTarget, rest: bytes | None) -> Iterator[None] | None:
         """Store the messages of a request in a stream. Return the steps of a long one.
 
         Args:
@@ -197,7 +197,7 @@ class Posts:
         key = _key_of(exchange.request, rest) or target.topic.decode()
         return self._store(exchange, target, key, partial(_answer_stream, target))
 
-    def to_topic(self, exchange: Exchange, topic: bytes) -> Iterator[None] | None:
+    def to_topic(self, exchange: HttpExchange, topic: bytes) -> Iterator[None] | None:
         """Publish the messages of a request to a topic. Return the steps of a long one.
 
         Raises:
@@ -208,7 +208,7 @@ class Posts:
             raise Problem(400, "the request names no topic; send it in the path or as Weft-Key")
         return self._store(exchange, None, key, _answer_topic)
 
-    def planned(self, exchange: Exchange, plan: Plan) -> Iterator[None] | None:
+    def planned(self, exchange: HttpExchange, plan: Plan) -> Iterator[None] | None:
         """Store the message of a request as that of the one before with the same head.
 
         Raises:
@@ -221,7 +221,9 @@ class Posts:
 
     # --- inside
 
-    def _store(self, exchange: Exchange, target: PostTarget | None, key: str, answer: Answer) -> Iterator[None] | None:
+    def _store(
+        self, exchange: HttpExchange, target: PostTarget | None, key: str, answer: Answer
+    ) -> Iterator[None] | None:
         request = exchange.request
         once = once_of(request)
         if once is not None and self._storing.repeats(exchange, once, answer):
@@ -231,7 +233,7 @@ class Posts:
         return self._store_messages(exchange, target, key, request.payload(), once, answer)
 
     def _unpacked(
-        self, exchange: Exchange, target: PostTarget | None, key: str, once: Once | None, answer: Answer
+        self, exchange: HttpExchange, target: PostTarget | None, key: str, once: Once | None, answer: Answer
     ) -> Iterator[None]:
         request = exchange.request
         if "{" not in key:  # one key for all messages: without the right to it, nothing is unpacked
@@ -241,7 +243,13 @@ class Posts:
         yield from self._store_messages(exchange, target, key, body, once, answer) or ()
 
     def _store_messages(  # noqa: PLR0917
-        self, exchange: Exchange, target: PostTarget | None, key: str, body: bytes, once: Once | None, answer: Answer
+        self,
+        exchange: HttpExchange,
+        target: PostTarget | None,
+        key: str,
+        body: bytes,
+        once: Once | None,
+        answer: Answer,
     ) -> Iterator[None] | None:
         request = exchange.request
         payloads, make, is_json = self._messages(request, key, body)
@@ -252,7 +260,7 @@ class Posts:
 
     def _store_each(  # noqa: PLR0917
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         target: PostTarget | None,
         payloads: list[bytes],
         make: Make,
@@ -279,7 +287,7 @@ class Posts:
 
     def _in_steps(  # noqa: PLR0917
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         target: PostTarget | None,
         payloads: list[bytes],
         make: Make,
@@ -300,13 +308,13 @@ class Posts:
         yield
         yield from self._storing.store(exchange, target, records, once, answer) or ()
 
-    def _looked_at(self, exchange: Exchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
+    def _looked_at(self, exchange: HttpExchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
         record = make(payload)
         streams = self._storing.route(exchange, None, record.key).streams if target is None else (target.number,)
         self._storing.misfits.look(streams, record.payload)
         return record
 
-    def _checked(self, exchange: Exchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
+    def _checked(self, exchange: HttpExchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
         return self._storing.checked(exchange, target, make(payload))
 
     def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make, bool]:
@@ -409,7 +417,7 @@ def once_of(request: Request) -> Once | None:
     return Once(key, digest.digest())
 
 
-def _answer_stream(target: PostTarget, exchange: Exchange, seqs: list[tuple[int, int]], count: int) -> None:
+def _answer_stream(target: PostTarget, exchange: HttpExchange, seqs: list[tuple[int, int]], count: int) -> None:
     if not seqs:  # functions before the log have worked on them, or there were none
         exchange.answer(200, b'{"lane":"%b","first_seq":null,"count":%d}' % (target.lane.encode(), count))
         return
@@ -420,5 +428,5 @@ def _answer_stream(target: PostTarget, exchange: Exchange, seqs: list[tuple[int,
     exchange.answer(200, b'{"lane":"%b","first_seq":%d,"count":%d%b}' % (target.lane.encode(), seqs[0][0], count, more))
 
 
-def _answer_topic(exchange: Exchange, _seqs: list[tuple[int, int]], count: int) -> None:
+def _answer_topic(exchange: HttpExchange, _seqs: list[tuple[int, int]], count: int) -> None:
     exchange.answer(200, b'{"count":%d}' % count)

@@ -213,7 +213,7 @@ def unquoted(segment: bytes) -> bytes:
     return unquote_to_bytes(segment) if b"%" in segment else segment
 
 
-class KnownHeads:
+class RequestHeadCache:
     """Heads of earlier requests, of all connections. Devices send the same head again and again, and parsing it costs
     more than storing the message. A head is equal if all of its bytes are, except for the digits of its length."""
 
@@ -276,7 +276,10 @@ class RequestParser:
                  "_parser", "_request", "_tail_bytes", "began", "complete", "rest")  # fmt: skip
 
     def __init__(
-        self, heads: KnownHeads, longest_body: Callable[[Request], LongestBody], on_head: Callable[[Request], None]
+        self,
+        heads: RequestHeadCache,
+        longest_body: Callable[[Request], LongestBody],
+        on_head: Callable[[Request], None],
     ) -> None:
         self._heads = heads
         self._is_between = True
@@ -557,13 +560,13 @@ FULL_RETRY_S = 5
 """Seconds after which a client of a full log may try again."""
 
 
-class Line(Protocol):
+class HttpTransport(Protocol):
     """The connection of an exchange (``HttpConnection``)."""
 
     def answered(self) -> None:
         """Send the answers that are due."""
 
-    def stream_to(self, taker: Taker) -> None:
+    def stream_to(self, feed: FeedHandler) -> None:
         """Pass the connection to a feed; the exchange was answered with its head."""
 
     @property
@@ -572,7 +575,7 @@ class Line(Protocol):
         ...
 
 
-class Way(Protocol):
+class FeedTransport(Protocol):
     """Interface of the connection for a feed."""
 
     def send(self, data: bytes) -> None:
@@ -585,10 +588,10 @@ class Way(Protocol):
         """Close it, after the waiting bytes if the client reads."""
 
 
-class Taker(Protocol):
+class FeedHandler(Protocol):
     """A feed: it sends to a connection until either ends."""
 
-    def begin(self, way: Way) -> None:
+    def begin(self, way: FeedTransport) -> None:
         """Begin to send."""
 
     def received(self, data: bytes) -> None:
@@ -607,16 +610,16 @@ class Taker(Protocol):
         """End: the connection has ended, or the node stops."""
 
 
-class Exchange:
+class HttpExchange:
     """A request until its answer is sent; the ``Source`` of its records."""
 
     protocol = "http"
     """Name of the protocol in traces."""
-    __slots__ = ("_line", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready", "request",
-                 "routes", "status", "stored", "whole")  # fmt: skip
+    __slots__ = ("_transport", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready",
+                 "request", "routes", "status", "stored", "whole")  # fmt: skip
 
-    def __init__(self, line: Line, request: Request, owner: Owner) -> None:
-        self._line = line
+    def __init__(self, transport: HttpTransport, request: Request, owner: Owner) -> None:
+        self._transport = transport
         self.request = request
         self.owner = owner
         """Owner in whose turns it is served."""
@@ -646,7 +649,7 @@ class Exchange:
             body += b"\n"
         self.ready = True
         self.status, self.whole = status, (body, content_type, fields)
-        self._line.answered()
+        self._transport.answered()
 
     def rendered(self, answers: Answers) -> bytes:
         """Return the answer as bytes."""
@@ -667,14 +670,14 @@ class Exchange:
         fields = (*problem.fields, ("X-Influxdb-Error", text.encode("ascii", "replace").decode()))
         self.answer(problem.status, influx_error(problem), fields=fields)
 
-    def stream_to(self, taker: Taker) -> None:
+    def stream_to(self, feed: FeedHandler) -> None:
         """Pass the connection to a feed, once the earlier answers are sent."""
-        self._line.stream_to(taker)
+        self._transport.stream_to(feed)
 
     @property
     def is_first(self) -> bool:
         """Return whether no answer is due before this one."""
-        return self._line.is_first
+        return self._transport.is_first
 
     # --- ``Source``
 
@@ -718,7 +721,7 @@ class Server(Protocol):
     settings: HttpSettings
     counters: HttpCounters
     answers: Answers
-    heads: KnownHeads
+    heads: RequestHeadCache
 
     def arrived(self, connection: OpenConnection) -> None:
         """Register a connection."""
@@ -742,7 +745,7 @@ class Server(Protocol):
         """Return whether a request needs no authentication."""
         ...
 
-    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+    def handle(self, exchange: HttpExchange) -> Iterator[None] | None:
         """Carry out a request. Return the steps of a long one, for the caller to run.
 
         Raises:

@@ -19,17 +19,17 @@ from weft.edge_node.servers.http.influx import Influx
 from weft.edge_node.servers.http.posts import Plan, Posts
 from weft.edge_node.servers.http.request import (
     Answers,
-    Exchange,
-    KnownHeads,
+    HttpExchange,
     OpenConnection,
     Problem,
     Request,
+    RequestHeadCache,
     try_later,
     unquoted,
 )
 from weft.edge_node.servers.http.settings import BrowserSettings, HttpCounters, HttpSettings
 from weft.edge_node.servers.http.storing import MisfitRule, PostMisfits, PostTarget, Storing
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.protocols.lane import Lane
 from weft.storage.segment_log import SegmentLog
 
@@ -75,7 +75,7 @@ class HttpService:
         self.settings = settings
         self.counters = counters
         self.answers = Answers(wall_clock)
-        self.heads = KnownHeads()
+        self.heads = RequestHeadCache()
         self._config = config
         self._browsers: dict[str, Browsers] = {}
         """Rules for browsers by listener."""
@@ -90,12 +90,12 @@ class HttpService:
 
     # --- the node
 
-    def make_connection(self, door: Door, arrival: Arrival) -> HttpConnection:
+    def make_connection(self, authenticator: Authenticator, accepted: AcceptedConnection) -> HttpConnection:
         """Return a connection of a listener."""
-        browsers = self._browsers.get(door.name)
+        browsers = self._browsers.get(authenticator.name)
         if browsers is None:
-            browsers = self._browsers[door.name] = Browsers(browser_settings(self._config, door.name))
-        return HttpConnection(self, door, arrival, browsers)
+            browsers = self._browsers[authenticator.name] = Browsers(browser_settings(self._config, authenticator.name))
+        return HttpConnection(self, authenticator, accepted, browsers)
 
     def use(self, config: EdgeConfig) -> None:
         """Accept messages for the streams of a changed configuration."""
@@ -146,7 +146,7 @@ class HttpService:
         """Return whether a request needs no authentication."""
         return request.path in _OPEN or request.method == "OPTIONS"
 
-    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+    def handle(self, exchange: HttpExchange) -> Iterator[None] | None:
         """Carry out a request. Return the steps of a long one, for the caller to run.
 
         Raises:
@@ -177,7 +177,7 @@ class HttpService:
         """Return whether the configuration has not changed since a request was posted to a target."""
         return target is None or self.streams.takes.get(target.name) is target
 
-    def _ours(self, exchange: Exchange, path: bytes) -> Iterator[None] | None:
+    def _ours(self, exchange: HttpExchange, path: bytes) -> Iterator[None] | None:
         request = exchange.request
         _, _, what, *rest = path.split(b"/", 4)
         name = rest[0] if rest else b""

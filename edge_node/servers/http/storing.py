@@ -15,7 +15,7 @@ from weft.edge_node.ingest.record import COPY_COST, Gathering, Misfits, Records,
 from weft.edge_node.ingest.routing import refusal
 from weft.edge_node.servers.http.bodies import NO_JSON
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Once, RememberedAnswer, joined
-from weft.edge_node.servers.http.request import Exchange, Problem, problem_of, quoted
+from weft.edge_node.servers.http.request import HttpExchange, Problem, problem_of, quoted
 from weft.edge_node.servers.http.settings import HttpCounters
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
 from weft.protocols.ranges import PackedHeaders, packed_headers
@@ -47,7 +47,7 @@ class NewRecord(NamedTuple):
         return self._replace(headers=packed_headers(headers)) if headers and type(headers) is tuple else self
 
 
-class Pieces(NamedTuple):
+class RecordSlices(NamedTuple):
     """Records of one request among those of a turn: a stretch of each run."""
 
     stretches: dict[Records, tuple[int, int]]
@@ -78,7 +78,9 @@ def cost_of(record: NewRecord, route: Route) -> int:
     return cost + COPY_COST if record.misfits else cost
 
 
-def gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord], routed: Sequence[Route]) -> Pieces:
+def gather(
+    gathered: Gathering, exchange: HttpExchange, records: Sequence[NewRecord], routed: Sequence[Route]
+) -> RecordSlices:
     """Add the messages of a request, each with its route."""
     stretches: dict[Records, tuple[int, int]] = {}
     for (route, is_single), stretch in groupby(zip(records, routed, strict=True), _way):
@@ -98,7 +100,7 @@ def gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord]
             gathered.note_fitting(route, run, at)
         first, count = stretches.get(run) or (at, 0)
         stretches[run] = (first, count + len(run.keys) - at)
-    return Pieces(stretches)
+    return RecordSlices(stretches)
 
 
 def _way(pair: tuple[NewRecord, Route]) -> tuple[Route, bool]:
@@ -107,7 +109,9 @@ def _way(pair: tuple[NewRecord, Route]) -> tuple[Route, bool]:
     return route, route.checks is not None and record.misfits != ()
 
 
-def gather_one(gathered: Gathering, exchange: Exchange, record: NewRecord, route: Route) -> tuple[Records | None, int]:
+def gather_one(
+    gathered: Gathering, exchange: HttpExchange, record: NewRecord, route: Route
+) -> tuple[Records | None, int]:
     """Add a message. Return its run and its place there; no run for a dead letter."""
     run = gathered.add(route, record.key, record.payload, exchange, 0, record.headers, record.misfits)
     return run, 0 if run is None else len(run.keys) - 1
@@ -235,7 +239,7 @@ class PostTarget(NamedTuple):
     match."""
 
 
-Answer = Callable[[Exchange, list[tuple[int, int]], int], None]
+Answer = Callable[[HttpExchange, list[tuple[int, int]], int], None]
 """(exchange, seqs, count) -> answers that the records are durable."""
 
 
@@ -260,7 +264,7 @@ class Storing:
 
     # --- routes
 
-    def route(self, exchange: Exchange, target: PostTarget | None, key: bytes) -> Route:
+    def route(self, exchange: HttpExchange, target: PostTarget | None, key: bytes) -> Route:
         """Return the route of a record: the streams that match its key, and ``target`` in any case.
 
         Raises:
@@ -300,7 +304,7 @@ class Storing:
         """Return whether the payloads of some stream are checked."""
         return self.ingest.routing.has_checks
 
-    def checked(self, exchange: Exchange, target: PostTarget | None, record: NewRecord) -> NewRecord:
+    def checked(self, exchange: HttpExchange, target: PostTarget | None, record: NewRecord) -> NewRecord:
         """Return a record with what the checks of its payload have found.
 
         Raises:
@@ -316,7 +320,7 @@ class Storing:
 
     # --- storing
 
-    def repeats(self, exchange: Exchange, once: Once, answer: Answer) -> bool:
+    def repeats(self, exchange: HttpExchange, once: Once, answer: Answer) -> bool:
         """Return whether a request was stored before; then it gets its first answer, even if it would be refused now.
 
         Raises:
@@ -333,7 +337,7 @@ class Storing:
 
     def store(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         target: PostTarget | None,
         records: Sequence[NewRecord],
         once: Once | None,
@@ -365,57 +369,57 @@ class Storing:
                 )  # fmt: skip
             self._store_once(exchange, records, routed, _stream_of(target, routed), once, answer)
         elif cost > COST_MAX:
-            return self._store_in_pieces(exchange, target, records, answer)
+            return self._store_in_slices(exchange, target, records, answer)
         else:
             self._store_in_turn(exchange, target, records, routed, answer)
         return None
 
     def _store_in_turn(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         target: PostTarget | None,
         records: Sequence[NewRecord],
         routed: list[Route],
         answer: Answer,
     ) -> None:
-        turn = self.ingest.turn
-        if not turn.begun:
-            turn.begin()
+        batch = self.ingest.batch
+        if not batch.begun:
+            batch.begin()
         # What waits for the disk here is little, since the garbage collector looks at all of it.
         stream = _stream_of(target, routed)
         if len(records) == 1:  # as most requests have
-            run, at = gather_one(turn, exchange, records[0], routed[0])
+            run, at = gather_one(batch, exchange, records[0], routed[0])
             exchange.stored = partial(_answer_one, exchange, answer, run, at, stream)
         else:
-            pieces = gather(turn, exchange, records, routed)
-            exchange.stored = partial(_answer_all, exchange, answer, pieces, stream, len(records))
-        turn.answer(exchange, b"")
-        turn.more_acks += len(records) - 1
+            slices = gather(batch, exchange, records, routed)
+            exchange.stored = partial(_answer_all, exchange, answer, slices, stream, len(records))
+        batch.answer(exchange, b"")
+        batch.more_acks += len(records) - 1
 
-    def _store_in_pieces(
-        self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord], answer: Answer
+    def _store_in_slices(
+        self, exchange: HttpExchange, target: PostTarget | None, records: Sequence[NewRecord], answer: Answer
     ) -> Iterator[None]:
-        turn, seqs, at = self.ingest.turn, list[tuple[int, int]](), 0
+        batch, seqs, at = self.ingest.batch, list[tuple[int, int]](), 0
         while True:
             routed = self._routed_piece(exchange, target, records[at:])
-            if not turn.begun:
-                turn.begin()
-            stream, pieces = _stream_of(target, routed), gather(turn, exchange, records[at : at + len(routed)], routed)
+            if not batch.begun:
+                batch.begin()
+            stream, slices = _stream_of(target, routed), gather(batch, exchange, records[at : at + len(routed)], routed)
             at += len(routed)
             if at == len(records):
                 break
-            turn.store()
+            batch.store()
             if exchange.ready:  # the log has refused a piece; the rest would overtake it when it is sent again
                 return
-            seqs = joined([*seqs, *pieces.seqs(stream)])
+            seqs = joined([*seqs, *slices.seqs(stream)])
             yield
-        exchange.stored = lambda: answer(exchange, joined([*seqs, *pieces.seqs(stream)]), len(records))
-        turn.answer(exchange, b"")
-        turn.more_acks += len(records) - 1
+        exchange.stored = lambda: answer(exchange, joined([*seqs, *slices.seqs(stream)]), len(records))
+        batch.answer(exchange, b"")
+        batch.more_acks += len(records) - 1
 
     def _store_once(  # noqa: PLR0917
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         records: Sequence[NewRecord],
         routed: list[Route],
         stream: int,
@@ -423,30 +427,32 @@ class Storing:
         answer: Answer,
     ) -> None:
         """Store all records of a request in one commit with its key: a crash leaves all of it or nothing."""
-        turn = self.ingest.turn
-        turn.store()  # earlier records have lower numbers
+        batch = self.ingest.batch
+        batch.store()  # earlier records have lower numbers
         gathered = Gathering()
-        pieces = gather(gathered, exchange, records, routed)
+        slices = gather(gathered, exchange, records, routed)
         try:
             with self._log.together(_room(records)):
                 self.ingest.store(gathered)
-                stored = RememberedAnswer(once.fingerprint, stream, tuple(pieces.seqs(stream)), len(records))
+                stored = RememberedAnswer(once.fingerprint, stream, tuple(slices.seqs(stream)), len(records))
                 self.keys.note(exchange.owner, once.key, stored)
         except LogError as error:
             raise problem_of(error) from None
         gathered.answer(exchange, b"")
         gathered.more_acks += len(records) - 1
         exchange.stored = partial(answer, exchange, list(stored.seqs), stored.messages)
-        self.ingest.on_durable(partial(turn.durable, gathered))
+        self.ingest.on_durable(partial(batch.durable, gathered))
 
-    def _routed(self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord]) -> list[Route]:
+    def _routed(self, exchange: HttpExchange, target: PostTarget | None, records: Sequence[NewRecord]) -> list[Route]:
         self._off_pattern = 0
         routed = [self.route(exchange, target, record.key) for record in records]
         if self._off_pattern:
             self.misfits.took(self._off_pattern)
         return routed
 
-    def _routed_piece(self, exchange: Exchange, target: PostTarget | None, records: Iterable[NewRecord]) -> list[Route]:
+    def _routed_piece(
+        self, exchange: HttpExchange, target: PostTarget | None, records: Iterable[NewRecord]
+    ) -> list[Route]:
         """Return the routes of as many records as may be delivered in one step: subscribers come and go between two."""
         routed, cost = list[Route](), 0
         for record in records:
@@ -457,20 +463,20 @@ class Storing:
                 break
         return routed
 
-    def _repeat(self, exchange: Exchange, known: RememberedAnswer, answer: Answer) -> None:
+    def _repeat(self, exchange: HttpExchange, known: RememberedAnswer, answer: Answer) -> None:
         self.keys.counters.http_repeated += 1
         exchange.answer_fields = (*exchange.answer_fields, ("Idempotency-Replayed", "true"))
         answer(exchange, list(known.seqs), known.messages)
 
 
-def _answer_one(exchange: Exchange, answer: Answer, run: Records | None, at: int, stream: int) -> None:
+def _answer_one(exchange: HttpExchange, answer: Answer, run: Records | None, at: int, stream: int) -> None:
     seqs = None if run is None else run.by_stream.get(stream)
     seq = seqs[at] if seqs else None
     answer(exchange, [] if seq is None else [(seq, 1)], 1)
 
 
-def _answer_all(exchange: Exchange, answer: Answer, pieces: Pieces, stream: int, count: int) -> None:
-    answer(exchange, pieces.seqs(stream), count)
+def _answer_all(exchange: HttpExchange, answer: Answer, slices: RecordSlices, stream: int, count: int) -> None:
+    answer(exchange, slices.seqs(stream), count)
 
 
 def _stream_of(target: PostTarget | None, routed: Sequence[Route]) -> int:
@@ -481,7 +487,7 @@ def _stream_of(target: PostTarget | None, routed: Sequence[Route]) -> int:
     return streams[-1] if routed[0].kept_for_sessions and streams else streams[0] if streams else 0
 
 
-def _when_durable(exchange: Exchange, error: BaseException | None) -> None:
+def _when_durable(exchange: HttpExchange, error: BaseException | None) -> None:
     exchange.acknowledge(b"") if error is None else exchange.refuse(error)
 
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weft.bounds import Refusals
 from weft.config.errors import SettingError
-from weft.config.log_lines import Partings
+from weft.config.log_lines import DisconnectLog
 from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import identity, users
-from weft.edge_node.access.authentication import Accounts, KnownPasswords
+from weft.edge_node.access.authentication import Accounts, PasswordCache
 from weft.edge_node.access.identity import Credentials, Identity
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.part import Part
 from weft.edge_node.servers.listeners.settings import (
-    Arrival,
-    Door,
+    AcceptedConnection,
+    Authenticator,
     ListenerSettings,
     WebSocketSettings,
     admission_limits,
@@ -37,7 +37,7 @@ from weft.network.reload import Reloads, Watched
 from weft.network.tls import CertificateName, TlsInForce, TlsUnusable, certificate_name, common_name, read_tls
 
 if TYPE_CHECKING:
-    from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+    from weft.edge_node.servers.listeners.websocket_connection import WebSocketContext, WebSocketTransport
 
 
 # MQTT over WebSocket (MQTT 5.0 section 6): the WebSocket side of one listener.
@@ -52,17 +52,17 @@ class WebSockets:
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve only ``settings.path``."""
         self._parts = (settings, connect, admission, self._opened, self._ended)
-        self._shared: WebSocketShared | None = None
+        self._shared: WebSocketContext | None = None
         self._open: set[WebSocketTransport] = set()
         self._all_left: asyncio.Future[None] | None = None
 
     def make_protocol(self, _transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
         """Begin HTTP with a new connection."""
         # Imported here, so that a node does not load the library before it has such a client.
-        from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+        from weft.edge_node.servers.listeners.websocket_connection import WebSocketContext, WebSocketTransport
 
         if self._shared is None:
-            self._shared = WebSocketShared(*self._parts)
+            self._shared = WebSocketContext(*self._parts)
         return WebSocketTransport(self._shared, connection)
 
     async def close(self) -> None:
@@ -84,12 +84,12 @@ class WebSockets:
 
 # One listener, for clients of any protocol.
 
-MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
+MakeConnection = Callable[[Authenticator, AcceptedConnection], asyncio.Protocol]
 """Factory of a connection's protocol object."""
 
 
 class Listener:
-    """Listener on one address; the ``Door`` of its connections. Event loop's thread only."""
+    """Listener on one address; the ``Authenticator`` of its connections. Event loop's thread only."""
 
     def __init__(
         self, make_connection: MakeConnection, settings: ListenerSettings, admission: Admission, accounts: Accounts
@@ -244,7 +244,7 @@ class Listeners:
             None if auth.acl_file is None else identity.read(auth.acl_file),
             counters=listener_counters,
             limits=config.limits,
-            known=KnownPasswords(config.data_dir if auth.remember_passwords else None, refusals.clock),
+            known=PasswordCache(config.data_dir if auth.remember_passwords else None, refusals.clock),
             refusals=refusals,
             clock=refusals.clock,
         )
@@ -360,7 +360,7 @@ def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> Admis
     return dataclasses.replace(limits, connections_max=connections, half_open_max=half_open)
 
 
-class Doors(Part):
+class ListenersPart(Part):
     """The listeners as a part of the node: the last to start, and the first to end, among the parts that clients
     reach."""
 
@@ -393,16 +393,25 @@ class ByPrefix(asyncio.Protocol):
     The listener bounds the time for the first bytes.
     """
 
-    __slots__ = ("_answer", "_arrival", "_choices", "_data", "_door", "_partings", "_transport", "_what")
+    __slots__ = (
+        "_accepted",
+        "_answer",
+        "_authenticator",
+        "_choices",
+        "_data",
+        "_disconnect_log",
+        "_transport",
+        "_what",
+    )
 
     def __init__(  # noqa: PLR0917
         self,
-        door: Door,
-        arrival: Arrival,
+        authenticator: Authenticator,
+        accepted: AcceptedConnection,
         choices: Mapping[bytes, MakeConnection],
         answer: bytes,
         what: str,
-        partings: Partings,
+        disconnect_log: DisconnectLog,
     ) -> None:
         """Wait for the bytes of a prefix.
 
@@ -410,14 +419,14 @@ class ByPrefix(asyncio.Protocol):
             choices: prefix, all of one length -> factory of its connections.
             answer: sent to a client of another protocol before it is closed: a protocol that this listener has.
             what: the protocols of the listener, for the log.
-            partings: log lines about clients that are closed.
+            disconnect_log: log lines about clients that are closed.
         """
-        self._door = door
-        self._arrival = arrival
+        self._authenticator = authenticator
+        self._accepted = accepted
         self._choices = choices
         self._answer = answer
         self._what = what
-        self._partings = partings
+        self._disconnect_log = disconnect_log
         self._data = b""
         self._transport: asyncio.Transport | None = None
 
@@ -436,7 +445,7 @@ class ByPrefix(asyncio.Protocol):
             self._refuse(transport, prefix)
         elif prefix in self._choices:
             self._transport = None
-            protocol = self._choices[prefix](self._door, self._arrival)
+            protocol = self._choices[prefix](self._authenticator, self._accepted)
             is_tls = transport.get_extra_info("sslcontext") is not None
             transport.set_protocol(SharedBufferProtocol(protocol) if is_tls else protocol)
             protocol.connection_made(transport)
@@ -446,12 +455,12 @@ class ByPrefix(asyncio.Protocol):
         """Forget a client that has gone before its first bytes."""
         if self._transport is not None:
             self._transport = None
-            self._arrival.closed()
+            self._accepted.closed()
 
     def _refuse(self, transport: asyncio.Transport, prefix: bytes) -> None:
         reason = f"its first bytes are {prefix!r}, and this is a port for {self._what}"
-        self._partings.closed(log, f"closed {self._arrival.name}", reason, stranger_at=self._arrival.origin)
+        self._disconnect_log.closed(log, f"closed {self._accepted.name}", reason, stranger_at=self._accepted.origin)
         self._transport = None
         transport.write(self._answer)
         transport.close()
-        self._arrival.closed()
+        self._accepted.closed()

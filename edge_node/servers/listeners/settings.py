@@ -53,7 +53,7 @@ class ListenerSettings:
 # Interface of a listener for its accepted connections. Listeners implement it; tests have their own.
 
 
-class Door(Protocol):
+class Authenticator(Protocol):
     """Authentication by one listener."""
 
     @property
@@ -74,7 +74,7 @@ class Door(Protocol):
         ...
 
 
-class Arrival(Protocol):
+class AcceptedConnection(Protocol):
     """One connection in its listener's counts. Until ``opened`` the listener bounds the client's time."""
 
     name: str

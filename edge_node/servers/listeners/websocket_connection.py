@@ -15,7 +15,7 @@ from websockets.protocol import SEND_EOF, Protocol, Side, State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from weft.bounds import Owner, Rounds, Shares, address_owner
+from weft.bounds import Owner, RoundRobin, Shares, address_owner
 from weft.bounds.browsers import is_own_name, parse_origin, served_origin
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 from weft.network.admission import Admission, NetworkConnection
@@ -122,7 +122,7 @@ _BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class WebSocketShared:
+class WebSocketContext:
     """State shared by all connections of a listener."""
 
     settings: WebSocketSettings
@@ -132,7 +132,7 @@ class WebSocketShared:
     opened: Callable[[WebSocketTransport], None]
     """Function called when a connection was made, before its upgrade."""
     ended: Callable[[WebSocketTransport], None]
-    rounds: Rounds = field(default_factory=lambda: Rounds(lambda: None))
+    round_robin: RoundRobin = field(default_factory=lambda: RoundRobin(lambda: None))
     """Turns of the clients that sent more frames than are handled at once."""
     waiting: Shares[Owner] = field(default_factory=lambda: Shares(WAITING_BYTES_MAX, WAITING_BYTES_OF_ONE_MAX))
     """Bytes that wait for these turns."""
@@ -150,7 +150,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         "_timer", "_transport", "_waits",
     )  # fmt: skip
 
-    def __init__(self, shared: WebSocketShared, connection: NetworkConnection) -> None:
+    def __init__(self, shared: WebSocketContext, connection: NetworkConnection) -> None:
         super().__init__()
         self._shared = shared
         self._connection = connection
@@ -324,7 +324,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
             self._stop()
             if not self._waits:
                 self._waits = True
-                self._shared.rounds.wait(address_owner(self._connection.origin), self._go_on)
+                self._shared.round_robin.wait(address_owner(self._connection.origin), self._go_on)
         elif self._stopped and not (self._is_paused and self._timer is None):
             self._stopped = False
             self._transport.resume_reading()

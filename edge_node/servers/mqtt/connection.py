@@ -11,11 +11,11 @@ import msgspec
 
 from weft.bounds import Bound, Owner, user_or_address
 from weft.edge_node.access.identity import AccessDenied, Credentials, Denial, Identity, session_name
-from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Pause
+from weft.edge_node.ingest.ingest import COST_MAX, TICK_BYTES_MAX, Pause
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.output import Output, WritingConnection
-from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Held, Reading
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.clients.reading import KEEPS, NEVER, ReadBuffer, Reading
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.edge_node.servers.mqtt.packet_handlers import PacketHandlers
 from weft.edge_node.servers.mqtt.publishes import Publishes
 from weft.edge_node.servers.mqtt.server import MqttClient, MqttServer
@@ -75,11 +75,13 @@ _DENIALS = {
 class Handshake:
     """One CONNECT. The connection is not parsed meanwhile."""
 
-    __slots__ = ("_client", "_context", "_door", "_machine", "_server", "_task", "client_id")
+    __slots__ = ("_authenticator", "_client", "_context", "_machine", "_server", "_task", "client_id")
 
-    def __init__(self, server: MqttServer, door: Door, client: MqttClient, machine: Connection) -> None:
+    def __init__(
+        self, server: MqttServer, authenticator: Authenticator, client: MqttClient, machine: Connection
+    ) -> None:
         self._server, self._context = server, server.context
-        self._door = door
+        self._authenticator = authenticator
         self._client = client
         self._machine = machine
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +89,7 @@ class Handshake:
         """Client identifier in CONNECT; empty until that has come."""
 
     def begin(self, packet: Connect, transport: Any) -> None:
-        """Ask the door, then welcome or refuse the client."""
+        """Ask the authenticator, then welcome or refuse the client."""
         self.client_id = packet.client_id
         self._task = self._context.run(self._let_in(packet, transport))
 
@@ -120,7 +122,7 @@ class Handshake:
             raise ConnectRefused(code, "no enhanced authentication here", "4.12.0-1", packet.version)
         credentials = Credentials(packet.client_id, packet.username, packet.password)
         try:
-            return await self._door.authenticate(credentials, transport, self._client.arrival.origin)
+            return await self._authenticator.authenticate(credentials, transport, self._client.accepted.origin)
         except AccessDenied as error:
             raise ConnectRefused(_DENIALS[error.denial], str(error), version=packet.version) from None
 
@@ -135,7 +137,7 @@ class Handshake:
         # Nothing of such a connection outlives it, so it changes no stored session.
         if not lasts and packet.will is None:
             return
-        owner = user_or_address(identity.username, self._client.arrival.origin)
+        owner = user_or_address(identity.username, self._client.accepted.origin)
         while wait_s := self._server.changes.wait_s(owner):
             # Refused with the time rather than kept waiting: a client that gets no CONNACK connects again and makes it
             # worse.
@@ -155,7 +157,7 @@ class Handshake:
         # A take-over frees the place that it needs. A full node would otherwise keep devices out whose old connection
         # is dead.
         takes_over = self._server.sessions.is_connected(session_name(identity.username, packet.client_id))
-        has_room = takes_over or await self._client.arrival.room()
+        has_room = takes_over or await self._client.accepted.room()
         # The users file may have changed while the connection waited for a place.
         if has_room and not identity.admitted:
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
@@ -171,7 +173,7 @@ class Handshake:
         self._check_will(packet, identity)
         try:
             name = session_name(identity.username, client_id)
-            session, present = self._server.sessions.open(packet, name, identity, client, client.arrival.origin)
+            session, present = self._server.sessions.open(packet, name, identity, client, client.accepted.origin)
         except (LogFull, LogFailed) as error:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
@@ -219,27 +221,38 @@ class ClientConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_context", "_door", "_fast", "_handlers", "_handshake", "_inbox", "_machine", "_packet_bytes_max", "_server",
-        "_turn", "arrival", "reading", "wheel_slot",
+        "_authenticator",
+        "_batch",
+        "_context",
+        "_fast",
+        "_handlers",
+        "_handshake",
+        "_machine",
+        "_packet_bytes_max",
+        "_read_buffer",
+        "_server",
+        "accepted",
+        "reading",
+        "wheel_slot",
     )  # fmt: skip
 
-    def __init__(self, server: MqttServer, door: Door, arrival: Arrival) -> None:
+    def __init__(self, server: MqttServer, authenticator: Authenticator, accepted: AcceptedConnection) -> None:
         """Begin a connection, which the listener has counted."""
-        self.arrival = arrival
+        self.accepted = accepted
         self.wheel_slot = -1
         self._server, self._context = server, server.context
-        self._door = door
+        self._authenticator = authenticator
         self._machine = Connection(server.limits)
-        self._turn = self._context.ingest.turn
+        self._batch = self._context.ingest.batch
         self._packet_bytes_max = self._context.settings.limits.message_bytes
         self._fast: Publishes | None = None
         """Publishes of the fast path. Set while only packets of an open session may come, every read begins with a
         packet, and publishes are stored at the end of the turn."""
-        owner = user_or_address(None, arrival.origin)
-        self._inbox = MqttInbox(self._context.unfinished, owner, self._context.settings.limits.connect_bytes)
+        owner = user_or_address(None, accepted.origin)
+        self._read_buffer = MqttReadBuffer(self._context.unfinished, owner, self._context.settings.limits.connect_bytes)
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
-        self.reading = Reading(self._context, self._inbox, self._read_ahead)
+        self.reading = Reading(self._context, self._read_buffer, self._read_ahead)
         self._transport: asyncio.Transport | None = None
 
     # --- asyncio
@@ -248,28 +261,28 @@ class ClientConnection(WritingConnection):
         """Wait for CONNECT; the listener bounds the time."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
-        self._output = Output(self._transport, self._context.writes, self, self._inbox.owner)
+        self._output = Output(self._transport, self._context.writes, self, self._read_buffer.owner)
         self._context.arrived(self)
 
     def data_received(self, data: bytes) -> None:
         """Handle one read: parse all of it, gather or append its records, and note pending acknowledgements."""
         publishes = self._fast
         if publishes is not None:
-            turn = self._turn
+            batch = self._batch
             # Most reads of a fleet are one plain publish at QoS 1. This way takes it without a loop, an object or a
             # parser, and leaves anything else to the full one.
-            if not turn.is_heavy and single(
-                data, publishes.known, turn, publishes, self._packet_bytes_max, publishes.in_5
+            if not batch.is_heavy and single(
+                data, publishes.known, batch, publishes, self._packet_bytes_max, publishes.in_5
             ):
-                if not turn.begun:
-                    turn.begin()
-                self.reading.heard = turn.now
+                if not batch.begun:
+                    batch.begin()
+                self.reading.heard = batch.now
                 publishes.due += 1
                 if publishes.due > publishes.due_max:
                     publishes.hold_back()
-                turn.bytes += len(data)
-                if turn.bytes > TURN_BYTES_MAX or turn.cost > COST_MAX:
-                    turn.store()
+                batch.bytes += len(data)
+                if batch.bytes > TICK_BYTES_MAX or batch.cost > COST_MAX:
+                    batch.store()
                 return
         now = self._context.clock()
         if self.reading.admits(now):
@@ -278,12 +291,12 @@ class ClientConnection(WritingConnection):
         # served in rounds.
         elif self._transport is not None:
             self._fast = None
-            self._inbox.ahead += data
+            self._read_buffer.ahead += data
             self._settle()
             self.reading.put_off()
 
     def _read_ahead(self, now: float) -> None:
-        if data := self._inbox.take():
+        if data := self._read_buffer.take():
             self._read(data, now)
 
     def _read(self, data: bytes, now: float) -> None:
@@ -291,8 +304,8 @@ class ClientConnection(WritingConnection):
             return
         reading = self.reading
         reading.heard = now
-        self._context.turns.budget.begin(now)
-        self._turn.bytes += len(data)
+        self._context.pacing.budget.begin(now)
+        self._batch.bytes += len(data)
         try:
             try:
                 self._parse_read(data)
@@ -303,12 +316,12 @@ class ClientConnection(WritingConnection):
             self._broken(error, data)
         except LogError as error:
             self.refuse(error)
-        self._turn.gathered()
+        self._batch.gathered()
         self._context.fan_out.flush()
         if self._output.corked is not None:
             self._output.uncork()
-        inbox, is_whole = self._inbox, not self._inbox.partial
-        if inbox.ahead or inbox.charged or not is_whole:
+        read_buffer, is_whole = self._read_buffer, not self._read_buffer.partial
+        if read_buffer.ahead or read_buffer.charged or not is_whole:
             self._settle()
         publishes = self._handlers.publishes if self._handlers is not None else None
         reading.handled(len(data))
@@ -379,22 +392,22 @@ class ClientConnection(WritingConnection):
     # --- one read
 
     def _parse_read(self, data: bytes) -> None:
-        at, inbox = 0, self._inbox
-        if inbox.partial:
-            packet, at = inbox.partial.complete(data)
+        at, read_buffer = 0, self._read_buffer
+        if read_buffer.partial:
+            packet, at = read_buffer.partial.complete(data)
             if packet:
-                self._turn.joined_bytes += len(packet)
+                self._batch.joined_bytes += len(packet)
                 self._parse(packet, 0)
         at = self._parse(data, at)  # handles nothing if the packet must wait
         if at < len(data) and self._transport is not None:
             if self.reading.pause & KEEPS:
-                inbox.ahead = data[at:]
+                read_buffer.ahead = data[at:]
             else:
-                inbox.partial.keep(data[at:])
+                read_buffer.partial.keep(data[at:])
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the packets of ``data[at:]``; return the offset of the first incomplete one."""
-        machine, reading, budget, size = self._machine, self.reading, self._context.turns.budget, len(data)
+        machine, reading, budget, size = self._machine, self.reading, self._context.pacing.budget, len(data)
         while at < size and self._transport is not None and not reading.pause & KEEPS:
             handlers = self._handlers
             if handlers is not None:
@@ -425,14 +438,14 @@ class ClientConnection(WritingConnection):
     def _settle(self) -> None:
         # Incomplete packets are memory that a client can hold without sending anything more, so they are charged to its
         # user.
-        if self._transport is not None and not self._inbox.settle():
+        if self._transport is not None and not self._read_buffer.settle():
             self._close("no memory for packets that are not whole (limits.unfinished)", code=ReasonCode.QUOTA_EXCEEDED)
 
     # --- packets
 
     def _on_connect(self, packet: Connect) -> None:
-        self.reading.hold(Pause.ASKING)
-        self._handshake = Handshake(self._server, self._door, self, self._machine)
+        self.reading.hold(Pause.RESULT)
+        self._handshake = Handshake(self._server, self._authenticator, self, self._machine)
         self._handshake.begin(packet, self._transport)
 
     def welcome(self, session: Session, routes: RouteCache) -> None:
@@ -441,14 +454,15 @@ class ClientConnection(WritingConnection):
         publishes = Publishes(self._server, self, session, routes, machine.answers_due_max, machine.encode)
         self._handlers = PacketHandlers(self._server, self, machine, session, publishes)
         self._handshake = None
-        self._inbox.welcome(session.owner, self._packet_bytes_max)
+        self._read_buffer.welcome(session.owner, self._packet_bytes_max)
         self._output.owner = session.owner
         self.reading.heard = self._context.clock()
         self._wait()
-        self.arrival.opened()
+        self.accepted.opened()
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
-        """Close a connection whose CONNECT was refused, by the door or for lack of room: CONNACK has the reason."""
+        """Close a connection whose CONNECT was refused, by the authenticator or for lack of room: CONNACK has the
+        reason."""
         self._context.counters.protocol_errors += 1
         answer = ConnAck(False, error.code, Properties(reason_string=str(error)))
         self._close(str(error), level, words=self._machine.encode(answer))
@@ -490,14 +504,14 @@ class ClientConnection(WritingConnection):
         if self._transport is None:
             return
         self._output.uncork()
-        self._turn.store()  # messages from before the end precede the will
+        self._batch.store()  # messages from before the end precede the will
         transport, self._transport = self._transport, None
         if transport is None:
             return
         self.reading.end()
         self._fast = None
-        who, stranger_at = f"closed MQTT client {self._client()} at {self.arrival.name}", self.arrival.origin
-        self._context.partings.closed(log, who, reason, level, stranger_at if self._handlers is None else None)
+        who, stranger_at = f"closed MQTT client {self._client()} at {self.accepted.name}", self.accepted.origin
+        self._context.disconnect_log.closed(log, who, reason, level, stranger_at if self._handlers is None else None)
         if code is not None and not words:
             words = self._machine.farewell(code, reason)
         # A client that does not read gets no last words: waiting for it would keep its memory.
@@ -507,7 +521,7 @@ class ClientConnection(WritingConnection):
         if self._handshake is not None:
             self._handshake.cancel()
         self._machine.state = ConnectionState.CLOSED
-        self._inbox.clear()
+        self._read_buffer.clear()
         self._leave(with_will=with_will)
         self.shut(transport, drains=drains)
 
@@ -527,7 +541,7 @@ class ClientConnection(WritingConnection):
             if handlers.session.window.is_of(self):
                 self._server.sessions.close(handlers.session, with_will=with_will)
         context.left(self)
-        self.arrival.closed()
+        self.accepted.closed()
 
 
 def cost(packet: Packet) -> int:
@@ -538,7 +552,7 @@ def cost(packet: Packet) -> int:
     return isinstance(packet, PingReq)
 
 
-class MqttInbox(Held):
+class MqttReadBuffer(ReadBuffer):
     """Store of unhandled bytes of one client, charged to its owner.
 
     Args:

@@ -115,7 +115,7 @@ class PacketHandlers:
         # At QoS 2 check in any case: a torn commit may have kept the record and lost its identifier.
         if not self.store():
             return
-        self._client.reading.hold(Pause.ASKING)
+        self._client.reading.hold(Pause.RESULT)
 
         async def ask() -> None:
             try:
@@ -230,10 +230,10 @@ class PacketHandlers:
 
         wait_s = self._wait_s()
         if wait_s:
-            self._client.reading.hold(Pause.ASKING)
+            self._client.reading.hold(Pause.RESULT)
             self._context.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
         else:
-            self._client.reading.await_turn(Pause.ASKING, go_on)
+            self._client.reading.await_turn(Pause.RESULT, go_on)
 
     def _wait_s(self) -> float:
         """Return the seconds until the session may change again; a session that is not kept may at once."""

@@ -8,7 +8,7 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.check.streams import intake_patterns, stream_policies, suppressed_streams
 from weft.edge_node.part import Part, Undo
 from weft.edge_node.servers.clients.context import ProtocolContext, ProtocolPart
-from weft.edge_node.servers.listeners.settings import Arrival, Door
+from weft.edge_node.servers.listeners.settings import AcceptedConnection, Authenticator
 from weft.edge_node.servers.mqtt.connection import ClientConnection
 from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
 from weft.edge_node.sessions.broker_state import BrokerState
@@ -27,9 +27,9 @@ class Mqtt(ProtocolPart):
         """
         self.server = MqttServer(context, state, MqttSettings.of(config, software))
 
-    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+    def connect(self, authenticator: Authenticator, accepted: AcceptedConnection) -> asyncio.Protocol:
         """Return a connection of a listener."""
-        return ClientConnection(self.server, door, arrival)
+        return ClientConnection(self.server, authenticator, accepted)
 
     def start(self) -> None:
         """Restore the sessions of the last run."""

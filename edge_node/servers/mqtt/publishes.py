@@ -42,7 +42,7 @@ _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 class Publishes:
     """Publishes of one client, which are answered after the fsync, in order of receipt.
 
-    Publishes of a session that ends with its connection are gathered in the ``Turn`` that all connections share.
+    Publishes of a session that ends with its connection are gathered in the ``TickBatch`` that all connections share.
     Publishes of a session with a journal are stored at the end of their read, in one commit with their journal entries.
     """
 
@@ -92,7 +92,7 @@ class Publishes:
         self.in_5 = session.version == Version.V5
         self.known = routes.matched if self.in_5 else routes.plain
         """Topics whose plain publishes only need to be stored."""
-        self._gathered: Gathering = Gathering() if session.persistent else server.context.ingest.turn
+        self._gathered: Gathering = Gathering() if session.persistent else server.context.ingest.batch
         self._opened: list[int] = []
         """QoS 2 identifiers that this read opened; they are closed again if its records cannot be stored."""
         self._retains = False
@@ -119,7 +119,7 @@ class Publishes:
     @property
     def waits_for_turn(self) -> bool:
         """Return whether the records of a read are stored at the end of the turn."""
-        return self._gathered is self._context.ingest.turn
+        return self._gathered is self._context.ingest.batch
 
     # --- packets
 
@@ -231,7 +231,7 @@ class Publishes:
         """
         if self._gathered.cost > COST_MAX:
             self.store()
-            self._context.ingest.turn.is_heavy = True
+            self._context.ingest.batch.is_heavy = True
 
     def store(self) -> None:
         """Append the publishes so far; their acknowledgements follow once they are durable.
@@ -239,7 +239,7 @@ class Publishes:
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        self._context.ingest.turn.store()
+        self._context.ingest.batch.store()
         if self.waits_for_turn or not self._gathered:
             return
         gathered, opened, session = self._gathered.hand_over(), self._opened, self._session
@@ -343,7 +343,7 @@ class Publishes:
     def _durable(self, gathered: Gathering, opened: Sequence[int], error: BaseException | None) -> None:
         if error is not None:
             self._session.forget(opened)
-        self._context.ingest.turn.durable(gathered, error)
+        self._context.ingest.batch.durable(gathered, error)
 
     # --- answering
 

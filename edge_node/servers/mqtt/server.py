@@ -14,10 +14,10 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.context import Connected, ProtocolContext
 from weft.edge_node.servers.clients.reading import Reading
-from weft.edge_node.servers.listeners.settings import Arrival
+from weft.edge_node.servers.listeners.settings import AcceptedConnection
 from weft.edge_node.sessions.broker_state import BrokerState
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.sessions import Kept, Sessions, make_parts
+from weft.edge_node.sessions.sessions import PersistedState, Sessions, make_context
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
 from weft.edge_node.subscriptions.message import Message, split_expiry
 from weft.protocols.mqtt.connection import ServerLimits
@@ -91,12 +91,12 @@ class MqttServer:
             maximum_packet_size=context.settings.limits.message_bytes,
             keep_alive_s_max=settings.keep_alive_s_max,
         )
-        self.parts = make_parts(
-            Kept(context.log, state.journal, state.changes, state.retained), context.delivery, context.ingest,
-            context.subscriptions, context.outbox, context.rounds, self._match_retained, limits, counters,
+        self.session_context = make_context(
+            PersistedState(context.log, state.journal, state.changes, state.retained), context.delivery, context.ingest,
+            context.subscriptions, context.outbox, context.round_robin, self._match_retained, limits, counters,
             context.wall_clock,
         )  # fmt: skip
-        self.sessions = Sessions(self.parts, limits, counters, context.wheel, context.clock)
+        self.sessions = Sessions(self.session_context, limits, counters, context.wheel, context.clock)
         self._sys: SysTopics | None = None
         if settings.sys_interval_s is not None:
             self._sys = SysTopics(counters, self._facts, context.fan_out.message, context.clock, settings.software)
@@ -167,7 +167,7 @@ class MqttClient(Connected, Protocol):
     Every call belongs to the event loop's thread. Calls that close the connection may be repeated when it is closed.
     """
 
-    arrival: Arrival
+    accepted: AcceptedConnection
     """The connection in its listener's counts."""
     reading: Reading
     """Pauses and turns."""

@@ -26,9 +26,9 @@ from spark_sinks.sinks.delta.table import (
     HeldFile,
     Layout,
     NewFile,
-    Place,
     PositionFilter,
     Positions,
+    TableLocation,
     later,
     match,
     merged_ends,
@@ -65,7 +65,7 @@ class WriteTask:
         held_bytes_max: bytes of rows without a file above which the task fails.
     """
 
-    place: Place
+    place: TableLocation
     layout: Layout
     positions: PositionFilter | None
     inline_bytes_max: int | None = INLINE_BYTES_MAX
@@ -175,7 +175,7 @@ class Rewriter:
         replaced: ranges for which the new rows are all rows; other rows in them are removed, too.
     """
 
-    place: Place
+    place: TableLocation
     layout: Layout
     wanted: pa.Table
     keys: tuple[str, ...]
@@ -217,7 +217,7 @@ class Rewriter:
 class _Parquet:
     """A file of the table, with its bytes in memory."""
 
-    def __init__(self, place: Place, layout: Layout, file: HeldFile) -> None:
+    def __init__(self, place: TableLocation, layout: Layout, file: HeldFile) -> None:
         data = run(place.store.get(f"{place.key}/{file.path}")).data
         self._file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         self._layout, self._partition = layout, file.partition

@@ -37,10 +37,10 @@ from spark_sinks.sinks.delta.table import (
     HeldFile,
     Layout,
     NewFile,
-    Place,
     PositionFilter,
     Positions,
     StreamShard,
+    TableLocation,
     TableReading,
     arrow_columns,
     check_partitioning,
@@ -53,7 +53,7 @@ from spark_sinks.sinks.delta.table import (
     type_name,
 )
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
-from spark_sinks.source.stream_log import History, KeptPosition, WentBack, Witness, open_hub
+from spark_sinks.source.stream_log import History, PersistedPosition, WentBack, Witness, open_hub
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
@@ -122,7 +122,7 @@ def check_same_partitions(table: str, held: Sequence[str], given: Sequence[str])
         )
 
 
-def check_outside(place: Place, store: str) -> None:
+def check_outside(place: TableLocation, store: str) -> None:
     """Check that a table is not one of the hub's own, which only the hub writes.
 
     Args:
@@ -179,7 +179,7 @@ def check_replaced(rows: pa.Schema, keys: Sequence[str], replaced: Replaced) -> 
 # Positions stored in a table: Delta transactions, read before a batch and committed with its rows.
 
 
-class KeptPositions:
+class PersistedPositions:
     """The positions of one writer in one table, compared with the hub's log whenever another writer has moved them.
 
     Args:
@@ -222,7 +222,7 @@ class KeptPositions:
         found = {place: reading.transaction(app) for app, place in self._followed.apps().items()}
         positions = {place: end for place, end in found.items() if end is not None}
         self._check_history(
-            {place: KeptPosition(end, self._witness(reading, place)) for place, end in positions.items()}
+            {place: PersistedPosition(end, self._witness(reading, place)) for place, end in positions.items()}
         )
         self.committed(reading.id, reading.version, positions)
         return positions
@@ -265,7 +265,7 @@ class KeptPositions:
                     "give the sink another name to have the rows of both"
                 )
 
-    def _check_history(self, positions: dict[StreamShard, KeptPosition]) -> None:
+    def _check_history(self, positions: dict[StreamShard, PersistedPosition]) -> None:
         try:
             run(self._history.check(positions))
         except WentBack as error:
@@ -388,7 +388,7 @@ class DeltaSink:
 
     def _forget(self) -> None:
         self._table: DurableTable | None = None
-        self._kept: KeptPositions | None = None
+        self._kept: PersistedPositions | None = None
         self._seen: Positions = {}
         """Ends of the rows that this run of the query has written."""
         self._batch_id = -1
@@ -520,7 +520,7 @@ class DeltaSink:
         if self._source is None:
             return {}
         if self._kept is None:
-            self._kept = KeptPositions(self.place.uri, *self._source, self.name)
+            self._kept = PersistedPositions(self.place.uri, *self._source, self.name)
         return self._kept.read(reading)
 
     def _write(self, frame: DataFrame, layout: Layout, positions: Positions) -> _Written:

@@ -196,7 +196,7 @@ STORES_OPEN_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableLocation:
     """A table's folder, sent from the driver to executors."""
 
     uri: str
@@ -217,7 +217,7 @@ class Place:
         return self.store.location(self.key)
 
 
-def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
+def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> TableLocation:
     """Return the place of a table.
 
     Args:
@@ -247,7 +247,7 @@ def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
         ) from None
     given = {name.upper(): value for name, value in options.items()}
     named = with_environment(given, os.environ, text)
-    place = Place(text, root or "/", key, tuple(sorted(named.items())))
+    place = TableLocation(text, root or "/", key, tuple(sorted(named.items())))
     try:
         place.location()
     except (ValueError, StoreUnfit) as error:
@@ -368,7 +368,7 @@ class NewFile(msgspec.Struct, frozen=True):
 class FileWriter:
     """A writer of rows of one layout into files, split by partition and size."""
 
-    def __init__(self, place: Place, layout: Layout) -> None:
+    def __init__(self, place: TableLocation, layout: Layout) -> None:
         self._place, self._layout = place, layout
         self._schema = layout.in_files
         self._open: dict[Values, _OpenFile] = {}
@@ -491,7 +491,7 @@ class HeldFile(NamedTuple):
     high: dict[str, Any]
 
 
-def guarded(call: Callable[[], T], place: Place) -> T:
+def guarded(call: Callable[[], T], place: TableLocation) -> T:
     """Run a deltalake call.
 
     Raises:
@@ -515,7 +515,7 @@ def guarded(call: Callable[[], T], place: Place) -> T:
 class TableReading:
     """One reading of a table, and a commit on top of it. All methods block, and raise as ``guarded`` does."""
 
-    def __init__(self, place: Place, table: DeltaTable) -> None:
+    def __init__(self, place: TableLocation, table: DeltaTable) -> None:
         self._place, self._table = place, table
         metadata = table.metadata()
         self.id = str(metadata.id)
@@ -525,7 +525,7 @@ class TableReading:
         )  # fmt: skip
 
     @classmethod
-    def open(cls, place: Place) -> TableReading | None:
+    def open(cls, place: TableLocation) -> TableReading | None:
         """Return the table as it is now, or None when there is none."""
         uri, options = place.location()
 
@@ -536,7 +536,7 @@ class TableReading:
         return guarded(opened, place)
 
     @staticmethod
-    def create(place: Place, layout: Layout) -> None:
+    def create(place: TableLocation, layout: Layout) -> None:
         """Create an empty table unless one exists."""
         uri, options = place.location()
         guarded(lambda: create_table(uri, options, layout.schema, properties_of(layout), layout.partition_by), place)
@@ -629,7 +629,7 @@ class DurableTable:
         clock: nanoseconds since 1970, for the times of files in the table's log.
     """
 
-    def __init__(self, place: Place, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, place: TableLocation, clock: Callable[[], int] = time.time_ns) -> None:
         self.place = place
         self._clock = clock
         self._log = TableLog(place.store, place.key)

@@ -37,7 +37,7 @@ from spark_sinks.sinks.stream.lane import (
     went_back,
 )
 from spark_sinks.sinks.stream.link import Link, ProducerSettings
-from spark_sinks.source.stream_log import KeptPosition, WentBack, Witness
+from spark_sinks.source.stream_log import PersistedPosition, WentBack, Witness
 from weft.protocols import batch
 from weft.protocols.chunk import section_entries
 from weft.protocols.chunk_index import Chunk
@@ -240,7 +240,7 @@ def check_source(settings: ProducerSettings, shard: int, last: LastRecord) -> No
     try:
         if shard >= source.shards:
             raise WentBack(f"shard {shard} of {settings.source_log.stream}, and the source has {source.shards} shards")
-        source.check({shard: KeptPosition(last.position.offset + 1, last.witness)})
+        source.check({shard: PersistedPosition(last.position.offset + 1, last.witness)})
     except WentBack as error:
         raise SinkError(
             f"stream {settings.stream} has rows of query {settings.query} up to {error}: the source's store was "

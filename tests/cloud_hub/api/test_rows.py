@@ -122,7 +122,7 @@ async def test_no_row_is_lost_or_doubled_whatever_the_bounds() -> None:
             offset, found = 0, list[bytes]()
             hint: int | None = None
             while offset < 100 and len(found) < 100:
-                wanted = RowsWanted(("default", "telemetry"), PayloadKind.BYTES, offset, hint, limit)
+                wanted = RowsRequest(("default", "telemetry"), PayloadKind.BYTES, offset, hint, limit)
                 answer = await rows_answer(RecordReader(log, bytes_max), [state], wanted, bytes_max)
                 table = pa.ipc.open_stream(answer.parts[0]).read_all()
                 assert table["_offset"].to_pylist() == list(range(offset, offset + table.num_rows))

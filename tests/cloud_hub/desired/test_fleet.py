@@ -40,7 +40,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Door:
-    """An edge's side (``ConfigDoor``) that answers as a test wants."""
+    """An edge's side (``ConfigReceiver``) that answers as a test wants."""
 
     def __init__(
         self, outcome: ConfigOutcome | None = ConfigOutcome.CONFIRMED, has: ConfigDesired | None = None

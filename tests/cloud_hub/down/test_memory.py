@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.cloud_hub.down import edge_queue
-from weft.cloud_hub.down.edge_queue import Draft, EdgeQueue, Settled, Shared, TenantMemory, Waiting, lane_of
+from weft.cloud_hub.down.edge_queue import DownContext, Draft, EdgeQueue, Settled, TenantMemory, Waiting, lane_of
 
 PUTS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30)), max_size=200)
 
@@ -38,7 +38,7 @@ def test_a_tenants_oldest_are_forgotten_first() -> None:
 
 
 def test_keys_and_outcomes_of_a_tenant_survive_the_flood_of_another() -> None:
-    shared = Shared()
+    shared = DownContext()
     shared.keys, shared.recent = TenantMemory(10), TenantMemory(10)
     small, large = (EdgeQueue(lane_of(tenant, "press-1"), 0, 0, shared) for tenant in ("acme", "flood"))
     draft = Draft("down/x", b"one", 10**9, key="k")

@@ -15,7 +15,7 @@ from tests.support.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder, Draft
 from weft.cloud_hub.shard.lane_session import ClockNotices, LaneClaim, LaneSession, ReceivedBatch
-from weft.cloud_hub.shard.shard_sessions import Room, Told
+from weft.cloud_hub.shard.shard_sessions import PendingDeclarations, Room
 from weft.protocols.chunk_index import ClockUpdate, GapRange
 from weft.protocols.lane import ORIGINS_MAX, Lane, NodeName, Origin
 from weft.protocols.link import LaneOpen, encode_frame
@@ -55,7 +55,7 @@ class Hub:
 
     def open(self, *sessions: LaneSession) -> None:
         """Open sessions as one message of a link does, each if there is room for it, and commit them."""
-        told = Told()
+        told = PendingDeclarations()
         room = Room(BOUNDS, told)
         frame = LaneOpen(1, *sessions[-1].lane, 1, [], sessions[-1].topics, 0, 0, list(sessions[-1].origins.values()))
         turn = max(1, TURN_COST // (CONTROL_COST + CONTROL_BYTE_COST * len(encode_frame(frame))))
@@ -63,7 +63,7 @@ class Hub:
             self._timed("open", partial(self._open, room, told, sessions[first : first + turn]))
         self.commit(*(session for session in sessions if not session.opened.cancelled()))
 
-    def _open(self, room: Room, told: Told, sessions: Sequence[LaneSession]) -> None:
+    def _open(self, room: Room, told: PendingDeclarations, sessions: Sequence[LaneSession]) -> None:
         for session in sessions:
             if room.for_lane(self.state, session.lane, session.topics, session.origins.values()) is None:
                 told.begins(session, self.state)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected, table
 from weft.storage.object_store import open_store
-from weft.storage.table_writer.service import TableService, WritesDue
+from weft.storage.table_writer.service import FlushPolicy, TableService
 from weft.storage.table_writer.settings import TableSettings
 
 BUSY = LANE._replace(stream="busy")
@@ -60,7 +60,7 @@ async def test_a_changed_time_of_vacuum_reaches_tables_that_are_there(tmp_path: 
 
 def test_many_quiet_streams_wait_unasked_and_make_no_other_tenant_wait() -> None:
     now = 1000.0
-    due = WritesDue(1 << 20, None, 10.0, lambda: now)
+    due = FlushPolicy(1 << 20, None, 10.0, lambda: now)
     many = [("crowded", f"s{number}") for number in range(1000)]
     few = [("small", f"s{number}") for number in range(10)]
     rounds = []

@@ -172,7 +172,7 @@ async def test_the_reason_code_says_that_something_took_the_message(tmp_path: Pa
 
 async def test_a_full_stream_refuses_what_it_would_get_and_nothing_else(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        log, ingest = node.node.log, node.node.turn._store
+        log, ingest = node.node.log, node.node.batch._store
         assert isinstance(ingest, Ingest)
         log.set_policy(log.stream("shaking"), StreamPolicy("refuse", retain_bytes=5_000))
         first, one, other = NodeSource("first"), NodeSource("one"), NodeSource("other")

@@ -79,17 +79,17 @@ async def test_a_known_topic_finds_new_subscribers_after_a_client_has_gone(tmp_p
 
 async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        node.door.may = lambda _what, _topic: True
+        node.authenticator.may = lambda _what, _topic: True
         owner = node.context.routing
-        one, two = (owner.routes_of(Somebody(node.door, name)) for name in ("one", "two"))
+        one, two = (owner.routes_of(Somebody(node.authenticator, name)) for name in ("one", "two"))
         assert one.route(b"plant/a") is not None
         assert owner.remembering == {one}
-        node.door.may = lambda _what, _topic: False
+        node.authenticator.may = lambda _what, _topic: False
         node.mqtt.permissions_changed()
         assert owner.remembering == set()
         assert one.route(b"plant/a") is None
         assert two.route(b"plant/a") is None
-        node.door.may = lambda _what, _topic: True
+        node.authenticator.may = lambda _what, _topic: True
         assert two.route(b"plant/a") is not None
         owner.leave(two)
         assert owner.remembering == set()

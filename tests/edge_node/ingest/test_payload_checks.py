@@ -264,7 +264,7 @@ async def test_another_stream_keeps_what_one_puts_aside(tmp_path: Path) -> None:
 async def test_a_full_stream_refuses_a_source_and_keeps_the_others(tmp_path: Path) -> None:
     """One by one, each record in the streams that get it, and the numbers are those of its own."""
     async with running(tmp_path) as node:
-        log, ingest, topic = node.node.log, node.node.turn._store, b"dead_letter/kept"
+        log, ingest, topic = node.node.log, node.node.batch._store, b"dead_letter/kept"
         assert isinstance(ingest, Ingest)
         log.set_policy(log.stream("archive"), StreamPolicy("refuse", retain_bytes=5_000))
         one, other = NodeSource("one"), NodeSource("other")

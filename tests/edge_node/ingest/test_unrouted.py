@@ -230,7 +230,7 @@ async def test_refused_publishes_of_old_versions_follow_the_setting(tmp_path: Pa
 
 async def test_who_may_not_publish_is_told_so_whatever_streams_match(tmp_path: Path) -> None:
     async with running(tmp_path, unrouted="refuse") as node:
-        node.door.may = lambda what, topic: what != "publish" or topic != "none/secret"
+        node.authenticator.may = lambda what, topic: what != "publish" or topic != "none/secret"
         device = await RawClient.connect5(node.port, "device")
         device.send(Publish(b"none/secret", b"", 1, 1), Publish(b"none/a", b"", 1, 2))
         assert await device.receive() == PubAck(1, ReasonCode.NOT_AUTHORIZED)

@@ -59,7 +59,9 @@ class Worker:
             say("acknowledged", name)
             queues.settling.settle([delivery], Outcome.ACCEPT)
             # What became of it is written at the end of this turn.
-            self.node.turn.at_end(partial(self.node.turn.at_end, lambda: self.node.log.on_durable(partial(done, name))))
+            self.node.batch.at_end(
+                partial(self.node.batch.at_end, lambda: self.node.log.on_durable(partial(done, name)))
+            )
         else:
             self.kept.append(delivery)
 
@@ -98,9 +100,9 @@ async def run(file: str, life: int, drain: bool) -> None:
             known = queues.publishing._routing.everybody.route(b"jobs/new")
             assert known is not None
             route, headers = known, ()
-        node.turn.add(route, b"jobs/new", payload, publisher, 0, headers)
-        node.turn.answer(publisher, payload + b" ")
-        node.turn.gathered()
+        node.batch.add(route, b"jobs/new", payload, publisher, 0, headers)
+        node.batch.answer(publisher, payload + b" ")
+        node.batch.gathered()
         await asyncio.sleep(0.002 if number % 10 == 0 else 0)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock
-from weft.bounds import Crowd, Owner, OwnerKind, Refusals, Rounds
+from weft.bounds import FanOutCap, Owner, OwnerKind, Refusals, RoundRobin
 from weft.config.streams import State
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Ingest, Turn
+from weft.edge_node.ingest.ingest import Ingest, TickBatch
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted, UnroutedPolicy
 from weft.edge_node.queues.definitions import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
@@ -106,10 +106,10 @@ class Room:
         """What all consumers got, in order: queue, delivery, message."""
         loop, clock = asyncio.get_running_loop(), self.clock
         self.posted: list[Callable[[], None]] = []
-        self.turn = Turn(loop.call_soon, loop.time, Counters())
+        self.batch = TickBatch(loop.call_soon, loop.time, Counters())
         self.log = SegmentLog.open(
             "/node/log", self.settings, filesystem=self.disk, wall_clock=clock.wall, clock_reading=clock.reading,
-            random_bits=lambda bits: 0xABCD, post=self.posted.append, start_writer=False, end_of_turn=self.turn.at_end,
+            random_bits=lambda bits: 0xABCD, post=self.posted.append, start_writer=False, end_of_tick=self.batch.at_end,
         )  # fmt: skip
         self.refusals = Refusals(loop.time)
         subscriptions = Subscriptions()
@@ -118,13 +118,13 @@ class Room:
             session_topics=self.log.stream("weft-sessions-topics"),
         )  # fmt: skip
         self.ingest = Ingest(
-            self.log, routing, FanOut(subscriptions, Outbox(Crowd())), clock.wall, Counters(), self.turn,
+            self.log, routing, FanOut(subscriptions, Outbox(FanOutCap())), clock.wall, Counters(), self.batch,
             pending_bytes_max=1 << 20,
         )  # fmt: skip
         self.wheel = TimerWheel(loop, 0.01)
         self.queues = Queues(
             self.log, self.ingest, Backlog(self.log, State(), StateCounters()), self.limits, self.refusals,
-            Rounds(lambda: None, pause_s=0), self.wheel, clock.wall,
+            RoundRobin(lambda: None, pause_s=0), self.wheel, clock.wall,
         )  # fmt: skip
         self.client = self.new_client()
         self.publisher = Publisher()
@@ -145,7 +145,7 @@ class Room:
     async def settle_down(self) -> None:
         """Commit, deliver and read until nothing moves any more."""
         for _ in range(12):
-            self.turn.store()
+            self.batch.store()
             await asyncio.sleep(0)
             self.commit()
             while self.queues.deliveries._loading:
@@ -183,11 +183,11 @@ class Room:
             for route, topic, own in self.queues.dead_letters.letters_of(
                 found.dead_letter_of, found.topic, (*headers, *found.headers)
             ):
-                self.turn.add(route, topic, payload, self.publisher, 0, own)
+                self.batch.add(route, topic, payload, self.publisher, 0, own)
             if found.route is not None:
-                self.turn.add(found.route, found.topic, payload, self.publisher, 0, (*headers, *found.headers))
+                self.batch.add(found.route, found.topic, payload, self.publisher, 0, (*headers, *found.headers))
             if not found.is_rejected:
-                self.turn.answer(self.publisher, payload + b" ")
+                self.batch.answer(self.publisher, payload + b" ")
             rejected.append(found.is_rejected)
         return rejected
 
@@ -195,8 +195,8 @@ class Room:
         route = self.ingest.routing.everybody.route(topic)
         assert route is not None
         for payload in payloads:
-            self.turn.add(route, topic, payload, self.publisher, 0, headers)
-            self.turn.answer(self.publisher, payload + b" ")
+            self.batch.add(route, topic, payload, self.publisher, 0, headers)
+            self.batch.answer(self.publisher, payload + b" ")
 
     def confirmed(self) -> list[bytes]:
         return b"".join(self.publisher.confirmed).split()

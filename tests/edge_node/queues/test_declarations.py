@@ -148,7 +148,7 @@ async def test_exclusive_queues_belong_to_their_connection_and_end_with_it() -> 
     assert refusal(room.queues.declarations.declare_queue, other, name, exclusive=True) is Reason.RESOURCE_LOCKED
     assert refusal(room.queues.declarations.delete_queue, other, name) is Reason.RESOURCE_LOCKED
     room.publish(b"1", key=name)
-    room.queues.leaving.begin(room.client)
+    room.queues.disconnects.begin(room.client)
     assert refusal(room.queues.declarations.find_queue, other, name) is Reason.NOT_FOUND
     await room.settle_down()
     assert room.queues.bounds.waiting.used == 0
@@ -240,7 +240,7 @@ async def test_a_queue_with_many_bindings_goes_whole_or_not_at_all(written: bool
     queues.declarations.bind(client, "q", "kept", "a.2")
     room.publish(b"by an old binding", exchange="kept", key="a.1")
     room.publish(b"by a new one", exchange="kept", key="a.2")
-    room.turn.store()
+    room.batch.store()
     if written:
         room.commit()
     room.power_cut()

@@ -479,7 +479,7 @@ class FeaturesMachine(RuleBasedStateMachine):
             queues=room.queues,
             counters=SimpleNamespace(amqp_transactions=0),
         )
-        client: Any = SimpleNamespace(inbox=SimpleNamespace(content_bytes=0), fail=lambda error: None)
+        client: Any = SimpleNamespace(read_buffer=SimpleNamespace(content_bytes=0), fail=lambda error: None)
         found = self.some(name, count, False)
         work = Transaction(shared, client, 1)
         work.settle(dict(enumerate(found)), outcome)
@@ -491,7 +491,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
             work.publish(cast(Any, Gatherer(room, payload, published, headers)), method, b"", payload)
         work.commit(lambda: None)
-        assert not client.inbox.content_bytes
+        assert not client.read_buffer.content_bytes
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 3), outcome=st.sampled_from(Outcome))
     def transact(self, name: str, count: int, outcome: Outcome) -> None:
@@ -546,7 +546,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     def disconnect(self) -> None:
         def disconnect() -> None:
             self.ended(failed=True)
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
             self.room.client = self.room.new_client()
 
         self.act(disconnect)
@@ -629,7 +629,7 @@ class FeaturesMachine(RuleBasedStateMachine):
                     self.number += 1
                     self.room.publish(b"%0*d" % (PAYLOAD_BYTES, self.number), key=name)
             if stored:
-                self.room.turn.store()
+                self.room.batch.store()
             self.room.power_cut(seed)
 
         self.run(cut())
@@ -671,7 +671,7 @@ class FeaturesMachine(RuleBasedStateMachine):
                 self.loop.ahead += 4 * STEP_S + 0.05
             for _ in range(commits):
                 await asyncio.sleep(0)
-                self.room.turn.store()
+                self.room.batch.store()
                 await asyncio.sleep(0)
                 self.room.log.committer.run_once()
             await asyncio.sleep(0)
@@ -725,11 +725,11 @@ class FeaturesMachine(RuleBasedStateMachine):
             return
 
         async def drain() -> None:
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
             for name in list(self.room.queues.registry.queues):
                 self.room.queues.declarations.delete_queue(self.room.client, name)
             await self.quiet()
-            assert not self.room.queues.contents.holders._blocks, "the log may have the room of all messages"
+            assert not self.room.queues.contents.ref_counts._blocks, "the log may have the room of all messages"
             assert not self.room.queues.bounds.waiting.used
             self.room.wheel.close()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from weft.bounds import Owner, OwnerKind, Quota, Refusals
 from weft.edge_node.queues import limits
 from weft.edge_node.queues import queue as part_of_queue
-from weft.edge_node.queues.contents import Holders
+from weft.edge_node.queues.contents import RefCounts
 from weft.edge_node.queues.definitions import (
     BindingDefinition,
     ExchangeDefinition,
@@ -203,33 +203,33 @@ def test_what_comes_back_goes_to_its_place(steps: list[tuple[int, int]]) -> None
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 300)), max_size=12), st.data())
 def test_a_message_is_free_when_no_queue_needs_it(parts: list[tuple[int, int]], data: st.DataObject) -> None:
-    holders, model = Holders(), dict[int, int]()
+    ref_counts, model = RefCounts(), dict[int, int]()
     for first, length in parts:
         if length % 2:
-            holders.hold_run(first, first + length)
+            ref_counts.hold_run(first, first + length)
             change = dict.fromkeys(range(first, first + length), 1)
         else:
-            holders.hold(first, length)
+            ref_counts.hold(first, length)
             change = {first: length}
         for seq, count in change.items():
             model[seq] = model.get(seq, 0) + count
-    unneeded = {seq for first, end in holders.unneeded(2000) for seq in range(first, end)}
+    unneeded = {seq for first, end in ref_counts.unneeded(2000) for seq in range(first, end)}
     assert unneeded == {seq for seq in range(2000) if not model.get(seq)}
     for first, length in data.draw(st.permutations(parts)):
         if length % 2:
-            holders.drop_run(first, first + length)
+            ref_counts.drop_run(first, first + length)
             change = dict.fromkeys(range(first, first + length), 1)
         else:
             for _ in range(length):
-                holders.drop(first)
+                ref_counts.drop(first)
             change = {first: length}
         freed = {seq for seq, count in change.items() if model[seq] == count}
         for seq, count in change.items():
             model[seq] -= count
-        assert {seq for first, end in holders.take_free() for seq in range(first, end)} == freed
-    unneeded = {seq for first, end in holders.unneeded(2000) for seq in range(first, end)}
+        assert {seq for first, end in ref_counts.take_free() for seq in range(first, end)} == freed
+    unneeded = {seq for first, end in ref_counts.unneeded(2000) for seq in range(first, end)}
     assert unneeded == set(range(2000))
-    assert not holders._blocks
+    assert not ref_counts._blocks
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

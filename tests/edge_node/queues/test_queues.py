@@ -19,7 +19,7 @@ async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable()
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
     taker = room.consume()
     room.publish(b"a", b"b")
-    room.turn.store()
+    room.batch.store()
     assert taker.payloads == [b"a", b"b"], "consumers do not wait for the disk"
     assert room.confirmed() == []
     await room.settle_down()
@@ -59,7 +59,7 @@ async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
     await room.settle_down()
     taker.settle(count=2)
     await room.settle_down()
-    room.queues.leaving.begin(room.client)
+    room.queues.disconnects.begin(room.client)
     await room.restart()
     taker = room.consume()
     await room.settle_down()
@@ -114,7 +114,7 @@ async def test_a_node_that_stops_lets_go_of_all_that_its_clients_have() -> None:
     taker = room.consume(client=client)
     await room.settle_down()
     assert taker.payloads == [b"1", b"2"]
-    room.queues.leaving.begin(client)
+    room.queues.disconnects.begin(client)
     assert len(room.queues.registry.queues) > consuming.CONSUMERS_AT_ONCE, "it takes turns"
     room.queues.close()
     assert list(room.queues.registry.queues) == ["q"]

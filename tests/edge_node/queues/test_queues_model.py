@@ -140,7 +140,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def turn(self) -> None:
         async def turn() -> None:
-            self.room.turn.store()
+            self.room.batch.store()
             await asyncio.sleep(0)
 
         self.run(turn())
@@ -157,7 +157,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def copy(self) -> None:
         async def copy() -> None:
-            self.room.turn.store()
+            self.room.batch.store()
             self.room.queues.writer.copy()
 
         self.run(copy())
@@ -194,7 +194,7 @@ class QueuesMachine(RuleBasedStateMachine):
             return eio() if left else None
 
         async def cut() -> None:
-            self.room.turn.store()
+            self.room.batch.store()
             await asyncio.sleep(0)
             disk.fail = fail
             try:
@@ -211,7 +211,7 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         async def restart() -> None:
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
             await self.room.restart()
 
         async def gone() -> None:
@@ -229,7 +229,7 @@ class QueuesMachine(RuleBasedStateMachine):
 
         async def gone() -> None:
             await self.room.settle_down()
-            self.room.queues.leaving.begin(self.room.client)
+            self.room.queues.disconnects.begin(self.room.client)
 
         async def drain() -> None:
             for name, model in self.models.items():

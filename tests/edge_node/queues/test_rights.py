@@ -33,7 +33,7 @@ class Users:
     def __init__(self, rules: str = RULES) -> None:
         self.room = Room()
         self.accounts = Accounts(acl=parse(rules, "acl"))
-        self.accounts.watch(self.room.queues.expelling.begin)
+        self.accounts.watch(self.room.queues.revocation.begin)
         self.alice, self.mallory = self.client("alice"), self.client("mallory")
 
     def client(self, user: str) -> QueueClient:
@@ -279,7 +279,7 @@ async def test_who_waits_for_one_message_and_loses_the_right_gets_none() -> None
     users.declare()
     users.publish(b"1")
     await users.room.restart()
-    users.accounts.watch(users.room.queues.expelling.begin)
+    users.accounts.watch(users.room.queues.revocation.begin)
     found: list[object] = []
     users.room.queues.consumptions.get(users.client("mallory"), "secret.jobs", found.append)
     assert found == [], "the message is read from the log"
@@ -299,7 +299,7 @@ async def test_a_consumer_without_the_right_does_not_end_the_queue(leaves: bool)
     taker = users.room.consume("secret.jobs", client=users.mallory)
     if leaves:  # before the node has come to it
         users.accounts.acl = parse(RULES, "acl")
-        users.room.queues.leaving.begin(users.mallory)
+        users.room.queues.disconnects.begin(users.mallory)
     else:
         users.rules(RULES)
     assert not taker.consumption.active
@@ -328,14 +328,14 @@ async def steps_of_a_change(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         users.declare(f"secret.{number}")
     takers = [users.room.consume(f"secret.{at % 200}", client=users.mallory) for at in range(3_000)]
     steps: list[float] = []
-    step = users.room.queues.expelling._step
+    step = users.room.queues.revocation._step
 
     def timed() -> None:
         began = time.thread_time()
         step()
         steps.append(time.thread_time() - began)
 
-    monkeypatch.setattr(users.room.queues.expelling, "_step", timed)
+    monkeypatch.setattr(users.room.queues.revocation, "_step", timed)
     with uncollected():
         users.rules(rules.replace("secret.", "public."))
         while any(taker.consumption.active for taker in takers):

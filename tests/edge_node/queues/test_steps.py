@@ -187,7 +187,7 @@ async def test_the_queues_of_a_connection_go_in_short_steps() -> None:
             room.queues.declarations.declare_queue(client, f"q{queue}", exclusive=True)
         bindings = [binding("amq.direct", f"{number}", to=f"q{number % 1000}") for number in range(SHARE)]
         room.queues.registry.restore([], [], bindings)
-        steps.timed("gone", lambda: room.queues.leaving.begin(client))
+        steps.timed("gone", lambda: room.queues.disconnects.begin(client))
         await steps.until(lambda: not room.queues.bounds.bindings.used)
         assert not room.queues.bounds.queues.used
 
@@ -385,7 +385,7 @@ async def test_dead_letters_go_on_in_short_steps(exchange: str) -> None:
         assert len(taker.unsettled) == MESSAGES
 
         def are_there() -> bool:
-            room.turn.store()
+            room.batch.store()
             room.commit()
             return room.queue().count == MESSAGES
 

@@ -96,7 +96,7 @@ async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: 
         held: dict[str, Any] = {
             "unfinished": node.context.unfinished, "channels": node.amqp._shared.channels, "queues": bounds.queues,
             "bindings": bounds.bindings, "unacknowledged": bounds.unacknowledged, "waiting": bounds.waiting,
-            "places": node.context.places,
+            "places": node.context.connection_bound,
         }  # fmt: skip
         await until(lambda: not node.amqp._shared.clients and not node.amqp._shared.lingering)
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
@@ -122,7 +122,7 @@ async def test_an_http_connection_leaves_nothing_behind(tmp_path: Path) -> None:
         await until(lambda: not service._open)
         context = service.context
         held: dict[str, Any] = {
-            "unfinished": context.unfinished, "places": context.places, "readers": service._readers._bound,
+            "unfinished": context.unfinished, "places": context.connection_bound, "readers": service._readers._bound,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
 
@@ -158,7 +158,7 @@ async def test_an_amqp1_connection_leaves_nothing_behind(tmp_path: Path, work: C
         held: dict[str, Any] = {
             "unfinished": context.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
             "unacknowledged": queues.bounds.unacknowledged, "windows": context.delivery.budget,
-            "places": context.places,
+            "places": context.connection_bound,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert context.counters.subscriptions == 0

@@ -23,7 +23,7 @@ from weft.config.units import Address
 from weft.edge_node.access import users
 from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.servers.clients.context import Turns
+from weft.edge_node.servers.clients.context import ReadPacing
 
 PASSWORD = "hunter2 of press-7"
 TLS = ", tls: {certificate: node.crt, key: node.key%s}"
@@ -338,7 +338,7 @@ async def test_who_waits_for_a_turn_that_fails_is_told(
     async with node_for(make, tmp_path) as (node, way):
         first, second = await entered(make, way), await entered(make, way)
         with monkeypatch.context() as fault:
-            fault.setattr(Turns, "admits", lambda self, now: False)  # what comes waits for its turn
+            fault.setattr(ReadPacing, "admits", lambda self, now: False)  # what comes waits for its turn
             fault.setattr(Routing, "route_to", failing)
             begun = time.monotonic()
             is_stored = False

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.bounds import CROWD, Crowd, user_or_address
+from weft.bounds import FAN_OUT_MAX, FanOutCap, user_or_address
 from weft.edge_node.counters import Counters
 from weft.edge_node.servers.clients.output import (
     BACKLOG_BYTES_MAX,
@@ -59,10 +59,10 @@ class Room:
     """Outputs and the loop's turns, which come when the test says so."""
 
     def __init__(self) -> None:
-        self.crowd, self.counters = Crowd(), Counters()
-        self.writes = Writes(self.crowd, self.counters, WAITING_MAX)
+        self.fan_out_cap, self.counters = FanOutCap(), Counters()
+        self.writes = Writes(self.fan_out_cap, self.counters, WAITING_MAX)
         self.waiting: list[Callable[[], None]] = []
-        cast(Any, self.writes).rounds = self
+        cast(Any, self.writes).round_robin = self
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -84,7 +84,7 @@ class Room:
 ACTIONS = st.one_of(
     st.tuples(st.just("write"), st.sampled_from([1, 10, 600, LONG_BYTES, LONG_BYTES + 1, 3 * PIECE_BYTES])),
     st.tuples(st.just("write_all"), st.lists(st.sampled_from([1, 30, 3000, LONG_BYTES, 100_000]), max_size=4)),
-    st.tuples(st.sampled_from(["cork", "uncork", "block", "unblock", "crowd", "alone", "turn"]), st.none()),
+    st.tuples(st.sampled_from(["cork", "uncork", "block", "unblock", "fan_out_cap", "alone", "turn"]), st.none()),
 )
 
 
@@ -107,10 +107,10 @@ def test_all_is_written_once_and_in_order(actions: list[tuple[str, Any]], finish
             output.write(data(value))
         elif name == "write_all":
             output.write_all([data(size) for size in value])
-        elif name == "crowd":
-            room.crowd.is_here = True
+        elif name == "fan_out_cap":
+            room.fan_out_cap.is_reached = True
         elif name == "alone":
-            room.crowd.is_here = False
+            room.fan_out_cap.is_reached = False
         elif name == "turn":
             room.turn()
         else:
@@ -120,9 +120,9 @@ def test_all_is_written_once_and_in_order(actions: list[tuple[str, Any]], finish
         assert all(len(each) <= PIECE_BYTES_MAX for each in written)
         if is_blocked and name != "block":
             assert not written
-        if room.crowd.is_here and name != "turn":
+        if room.fan_out_cap.is_reached and name != "turn":
             assert not written
-    room.crowd.is_here = False
+    room.fan_out_cap.is_reached = False
     if not finishes or not output.finish():
         output.uncork()
         output.unblock()
@@ -245,12 +245,12 @@ def test_nothing_is_written_to_a_closed_transport() -> None:
 
 def test_a_crowd_waits_and_is_over_with_the_step() -> None:
     room = Room()
-    outbox, made = Outbox(room.crowd), [room.output() for _ in range(CROWD + 10)]
+    outbox, made = Outbox(room.fan_out_cap), [room.output() for _ in range(FAN_OUT_MAX + 10)]
     for output, _, _ in made:
         outbox.add(lambda output=output: output.write(b"packet"))  # type: ignore[misc]
     outbox.flush()
-    assert sum(bool(transport.written) for _, transport, _ in made) == CROWD
-    assert not room.crowd.is_here
+    assert sum(bool(transport.written) for _, transport, _ in made) == FAN_OUT_MAX
+    assert not room.fan_out_cap.is_reached
     while room.turn():
         pass
     assert all(transport.written == [b"packet"] for _, transport, _ in made)
@@ -258,17 +258,17 @@ def test_a_crowd_waits_and_is_over_with_the_step() -> None:
 
 def test_a_crowd_is_over_when_one_of_them_fails() -> None:
     room = Room()
-    outbox = Outbox(room.crowd)
+    outbox = Outbox(room.fan_out_cap)
     outbox.add(lambda: 1 / 0)  # type: ignore[arg-type]  # the last to be flushed
-    for _ in range(CROWD):
+    for _ in range(FAN_OUT_MAX):
         outbox.add(lambda: None)
     with pytest.raises(ZeroDivisionError):
         outbox.flush()
-    assert not room.crowd.is_here
+    assert not room.fan_out_cap.is_reached
 
 
 async def test_a_round_has_so_many_turns() -> None:
-    writes = Writes(Crowd(), Counters(), WAITING_MAX)
+    writes = Writes(FanOutCap(), Counters(), WAITING_MAX)
     transports = [Transport() for _ in range(2 * TURNS_MAX)]
     for transport in transports:
         Output(cast(Any, transport), writes, Listening(), OWNER).write(b"x" * (LONG_BYTES + 1))

@@ -15,7 +15,7 @@ from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals
 from weft.config.limits import EdgeLimits
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.servers.clients.output import LONG_BYTES
-from weft.edge_node.servers.clients.reading import KEEPS, Held, Reading
+from weft.edge_node.servers.clients.reading import KEEPS, ReadBuffer, Reading
 
 WRITE_TIMEOUT_S = 60.0
 SERVED_MAX = 1_000
@@ -49,10 +49,10 @@ class AskedNode:
         self.publishers: set[object] = set()
         self.counters = SimpleNamespace(write_timeouts=0)
         self.settings = SimpleNamespace(limits=EdgeLimits(write_timeout_s=WRITE_TIMEOUT_S))
-        self.turns = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
-        self.rounds = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
+        self.pacing = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
+        self.round_robin = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
         self.ingest = SimpleNamespace(
-            turn=SimpleNamespace(store=lambda: None),
+            batch=SimpleNamespace(store=lambda: None),
             on_durable=self.commits.append,
             back_pressure=SimpleNamespace(join=self.publishers.add, leave=self.publishers.discard),
         )
@@ -84,7 +84,7 @@ class Readings(RuleBasedStateMachine):
     def begin(self, keeps: int, turn_bytes: int) -> None:
         owner = Owner(OwnerKind.USER, "ann")
         self.keeps, self.turn_bytes = keeps, turn_bytes
-        self.held = Held(Bound(Quota("all", 1 << 30, 1 << 30, "bytes"), Refusals(lambda: 0.0)), owner)
+        self.held = ReadBuffer(Bound(Quota("all", 1 << 30, 1 << 30, "bytes"), Refusals(lambda: 0.0)), owner)
         self.reading = Reading(self.node, self.held, self._read_ahead, keeps, self.told.append)  # type: ignore[arg-type]
         self.reading.begin(self.transport)  # type: ignore[arg-type]
         self.reading.join()
@@ -101,7 +101,7 @@ class Readings(RuleBasedStateMachine):
             self.handled, asks, data = self.handled + data[:1], data[:1] == b"?", data[1:]
             left -= 1
             if asks:
-                self.reading.hold(Pause.ASKING)
+                self.reading.hold(Pause.RESULT)
             elif not left and data:
                 self.reading.end_turn()
         self.held.ahead = data + self.held.ahead
@@ -137,13 +137,13 @@ class Readings(RuleBasedStateMachine):
     def _acknowledgements(self) -> None:
         (self.reading.release if self.reading.pause & Pause.ACKS else self.reading.hold)(Pause.ACKS)
 
-    @precondition(lambda self: self.reading.pause & Pause.ASKING)
+    @precondition(lambda self: self.reading.pause & Pause.RESULT)
     @rule(in_turn=st.booleans(), admits=st.booleans())
     def answer(self, in_turn: bool, admits: bool) -> None:
         self.node.admits = admits
-        (self.reading.go_on_in_turn if in_turn else self.reading.go_on)(Pause.ASKING)
-        assert admits or not in_turn or self.reading.pause & Pause.TURN
-        assert admits or not in_turn or not self.reading.pause & Pause.ASKING
+        (self.reading.go_on_in_turn if in_turn else self.reading.go_on)(Pause.RESULT)
+        assert admits or not in_turn or self.reading.pause & Pause.FAIRNESS
+        assert admits or not in_turn or not self.reading.pause & Pause.RESULT
 
     @precondition(lambda self: self.node.turns_waited_for)
     @rule()
@@ -206,7 +206,7 @@ class Readings(RuleBasedStateMachine):
         self.reading.release(Pause.ACKS)
         for _ in range(SERVED_MAX):
             node = self.node
-            if self.reading.pause & Pause.ASKING:
+            if self.reading.pause & Pause.RESULT:
                 self.reading.go_on()
             elif node.commits:
                 self.commit()
@@ -228,23 +228,25 @@ TestReadings = Readings.TestCase
 
 
 @pytest.fixture
-def reading() -> tuple[Reading, AskedNode, Transport, Held]:
+def reading() -> tuple[Reading, AskedNode, Transport, ReadBuffer]:
     node, transport = AskedNode(), Transport()
-    held = Held(Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann"))
+    held = ReadBuffer(
+        Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann")
+    )
     found = Reading(node, held, lambda _: None)  # type: ignore[arg-type]
     found.begin(transport)  # type: ignore[arg-type]
     return found, node, transport, held
 
 
 def test_a_client_s_turn_while_publishers_wait_for_the_disk_comes_after_it(
-    reading: tuple[Reading, AskedNode, Transport, Held],
+    reading: tuple[Reading, AskedNode, Transport, ReadBuffer],
 ) -> None:
     found, node, transport, held = reading
     held.ahead = b"x"
     found.await_turn()
     found.hold(Pause.DISK)
     node.turns_waited_for.popleft()()
-    assert found.pause == Pause.DISK | Pause.TURN
+    assert found.pause == Pause.DISK | Pause.FAIRNESS
     found.release(Pause.DISK)
     assert transport.is_paused
     node.turns_waited_for.popleft()()
@@ -252,10 +254,10 @@ def test_a_client_s_turn_while_publishers_wait_for_the_disk_comes_after_it(
 
 
 def test_a_connection_about_to_end_waits_for_disk_and_socket_alone(
-    reading: tuple[Reading, AskedNode, Transport, Held],
+    reading: tuple[Reading, AskedNode, Transport, ReadBuffer],
 ) -> None:
     found, _, transport, _ = reading
-    found.hold(Pause.ASKING)
+    found.hold(Pause.RESULT)
     found.falls_behind()
     found.last_words()
     assert found.pause == Pause.WRITE
@@ -270,7 +272,9 @@ def test_a_fault_of_a_turn_ends_the_connection() -> None:
         raise RuntimeError("a fault of the node")
 
     node, transport = AskedNode(), Transport()
-    held = Held(Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann"))
+    held = ReadBuffer(
+        Bound(Quota("all", 1 << 20, 1 << 20, "bytes"), Refusals(lambda: 0.0)), Owner(OwnerKind.USER, "ann")
+    )
     found = Reading(node, held, failing)  # type: ignore[arg-type]
     found.begin(transport)  # type: ignore[arg-type]
     found.await_turn()

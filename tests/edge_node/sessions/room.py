@@ -8,16 +8,16 @@ from typing import Any
 
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.edge_node.sessions.window.clients import Socket
-from weft.bounds import Crowd, Rounds
+from weft.bounds import FanOutCap, RoundRobin
 from weft.config.limits import EdgeLimits
 from weft.edge_node.access.identity import ALL, Permission
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Ingest, Turn
+from weft.edge_node.ingest.ingest import Ingest, TickBatch
 from weft.edge_node.ingest.record import NodeRecord
 from weft.edge_node.ingest.routing import Router, Routing, Unrouted
 from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.sessions import Kept, Sessions, make_delivery, make_parts
+from weft.edge_node.sessions.sessions import PersistedState, Sessions, make_context, make_delivery
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.message import Message, Outbox
 from weft.edge_node.subscriptions.subscriptions import FanOut, Subscriptions
@@ -96,7 +96,7 @@ class Room:
         self.limits = limits
         self.now = 0.0
         self.counters, self.wheel = Counters(), Wheel()
-        self.subscriptions, self.outbox = Subscriptions(), Outbox(Crowd())
+        self.subscriptions, self.outbox = Subscriptions(), Outbox(FanOutCap())
         fan_out = FanOut(self.subscriptions, self.outbox)
         routing = Routing(
             Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions,
@@ -104,7 +104,7 @@ class Room:
         )  # fmt: skip
         self.ingest = Ingest(
             node.log, routing, fan_out, node.clock.wall, self.counters,
-            Turn(lambda _: None, lambda: self.now, self.counters), pending_bytes_max=1 << 20,
+            TickBatch(lambda _: None, lambda: self.now, self.counters), pending_bytes_max=1 << 20,
         )  # fmt: skip
         self.retained: list[Message] = []
         state = node.state
@@ -112,11 +112,12 @@ class Room:
             node.log, self.ingest, self.subscriptions, state.backlog, self.outbox, limits, state.refusals,
             self.counters, node.clock.wall,
         )  # fmt: skip
-        self.parts = make_parts(
-            Kept(node.log, state.journal, state.changes, state.retained), delivery, self.ingest, self.subscriptions,
-            self.outbox, Rounds(self.outbox.flush), self._match, limits, self.counters, node.clock.wall,
+        self.context = make_context(
+            PersistedState(node.log, state.journal, state.changes, state.retained), delivery, self.ingest,
+            self.subscriptions, self.outbox, RoundRobin(self.outbox.flush), self._match, limits, self.counters,
+            node.clock.wall,
         )  # fmt: skip
-        self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
+        self.sessions = Sessions(self.context, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()
 
     def _match(self, topic_filter: str, _: int) -> Iterable[Message | None]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
-from weft.bounds import Crowd
+from weft.bounds import FanOutCap
 from weft.edge_node.sessions.journal import DeliveryJournal
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.subscriptions.message import Outbox
@@ -35,7 +35,7 @@ def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node:
         assert node.log.appended_together() is not None, "in one commit with the delivery"
         shares.append(name)
 
-    journal = DeliveryJournal(node.log, node.state.journal, note_share, Outbox(Crowd()))
+    journal = DeliveryJournal(node.log, node.state.journal, note_share, Outbox(FanOutCap()))
     node.state.journal.opened(record())
     assert journal.before_sending("pi", {1: Sent(stream, 0, 2)}, ["$share/g/t"], lambda: sent.append("publish"))
     assert journal.before_pubrel("pi", 1, lambda: sent.append("pubrel"))
@@ -47,7 +47,7 @@ def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node:
 
 
 def test_a_share_that_cannot_be_noted_takes_the_delivery_with_it(node: StoredNode) -> None:
-    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(Crowd()))
+    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(FanOutCap()))
     assert not journal.before_sending("pi", {}, ["$share/g/t"], lambda: pytest.fail("sent"))
     node.commit()
 
@@ -55,7 +55,7 @@ def test_a_share_that_cannot_be_noted_takes_the_delivery_with_it(node: StoredNod
 def test_what_a_restart_may_miss_is_passed_over_when_there_is_no_room(
     node: StoredNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(Crowd()))
+    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(FanOutCap()))
     monkeypatch.setattr(node.state.journal, "_append", full)
     journal.sending("pi", {1: Sent(1, 0, 1)})
     node.state.journal.flush()
@@ -67,7 +67,7 @@ def test_deliveries_of_a_step_come_before_any_later_change(node: StoredNode) -> 
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"x")
     put(node.log, stream, b"y")
-    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(Crowd()))
+    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(FanOutCap()))
     node.state.journal.opened(record())
     journal.sending("pi", {1: Sent(stream, 0, 1)})
     journal.sending("pi", {2: Sent(stream, 1, 1)})

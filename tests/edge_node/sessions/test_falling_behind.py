@@ -100,4 +100,4 @@ async def test_what_is_left_to_the_log_is_in_no_account_soon_after() -> None:
     room.subscribe(member, "$share/g/plant/#")
     room.publish(b"plant/a", *[bytes(1_000)] * 200)
     await asyncio.sleep(0.1)  # no acknowledgement comes, and no room
-    assert room.parts.windows.budget.used < 2_000
+    assert room.context.windows.budget.used < 2_000

@@ -33,7 +33,7 @@ def noted(room: Room) -> list[JournalRecord]:
 
 async def test_what_is_owed_is_noted_when_it_changes() -> None:
     room = Room()
-    assert isinstance(room.parts.positions, ReaderPositions)
+    assert isinstance(room.context.positions, ReaderPositions)
     stays = room.connect("stays")
     room.subscribe(stays, NAME)
     streams = dict.fromkeys(room.ingest.routing.streams, 0)
@@ -58,7 +58,7 @@ async def test_what_is_owed_is_noted_when_it_changes() -> None:
     assert stays.session is not None
     room.sessions.end(stays.session)
     assert noted(room)[-1] == (NAME, SharedEnded())
-    assert room.parts.shared.all() == []
+    assert room.context.shared.all() == []
 
 
 async def test_one_that_ends_with_its_members_is_not_noted() -> None:
@@ -82,7 +82,7 @@ async def test_a_delivery_that_needs_the_note_is_not_sent_without_it(monkeypatch
     room.publish(b"plant/a", b"1", qos=2)
     assert stays.closed is not None
     assert stays == []
-    room.parts.positions.note_share("unknown")
+    room.context.positions.note_share("unknown")
 
 
 async def test_the_next_node_has_the_record() -> None:
@@ -119,7 +119,7 @@ async def test_only_those_that_moved_are_noted_at_once() -> None:
     rounds = [round_of(b"%d" % number) for number in range(4)]
     assert all(NAME in names for names in rounds)
     assert max(map(len, rounds)) <= SHARED_IDLE_MAX + 1
-    assert {name for names in rounds for name in names} == {each.name for each in room.parts.shared.all()}
+    assert {name for names in rounds for name in names} == {each.name for each in room.context.shared.all()}
 
 
 async def test_one_that_ends_while_positions_are_noted_is_left_out() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.edge_node.sessions.window.clients import Clients
 from tests.support.waiting import until
-from weft.bounds import Rounds, rounds
+from weft.bounds import RoundRobin, scheduling
 from weft.edge_node.sessions import session as retained_delivery
 from weft.edge_node.sessions.session import TURN_BYTES_MAX, TURN_MESSAGES_MAX, TURN_STEPS_MAX, RetainedDelivery
 from weft.edge_node.subscriptions.message import Message
@@ -49,7 +49,7 @@ async def rest(
     client.send(*(PubAck(message.packet_id) for message in first))
     receiving = asyncio.create_task(receive())
     (window,) = (session.window for session in node.mqtt.sessions.all() if session.client_id == "slow")
-    retained = node.mqtt.parts.retained
+    retained = node.mqtt.session_context.retained
     await until(lambda: not (retained.is_sending(window) or window.in_flight.deliveries))
     publisher.send(Publish(b"end", b"", 1, 1))
     return await receiving
@@ -105,7 +105,7 @@ async def test_what_is_retained_by_the_read_that_subscribes_comes_once(tmp_path:
         answers = {type(answer): answer for answer in [await client.receive() for _ in range(3)]}
         assert answers == {SubAck: SubAck(1, (0, 0)), PingResp: PingResp(), Publish: Publish(b"b", b"x")}
         (session,) = node.mqtt.sessions.all()
-        await until(lambda: not node.mqtt.parts.retained.is_sending(session.window))
+        await until(lambda: not node.mqtt.session_context.retained.is_sending(session.window))
         client.send(Publish(b"a", b"end"))
         assert await client.receive() == Publish(b"a", b"end")
 
@@ -142,7 +142,9 @@ class Slow:
         self.clients, self.matched = Clients(inflight_max=10), list[str]()
         self.window, self.connection = self.clients.window(persistent=True)
         self.messages = [Message(b"t/%d" % number, payload, 0, retain=True) for number in range(count)]
-        self.retained = RetainedDelivery(self._match, lambda _, message: message, Rounds(self.clients.outbox.flush, 0))
+        self.retained = RetainedDelivery(
+            self._match, lambda _, message: message, RoundRobin(self.clients.outbox.flush, 0)
+        )
 
     def _match(self, topic_filter: str, _: int) -> Iterable[Message | None]:
         self.matched.append(topic_filter)
@@ -254,7 +256,7 @@ async def test_a_search_that_finds_nothing_is_spread_over_turns() -> None:
 
 async def test_clients_that_search_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many look up everything, the event loop is left to others after the time of a round"""
-    monkeypatch.setattr(rounds, "ROUND_S", 0.0)
+    monkeypatch.setattr(scheduling, "ROUND_S", 0.0)
     slow = Slow(5 * TURN_MESSAGES_MAX)
     others = [slow.clients.window() for _ in range(3)]
     for window, connection in others:

@@ -64,7 +64,7 @@ async def test_a_session_waits_for_its_client_and_then_expires() -> None:
     room.later(101)
     assert (len(room.sessions), room.counters.sessions_expired, room.counters.subscriptions) == (0, 1, 0)
     assert again.session.ended
-    assert room.parts.windows.budget.used == 0
+    assert room.context.windows.budget.used == 0
 
 
 async def test_a_clean_start_forgets_and_a_takeover_displaces() -> None:
@@ -123,7 +123,7 @@ async def test_the_next_node_finds_what_was_promised(end: str) -> None:
     room.node.commit()
     assert payloads(client) == [b"one", b"two", b"PUBREL"]
     room = room.killed() if end == "killed" else room.stopped()
-    assert room.parts.windows.budget.used == 4 * 200
+    assert room.context.windows.budget.used == 4 * 200
     assert {session.client_id for session in room.sessions.all()} == {"c", "s"}
     assert room.counters.subscriptions == 2
     again = room.connect("c")
@@ -152,7 +152,7 @@ async def test_a_shared_subscription_goes_on_where_it_was(end: str) -> None:
     room.leave(client)
     room.publish(b"plant/a", b"3")
     room = room.killed() if end == "killed" else room.stopped()
-    (shared,) = room.parts.shared.all()
+    (shared,) = room.context.shared.all()
     assert shared.state(room.ingest.ends())[0][room.node.log.stream("telemetry")] == 2
     again = room.connect("s")
     await until(lambda: payloads(again) == [b"3"])

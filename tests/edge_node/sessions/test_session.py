@@ -20,7 +20,7 @@ from weft.protocols.mqtt.packets import Will
 def make() -> Session:
     clients = Clients()
     return Session(
-        ClientWindow("c", Wire(5), clients.parts, clients.fall_behind), 5, lambda _: None, user_or_address(None, "")
+        ClientWindow("c", Wire(5), clients.context, clients.fall_behind), 5, lambda _: None, user_or_address(None, "")
     )
 
 

@@ -76,7 +76,7 @@ async def test_a_clean_session_leaves_nothing_behind(tmp_path: Path) -> None:
         await client.subscribe(("t/#", 1), ("$share/g/t", 1))
         await leave(node, client)
         assert not node.context.subscriptions.recipients(b"t").live
-        assert (node.counters.sessions, node.counters.subscriptions, node.mqtt.parts.shared.all()) == (
+        assert (node.counters.sessions, node.counters.subscriptions, node.mqtt.session_context.shared.all()) == (
             0,
             0,
             [],
@@ -146,9 +146,9 @@ async def test_deliveries_that_a_restart_left_in_flight_count_in_the_shared_budg
         for number in range(1, 101):
             device.send(Publish(b"plant/a", b"x", 2, number), PubRel(number))
         got = [await client.receive() for _ in range(100)]
-        assert node.mqtt.parts.windows.budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
+        assert node.mqtt.session_context.windows.budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
     async with running(tmp_path) as node:
-        budget = node.mqtt.parts.windows.budget
+        budget = node.mqtt.session_context.windows.budget
         assert budget.used == 100 * MESSAGE_OVERHEAD_BYTES, "payloads count once they are read from the log"
         client = await stay(node, "c")
         assert [(await client.receive()).packet_id for _ in got] == [packet.packet_id for packet in got]
@@ -186,7 +186,7 @@ async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_
         window = node.mqtt.sessions.all()[0].window
         await until(lambda: window.catch_up is None and not window.in_flight.deliveries)
         node.mqtt.sessions.note_positions()
-        assert list(node.mqtt.parts.persistence._starts.all_of("c")) == [], "it no longer matters"
+        assert list(node.mqtt.session_context.persistence._starts.all_of("c")) == [], "it no longer matters"
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
@@ -299,7 +299,7 @@ async def test_connack_is_the_first_packet_also_of_who_is_displaced(tmp_path: Pa
 
 async def test_a_session_belongs_to_whom_the_door_let_in(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        node.door.username = "by-certificate"
+        node.authenticator.username = "by-certificate"
         client = await RawClient.connect(node.port, "c", clean_start=False, username="said", password=b"x")
         await leave(node, client)
     async with running(tmp_path) as node:
@@ -314,7 +314,7 @@ async def test_users_that_would_not_be_let_in_any_more_are_closed(tmp_path: Path
         old = await RawClient.connect(node.port, "old", username="bob", password=b"x", will=will)
         new = await RawClient.connect5(node.port, "new", username="bob", password=b"x")
         stays = await RawClient.connect5(node.port, "stays", username="ann", password=b"x")
-        node.door.removed.add("bob")
+        node.authenticator.removed.add("bob")
         node.mqtt.permissions_changed()
         assert await old.receive() is None
         assert (await new.receive()).code == ReasonCode.NOT_AUTHORIZED
@@ -327,7 +327,7 @@ async def test_changed_rules_hold_for_subscriptions_that_are_open(tmp_path: Path
     """Also for shared ones, and for what was kept for a session that is away."""
     async with running(tmp_path) as node:
         forbidden: set[str] = set()
-        node.door.may = lambda what, topic: what != "read" or topic not in forbidden
+        node.authenticator.may = lambda what, topic: what != "read" or topic not in forbidden
         plain = await stay(node, "plain", ("plant/#", 1))
         shared = await stay(node, "shared", ("$share/g/plant/#", 1))
         away = await stay(node, "away", ("plant/#", 1))
@@ -451,7 +451,7 @@ async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path:
             client.send(PubAck(packet.packet_id))
         assert got == [2, 4, *range(5, 60)]
         node.mqtt.sessions.note_positions()
-        assert not node.mqtt.parts.persistence._starts.knows("c")
+        assert not node.mqtt.session_context.persistence._starts.knows("c")
 
 
 async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_oth
     for _ in range(20):
         room.publish(b"plant/x", b"x" * 1000)
     room.outbox.flush()
-    assert room.parts.windows.budget.used <= 20_000 + 20 * 1300, "mallory's share, and what alice has in flight"
+    assert room.context.windows.budget.used <= 20_000 + 20 * 1300, "mallory's share, and what alice has in flight"
     assert len(session_of(quick).window.in_flight.deliveries) >= 15
     assert sum(len(session_of(each).window.in_flight.deliveries) for each in slow) <= 18
 

@@ -259,7 +259,7 @@ async def test_a_will_to_the_servers_own_topics_is_dropped(tmp_path: Path, versi
     """Bridges of Mosquitto have one, ``$SYS/broker/connection/{name}/state``, and would not connect without it"""
     async with running(tmp_path) as node:
         if restricted:
-            node.door.may = lambda what, _topic: what != "publish"
+            node.authenticator.may = lambda what, _topic: what != "publish"
         will = Will(b"$SYS/broker/connection/bridge/state", b"0", 1, True)
         watcher = await RawClient.connect(node.port, "watcher")
         await watcher.subscribe(("$SYS/broker/connection/#", 1))

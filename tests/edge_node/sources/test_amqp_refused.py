@@ -16,18 +16,18 @@ from pamqp import commands, frame
 from tests.edge_node.sources.nodes import running
 from tests.edge_node.sources.test_amqp_source import amqp_source
 from tests.support.waiting import until
-from weft.bounds import Rounds
+from weft.bounds import RoundRobin
 from weft.config.sources import AmqpSource
 from weft.edge_node.ingest.ingest import Pause
 from weft.edge_node.sources.amqp import AmqpConnection, Delivery
-from weft.edge_node.sources.connection import Memory, NodeParts, Topics
+from weft.edge_node.sources.connection import Memory, SourceContext, Topics
 from weft.edge_node.sources.status import SourceStatus
 
 
 async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> None:
     """The acknowledgement of a later one says "all up to here", and the broker would delete the one between."""
     ingest = cast(Any, SimpleNamespace(routing=SimpleNamespace(routes_of=lambda identity: None)))
-    node = NodeParts(ingest, Rounds(lambda: None), time.time_ns)
+    node = SourceContext(ingest, RoundRobin(lambda: None), time.time_ns)
     taken = list[Any]()
 
     class Refused(AmqpConnection):

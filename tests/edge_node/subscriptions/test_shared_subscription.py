@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.edge_node.subscriptions.members import FakeMember, subscription
-from weft.bounds import Crowd
+from weft.bounds import FanOutCap
 from weft.edge_node.counters import Counters
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueBudget
 from weft.edge_node.subscriptions.message import NOWHERE, LogRecord, Message, Outbox
 from weft.edge_node.subscriptions.subscriptions import (
     ClientSubscription,
-    SharedParts,
     SharedSubscription,
+    SharedSubscriptionContext,
     SharedSubscriptions,
     Subscriptions,
 )
@@ -38,10 +38,10 @@ class Shared:
         self.counters, self.budget = Counters(), QueueBudget(1 << 20)
         self.readings: list[Reading] = []
         self.ends = {1: 0}
-        parts = SharedParts(
-            self.counters, self.budget, Outbox(Crowd()), self.message_of, self.fall_behind, bytes_max, set()
+        context = SharedSubscriptionContext(
+            self.counters, self.budget, Outbox(FanOutCap()), self.message_of, self.fall_behind, bytes_max, set()
         )
-        self.shared = SharedSubscription("g", "t/#", parts)
+        self.shared = SharedSubscription("g", "t/#", context)
         for member in members:
             self.shared.join(member, subscription(member, "t/#", qos))
 
@@ -220,10 +220,10 @@ def test_a_restart_goes_on_after_what_was_given_and_reads_what_is_owed_again() -
 
 def test_a_share_is_made_by_its_first_member_and_ends_with_its_last() -> None:
     subscriptions, counters = Subscriptions(), Counters()
-    parts = SharedParts(
-        counters, QueueBudget(1 << 20), Outbox(Crowd()), lambda *_: None, lambda *_: None, 1 << 20, set()
+    context = SharedSubscriptionContext(
+        counters, QueueBudget(1 << 20), Outbox(FanOutCap()), lambda *_: None, lambda *_: None, 1 << 20, set()
     )
-    every = SharedSubscriptions(subscriptions, parts)
+    every = SharedSubscriptions(subscriptions, context)
     a, b = FakeMember("a"), FakeMember("b")
     of = {
         member: ClientSubscription(member, "t", Subscription("$share/g/t", 1), None) for member in (a, b)

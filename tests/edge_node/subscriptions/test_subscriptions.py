@@ -1,7 +1,7 @@
 """Who gets what."""
 
 from tests.edge_node.subscriptions.members import FakeMember, subscription
-from weft.bounds import Crowd
+from weft.bounds import FanOutCap
 from weft.edge_node.subscriptions.message import NOWHERE, Outbox
 from weft.edge_node.subscriptions.subscriptions import ClientSubscription, FanOut, Subscriptions
 from weft.protocols.batch import Flag
@@ -56,7 +56,7 @@ def test_watchers_hear_of_a_change_once_until_somebody_asks_again() -> None:
 
 def test_a_run_reaches_its_subscribers_at_the_lower_qos_and_not_its_own_publisher() -> None:
     """[MQTT-3.8.4-8] [MQTT-3.8.3-3]"""
-    subscriptions, outbox, flushed = Subscriptions(), Outbox(Crowd()), list[str]()
+    subscriptions, outbox, flushed = Subscriptions(), Outbox(FanOutCap()), list[str]()
     one, own = FakeMember("one"), FakeMember("own")
     subscriptions.add(subscription(one, "t", 1))
     subscriptions.add(subscription(own, "t", 2, no_local=True))

@@ -234,7 +234,7 @@ def test_a_turn_whose_commit_has_begun_before_its_end_does_not_silence_the_next(
     soon: list[Callable[[], None]] = []
     committed = threading.Semaphore(0)
     log = open_log(OSFileSystem(), LogSettings(commit_interval_s=0), directory=str(tmp_path / "log"), start_writer=True)
-    log._end_of_turn = soon.append
+    log._end_of_tick = soon.append
     log.listen(committed.release)
     stream = log.stream("s")
     log.append(stream, 5, [b"k"], [b"begins the turn"])

@@ -65,18 +65,18 @@ async def serving(
     async with running(directory, patterns=patterns, **options) as node:
         refusals = node.context.refusals
         queues = Queues(
-            node.log, node.context.ingest, node.state.backlog, queue_limits, refusals, node.context.rounds,
+            node.log, node.context.ingest, node.state.backlog, queue_limits, refusals, node.context.round_robin,
             node.context.wheel, time.time_ns,
         )  # fmt: skip
         amqp = Amqp(node.context, queues, settings)
         server = await asyncio.get_running_loop().create_server(
             lambda: ByPrefix(
-                node.door,
+                node.authenticator,
                 Guest(node.counters),
                 {PROTOCOL_HEADER: amqp.connect},
                 PROTOCOL_HEADER,
                 "AMQP",
-                node.context.partings,
+                node.context.disconnect_log,
             ),
             "127.0.0.1",
             0,

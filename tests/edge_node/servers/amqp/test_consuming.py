@@ -335,7 +335,7 @@ async def test_a_client_that_reads_nothing_is_sent_no_more_and_ends(node: AmqpNo
 
 async def test_access_rules_hold_for_deliveries(node: AmqpNode, client: RawClient) -> None:
     await client.ask(Queue.Bind(0, "q", "amq.topic", "#"), Queue.BindOk)
-    node.door.may = lambda what, topic: what != "read" or not topic.startswith("secret")
+    node.authenticator.may = lambda what, topic: what != "read" or not topic.startswith("secret")
     ann = await RawClient.connect(node.port, user=b"ann")
     await ann.ask(Basic.Consume(0, "q", "tag", no_ack=True), Basic.ConsumeOk)
     client.publish("secret.a", b"not for ann")

@@ -81,7 +81,7 @@ async def test_further_routing_keys_that_cannot_be(client: RawClient, value: Any
 
 async def test_access_rules_hold_for_further_routing_keys(tmp_path: Path) -> None:
     async with serving(tmp_path) as node:
-        node.door.may = lambda what, topic: what != "publish" or topic != "secret"
+        node.authenticator.may = lambda what, topic: what != "publish" or topic != "secret"
         client = await RawClient.connect(node.port)
         for name in ("a", "secret"):
             await client.ask(Queue.Declare(0, name), Queue.DeclareOk)
@@ -159,12 +159,12 @@ async def test_a_new_secret_changes_no_rights(
     A connection whose user has another password ends all the same."""
     await client.ask(Connection.UpdateSecret("right", "it runs out"), Connection.UpdateSecretOk, 0)
     assert "not the user's password" not in caplog.text
-    node.door.refuse = AccessDenied(Denial.WRONG, "wrong password")
+    node.authenticator.refuse = AccessDenied(Denial.WRONG, "wrong password")
     await client.ask(Connection.UpdateSecret("wrong", "it runs out"), Connection.UpdateSecretOk, 0)
     assert "not the user's password" in caplog.text
     client.publish("a", exchange="")
     await client.expect(Basic.Ack, 1)
-    node.door.removed.add("guest")
+    node.authenticator.removed.add("guest")
     node.amqp.permissions_changed()
     assert (await client.connection_error()).reply_code == ReplyCode.CONNECTION_FORCED
 

@@ -89,13 +89,13 @@ async def test_mechanisms(tmp_path: Path, mechanism: str, response: bytes) -> No
     """connection.start-ok: client-properties, mechanism, response, locale."""
     async with serving(tmp_path) as node:
         seen: list[Any] = []
-        authenticate = node.door.authenticate
+        authenticate = node.authenticator.authenticate
 
         async def noted(credentials: Any, *more: Any) -> Any:
             seen.append(credentials)
             return await authenticate(credentials, *more)
 
-        node.door.authenticate = noted
+        node.authenticator.authenticate = noted
         client = await started(node)
         client.send(start_ok(mechanism, response.decode("latin-1")))
         await client.expect(Connection.Tune)
@@ -118,7 +118,7 @@ async def test_what_is_no_response_ends_the_connection_without_a_word(
 async def test_who_is_refused_is_told_if_the_client_wants_to_know(tmp_path: Path) -> None:
     """403 access-refused at connection.start-ok, where the client announces `authentication_failure_close`."""
     async with serving(tmp_path) as node:
-        node.door.refuse = AccessDenied(Denial.WRONG, "wrong password")
+        node.authenticator.refuse = AccessDenied(Denial.WRONG, "wrong password")
         client = await started(node)
         client.send(start_ok())
         assert await client.closed()
@@ -139,7 +139,7 @@ async def test_a_mechanism_that_is_not_offered_is_refused_with_those_that_are(tm
 async def test_a_user_that_is_removed_before_connection_open_stays_outside(tmp_path: Path) -> None:
     async with serving(tmp_path) as node:
         client = await tuned(node)
-        node.door.removed.add("guest")
+        node.authenticator.removed.add("guest")
         node.amqp.permissions_changed()
         client.send(Connection.TuneOk(0, 0, 0), Connection.Open("/"))
         assert (await client.connection_error()).reply_code == ReplyCode.ACCESS_REFUSED
@@ -149,7 +149,7 @@ async def test_a_user_that_is_removed_is_expelled_once(tmp_path: Path) -> None:
     """However often the users file is read while the client has not answered connection.close."""
     async with serving(tmp_path) as node:
         client = await RawClient.connect(node.port)
-        node.door.removed.add("guest")
+        node.authenticator.removed.add("guest")
         for _ in range(3):
             node.amqp.permissions_changed()
         assert (await client.connection_error()).reply_code == ReplyCode.CONNECTION_FORCED
@@ -312,7 +312,7 @@ async def test_a_user_that_is_removed_is_sent_away(tmp_path: Path) -> None:
     async with serving(tmp_path) as node:
         client = await RawClient.connect(node.port, user=b"ann")
         other = await RawClient.connect(node.port, user=b"bob")
-        node.door.removed.add("ann")
+        node.authenticator.removed.add("ann")
         node.amqp.permissions_changed()
         assert (await client.connection_error()).reply_code == ReplyCode.CONNECTION_FORCED
         await other.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)

@@ -188,7 +188,7 @@ async def test_channel_exceptions_of_a_publish(tmp_path: Path) -> None:
         return not topic.startswith("plant/secret")
 
     async with serving(tmp_path, settings=AmqpSettings(limits=EdgeLimits(message_bytes=100))) as node:
-        node.door.may = may
+        node.authenticator.may = may
         client = await RawClient.connect(node.port, channels=2, user=b"ann")
         client.publish("plant.1.a", b"x", exchange="nowhere")
         client.publish("plant.1.a", b"passed over")
@@ -209,7 +209,7 @@ async def test_channel_exceptions_of_a_publish(tmp_path: Path) -> None:
 async def test_access_that_is_taken_away_holds_for_the_next_message(tmp_path: Path) -> None:
     async with serving(tmp_path) as node:
         allowed = True
-        node.door.may = lambda what, topic: allowed
+        node.authenticator.may = lambda what, topic: allowed
         client = await confirming(node)
         for _ in range(3):
             client.publish("plant.1.a", b"x")

@@ -28,8 +28,8 @@ NOTIFIED = {"consumer_cancel_notify": True}
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[AmqpNode]:
     async with serving(tmp_path) as serves:
-        serves.door.accounts = Accounts(acl=parse(RULES, "acl"))
-        serves.door.accounts.watch(serves.queues.expelling.begin)
+        serves.authenticator.accounts = Accounts(acl=parse(RULES, "acl"))
+        serves.authenticator.accounts.watch(serves.queues.revocation.begin)
         yield serves
 
 
@@ -44,7 +44,7 @@ async def mallory(node: AmqpNode) -> RawClient:
 
 
 def rules(node: AmqpNode, text: str) -> None:
-    node.door.accounts.replace(acl=parse(text, "acl"))
+    node.authenticator.accounts.replace(acl=parse(text, "acl"))
 
 
 async def refused(client: RawClient, method: Method) -> str:

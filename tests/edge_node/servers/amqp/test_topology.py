@@ -302,7 +302,7 @@ async def test_unbinding_what_is_gone_is_no_error(client: RawClient) -> None:
 
 async def test_access_rules_hold_for_bindings(node: AmqpNode) -> None:
     """403 access-refused at queue.bind, where the user may not subscribe to what it would get."""
-    node.door.may = lambda what, topic: not topic.startswith("secret")
+    node.authenticator.may = lambda what, topic: not topic.startswith("secret")
     client = await RawClient.connect(node.port, user=b"ann")
     await declared(client, "q")
     assert await refused(client, Queue.Bind(0, "q", "amq.topic", "secret.#")) == ReplyCode.ACCESS_REFUSED

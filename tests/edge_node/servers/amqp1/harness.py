@@ -25,7 +25,7 @@ from tests.edge_node.servers.mqtt.harness import BrokerNode, Guest, running
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.connection import Amqp1Connection
-from weft.edge_node.servers.amqp1.context import Parts
+from weft.edge_node.servers.amqp1.context import Amqp1Context
 from weft.edge_node.servers.listeners.listeners import ByPrefix
 from weft.protocols.amqp1 import AMQP, SASL
 
@@ -55,7 +55,7 @@ class Amqp:
     """A node and its port for AMQP."""
 
     node: BrokerNode
-    parts: Parts
+    parts: Amqp1Context
     port: int
 
     @property
@@ -156,14 +156,19 @@ async def amqp(
     async with running(directory, kill=kill, **settings) as node:
         context = node.context
         queues = Queues(
-            node.log, context.ingest, node.state.backlog, QueueLimits(), context.refusals, context.rounds,
+            node.log, context.ingest, node.state.backlog, QueueLimits(), context.refusals, context.round_robin,
             context.wheel, context.wall_clock,
         )  # fmt: skip
-        parts = Parts(context, node.log, "edge-1", "test", queues)
+        parts = Amqp1Context(context, node.log, "edge-1", "test", queues)
         parts.start()
-        choices = {header: lambda door, arrival: Amqp1Connection(parts, door, arrival) for header in (AMQP, SASL)}
+        choices = {
+            header: lambda authenticator, accepted: Amqp1Connection(parts, authenticator, accepted)
+            for header in (AMQP, SASL)
+        }
         server = await asyncio.get_running_loop().create_server(
-            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP", node.context.partings),
+            lambda: ByPrefix(
+                node.authenticator, Guest(node.counters), choices, AMQP, "AMQP", node.context.disconnect_log
+            ),
             "127.0.0.1",
             0,
             ssl=tls,

@@ -7,7 +7,7 @@ import time
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import commit_all, open_log
 from weft.bounds import Bound, Owner, OwnerKind, Quota, Refusals
-from weft.edge_node.servers.amqp1.context import VERSION, KeptLink, KeptLinks, LinkName
+from weft.edge_node.servers.amqp1.context import VERSION, LinkName, PersistedLink, PersistedLinks
 
 NAME = LinkName(Owner(OwnerKind.USER, "ann"), "container", "link")
 
@@ -18,13 +18,13 @@ async def test_a_link_does_not_pass_over_messages_that_have_the_numbers_of_lost_
     stream = log.stream("telemetry")
     log.append(stream, 0, [b"plant/1"] * 3, [b"0", b"1", b"2"])
 
-    def links() -> KeptLinks:
-        return KeptLinks(log, Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic)), lambda: 0, 60)
+    def links() -> PersistedLinks:
+        return PersistedLinks(log, Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic)), lambda: 0, 60)
 
-    def sent(kept: KeptLink) -> None:
+    def sent(kept: PersistedLink) -> None:
         kept.positions, kept.owed = {"telemetry": 9, "gone": 7}, {"telemetry": [1, 7], "gone": [2]}
 
-    state = KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
+    state = PersistedLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
     assert links().attach(NAME, state, sent, 60)
     commit_all(log)
     found = links()
@@ -40,11 +40,11 @@ async def test_a_link_that_was_attached_in_a_crash_is_kept_for_its_time() -> Non
     """A client needs longer to come back than the node needs to save its links for the first time."""
     log, now = open_log(FakeFileSystem()), 10**18
 
-    def links() -> KeptLinks:
+    def links() -> PersistedLinks:
         bound = Bound(Quota("limits.sessions", 4, 4, ""), Refusals(time.monotonic))
-        return KeptLinks(log, bound, lambda: now, 60)
+        return PersistedLinks(log, bound, lambda: now, 60)
 
-    state = KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
+    state = PersistedLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
     assert links().attach(NAME, state, lambda _: None, float("inf"))
     commit_all(log)
     found = links()

@@ -50,7 +50,7 @@ async def test_plain_gives_the_user(tmp_path: Path) -> None:
 
 async def test_wrong_passwords_are_refused(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        node.node.door.refuse = AccessDenied(Denial.WRONG, "wrong password or no such user: 'ada'")
+        node.node.authenticator.refuse = AccessDenied(Denial.WRONG, "wrong password or no such user: 'ada'")
         with pytest.raises(ConnectionException, match=r"(?i)auth"):
             await node.client(mechanisms="PLAIN", user="ada", password="wrong", allow_insecure_mechs=True)
 
@@ -77,7 +77,7 @@ async def test_what_is_no_login_has_an_outcome_and_a_line_in_the_log(
 
 async def test_a_client_without_sasl_that_is_refused_hears_why(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        node.node.door.refuse = AccessDenied(Denial.NOT_ALLOWED, "clients without a user name are refused")
+        node.node.authenticator.refuse = AccessDenied(Denial.NOT_ALLOWED, "clients without a user name are refused")
         raw = await Raw.open(node.port)
         raw.writer.write(AMQP)
         answer = await raw.all()
@@ -96,14 +96,14 @@ async def test_a_client_without_sasl_is_served_where_nobody_has_to_log_in(tmp_pa
 
 async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        go_on, authenticate = asyncio.Event(), node.node.door.authenticate
+        go_on, authenticate = asyncio.Event(), node.node.authenticator.authenticate
 
         async def slow(credentials, transport, address):  # type: ignore[no-untyped-def]
             if credentials.username == "ada":
                 await go_on.wait()
             return await authenticate(credentials, transport, address)
 
-        node.node.door.authenticate = slow  # type: ignore[method-assign]
+        node.node.authenticator.authenticate = slow  # type: ignore[method-assign]
         raw = await Raw.open(node.port)
         raw.writer.write(SASL + sasl_init("PLAIN", b"\0ada\0secret"))
         client = await node.client()

@@ -29,14 +29,14 @@ FORBIDDEN = "amqp:unauthorized-access"
 async def node(tmp_path: Path) -> AsyncIterator[Amqp]:
     async with amqp(tmp_path) as serves:
         assert serves.parts.queues is not None
-        serves.node.door.accounts = Accounts(acl=parse(RULES, "acl"))
-        serves.node.door.accounts.watch(serves.parts.queues.expelling.begin)
-        serves.node.door.accounts.watch(serves.parts.permissions_changed)
+        serves.node.authenticator.accounts = Accounts(acl=parse(RULES, "acl"))
+        serves.node.authenticator.accounts.watch(serves.parts.queues.revocation.begin)
+        serves.node.authenticator.accounts.watch(serves.parts.permissions_changed)
         yield serves
 
 
 def rules(node: Amqp, text: str) -> None:
-    accounts = node.node.door.accounts
+    accounts = node.node.authenticator.accounts
     assert accounts is not None
     accounts.replace(acl=parse(text, "acl"))
 

@@ -223,7 +223,7 @@ async def test_a_connection_that_comes_back_takes_its_link_over(tmp_path: Path) 
 
 async def test_what_a_client_may_not_read_is_refused_or_left_out(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        node.node.door.may = lambda what, topic: what == "publish" or not topic.startswith("plant/secret")
+        node.node.authenticator.may = lambda what, topic: what == "publish" or not topic.startswith("plant/secret")
         client = await node.client()
         with pytest.raises(LinkDetached) as refused:
             await in_thread(client.receiver, "plant/secret/x")
@@ -286,7 +286,7 @@ class Narrow(AtMostOnce):  # type: ignore[misc]
 
 
 def bytes_held(node: Amqp) -> int:
-    return node.node.mqtt.parts.windows.budget.used
+    return node.node.mqtt.session_context.windows.budget.used
 
 
 async def test_a_narrow_session_gets_all_settled_messages_and_holds_no_memory(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ async def test_each_message_may_say_where_it_goes(tmp_path: Path) -> None:
 )
 async def test_a_link_that_cannot_be_is_refused_with_a_reason(tmp_path: Path, address: str, condition: str) -> None:
     async with amqp(tmp_path) as node:
-        node.node.door.may = lambda what, topic: not topic.startswith("forbidden")
+        node.node.authenticator.may = lambda what, topic: not topic.startswith("forbidden")
         client = await node.client()
         with pytest.raises(LinkDetached) as refused:
             await in_thread(client.send, address, Message(body=b"x"))
@@ -151,7 +151,7 @@ async def test_a_link_that_cannot_be_is_refused_with_a_reason(tmp_path: Path, ad
 
 async def test_a_message_that_may_not_be_published_is_rejected(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
-        node.node.door.may = lambda what, topic: not topic.startswith("forbidden")
+        node.node.authenticator.may = lambda what, topic: not topic.startswith("forbidden")
         client = await node.client()
 
         def send() -> None:
@@ -194,10 +194,10 @@ async def test_what_is_stored_apart_is_answered_apart(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
         connection: Any = next(iter(node.parts.connections))
-        sending, turn = connection._links._sending, node.node.context.ingest.turn
+        sending, batch = connection._links._sending, node.node.context.ingest.batch
         first = sending.run()
         assert sending.run() is first
-        turn.answer(first, b"")
-        turn.store()
+        batch.answer(first, b"")
+        batch.store()
         assert sending.run() is not first
         await client.close()

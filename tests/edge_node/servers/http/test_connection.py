@@ -13,7 +13,7 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.check.rules import check
 from weft.edge_node.servers.http.connection import longest_body_by
 from weft.edge_node.servers.http.part import Http
-from weft.edge_node.servers.http.request import KNOWN_HEADS_MAX, KnownHeads, Request, RequestParser
+from weft.edge_node.servers.http.request import KNOWN_HEADS_MAX, Request, RequestHeadCache, RequestParser
 
 HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 GET = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -94,7 +94,7 @@ async def test_a_head_that_came_before_is_handled_by_the_present_configuration(h
 
 
 def test_known_heads_are_bounded_and_have_no_bodies(http: HttpNode) -> None:
-    heads, service = KnownHeads(), http.node.part(Http).service
+    heads, service = RequestHeadCache(), http.node.part(Http).service
     parser = RequestParser(heads, longest_body_by(service.settings), lambda _: None)
     for number in range(3 * KNOWN_HEADS_MAX):
         for _ in range(2):
@@ -225,7 +225,7 @@ async def test_the_end_of_what_a_client_sends_is_not_the_end_of_its_answers(http
 
 
 async def test_while_too_much_waits_for_the_disk_clients_are_told_to_come_later(http: HttpNode) -> None:
-    pressure = http.node.turn._store.back_pressure  # type: ignore[union-attr]
+    pressure = http.node.batch._store.back_pressure  # type: ignore[union-attr]
     pressure.holding = True
     status, answer, fields = await http.post("/v1/streams/telemetry/plant/a", b"1")
     assert (status, fields["Retry-After"], "limits.pending" in answer["detail"]) == (429, "1", True)

@@ -209,7 +209,7 @@ async def deaf(http: HttpNode, path: str) -> socket.socket:
 
 def feeds(http: HttpNode) -> list[Any]:
     service = http.node.part(Http).service
-    return [connection._taker for connection in service._open if connection._taker]  # type: ignore[attr-defined]
+    return [connection._feed for connection in service._open if connection._feed]  # type: ignore[attr-defined]
 
 
 async def test_a_reader_that_does_not_read_holds_its_place_and_no_memory(http: HttpNode) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.edge_node.servers.http.harness import HttpNode
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support.waiting import until
-from weft.bounds.rounds import TurnBudget
+from weft.bounds.scheduling import TurnBudget
 from weft.config.units import Address
 from weft.edge_node.ingest import ingest
 from weft.edge_node.ingest.ingest import Ingest

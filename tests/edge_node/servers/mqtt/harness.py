@@ -21,7 +21,7 @@ from weft.config.limits import EdgeLimits
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
 from weft.edge_node.access.identity import Credentials, Identity, Permission
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import Turn
+from weft.edge_node.ingest.ingest import TickBatch
 from weft.edge_node.ingest.routing import Unrouted, UnroutedPolicy
 from weft.edge_node.servers.clients.context import TURN_COST_MAX, ClientSettings, ProtocolContext
 from weft.edge_node.servers.mqtt.connection import ClientConnection
@@ -110,23 +110,23 @@ class Anyone:
 
 
 class Somebody:
-    def __init__(self, door: Anyone, username: str | None) -> None:
-        self._door = door
+    def __init__(self, authenticator: Anyone, username: str | None) -> None:
+        self._authenticator = authenticator
         self.username = username
-        self.unrestricted = door.may is None
+        self.unrestricted = authenticator.may is None
 
     @property
     def admitted(self) -> bool:
-        return self.username not in self._door.removed
+        return self.username not in self._authenticator.removed
 
     def may_publish(self, topic: bytes) -> bool:
-        return self._door.may is None or self._door.may("publish", topic.decode())
+        return self._authenticator.may is None or self._authenticator.may("publish", topic.decode())
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        return self._door.may is None or self._door.may("subscribe", topic_filter)
+        return self._authenticator.may is None or self._authenticator.may("subscribe", topic_filter)
 
     def may_read(self, topic: bytes) -> bool:
-        return self._door.may is None or self._door.may("read", topic.decode())
+        return self._authenticator.may is None or self._authenticator.may("read", topic.decode())
 
     def queue_rights(self, topic: str) -> Permission:
         """The rights to a queue that those to a topic bring."""
@@ -160,7 +160,7 @@ class BrokerNode:
     context: ProtocolContext
     mqtt: MqttServer
     state: BrokerState
-    door: Anyone
+    authenticator: Anyone
     counters: Counters
     port: int
 
@@ -205,16 +205,16 @@ async def running(
         kill: whether it ends without saving anything, as a process does that is killed: the log alone is left.
         settings: of ``MqttSettings``, further ``limits``, and ``positions_interval_s``.
     """
-    loop, counters, door = asyncio.get_running_loop(), Counters(), Anyone()
+    loop, counters, authenticator = asyncio.get_running_loop(), Counters(), Anyone()
 
     def post(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)
 
-    turn = Turn(loop.call_soon, loop.time, counters)
+    batch = TickBatch(loop.call_soon, loop.time, counters)
     log = SegmentLog.open(
         str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=wall_clock,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=post, end_of_turn=turn.at_end,
+        random_bits=random.SystemRandom().getrandbits, post=post, end_of_tick=batch.at_end,
     )  # fmt: skip
     state = BrokerState(
         str(directory), log, state_settings, StateCounters(),
@@ -223,22 +223,22 @@ async def running(
     own = {name: settings.pop(name) for name in MqttSettings.__slots__ if name in settings}
     intervals = {name: settings.pop(name) for name in ("positions_interval_s",) if name in settings}
     context = ProtocolContext(
-        log, state.backlog, turn, Unrouted(unrouted, log, counters),
+        log, state.backlog, batch, Unrouted(unrouted, log, counters),
         ClientSettings(patterns=patterns, limits=msgspec.structs.replace(limits, **settings), **intervals),
         state.refusals, counters, wall_clock,
     )  # fmt: skip
     mqtt = MqttServer(context, state, MqttSettings(**own))
     if isinstance(filesystem, SyncGate):
         # Whose turn is over waits for the disk, too. On a busy machine the time of a turn may pass with one packet.
-        context.turns.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
+        context.pacing.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
     mqtt.start()
-    server = await loop.create_server(lambda: ClientConnection(mqtt, door, Guest(counters)), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: ClientConnection(mqtt, authenticator, Guest(counters)), "127.0.0.1", 0)
     try:
-        yield BrokerNode(log, context, mqtt, state, door, counters, server.sockets[0].getsockname()[1])
+        yield BrokerNode(log, context, mqtt, state, authenticator, counters, server.sockets[0].getsockname()[1])
     finally:
         server.close()
         if kill:
-            parts, mqtt.journal = mqtt.parts, _Dead()  # type: ignore[assignment]
+            parts, mqtt.journal = mqtt.session_context, _Dead()  # type: ignore[assignment]
             for part in (parts.persistence, parts.positions, parts.wills, parts.windows.journal):
                 part._journal = mqtt.journal
         mqtt.close()

@@ -192,7 +192,7 @@ async def test_a_topic_goes_into_every_matching_stream_or_none(tmp_path: Path) -
 async def test_what_is_refused_is_not_acknowledged(tmp_path: Path) -> None:
     """v3 [MQTT-3.3.5-2]: MQTT 3.1.1 has no word for "no", and an acknowledgement would say that it is kept."""
     async with running(tmp_path, topic_levels=4) as node:
-        node.door.may = lambda _, topic: "secret" not in topic
+        node.authenticator.may = lambda _, topic: "secret" not in topic
         for topic, qos in ((b"plant/secret", 1), (b"plant/secret", 2), (b"plant/2/3/4/5", 1)):
             device = await RawClient.connect(node.port)
             device.send(Publish(b"plant/secret", b"lost at QoS 0"), Publish(TOPIC, b"kept", 1, 1))
@@ -206,7 +206,7 @@ async def test_what_is_refused_is_not_acknowledged(tmp_path: Path) -> None:
 async def test_what_is_refused_is_acknowledged_where_the_settings_say_so(tmp_path: Path) -> None:
     """v3 [MQTT-3.3.5-2]: a client with a queue would send it at every connection."""
     async with running(tmp_path, closes_on_refusal=False) as node:
-        node.door.may = lambda _, topic: "secret" not in topic
+        node.authenticator.may = lambda _, topic: "secret" not in topic
         device = await RawClient.connect(node.port)
         device.send(Publish(b"plant/secret", b"dropped", 1, 1), Publish(TOPIC, b"kept", 1, 2))
         assert [await device.receive(), await device.receive()] == [PubAck(1), PubAck(2)]
@@ -451,7 +451,7 @@ async def test_who_is_not_let_in_any_more_takes_nothing_over(tmp_path: Path) -> 
     """A user that is removed while its password is checked."""
     async with running(tmp_path) as node:
         old = await RawClient.connect(node.port, "c", username="ann")
-        node.door.removed.add("ann")
+        node.authenticator.removed.add("ann")
         new = await RawClient.open(node.port)
         new.send(Connect("c", username="ann"))
         assert await new.receive() == ConnAck(False, 5)

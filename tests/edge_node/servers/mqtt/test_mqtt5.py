@@ -55,7 +55,7 @@ async def test_connack_says_what_the_server_can_and_names_the_nameless(tmp_path:
 async def test_the_door_refuses_with_a_reason(tmp_path: Path) -> None:
     """[MQTT-3.1.4-2] [MQTT-3.2.2-8]"""
     async with running(tmp_path) as node:
-        node.door.refuse = AccessDenied(Denial.WRONG, "no")
+        node.authenticator.refuse = AccessDenied(Denial.WRONG, "no")
         client = await RawClient.open(node.port)
         client.version = 5
         client.send(Connect("c", version=5), PingReq())
@@ -77,7 +77,9 @@ async def test_the_old_connection_is_told_of_a_take_over(tmp_path: Path) -> None
 
 async def test_access_rules_have_reason_codes(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        node.door.may = lambda what, text: "secret" not in text and not (what == "read" and text == "plant/hidden")
+        node.authenticator.may = lambda what, text: (
+            "secret" not in text and not (what == "read" and text == "plant/hidden")
+        )
         client = await RawClient.connect5(node.port)
         assert await client.subscribe(("secret/#", 1), ("#", 1)) == (ReasonCode.NOT_AUTHORIZED, 1)
         client.send(

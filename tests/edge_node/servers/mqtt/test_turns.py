@@ -289,7 +289,7 @@ async def test_a_publisher_waits_while_too_much_waits_for_the_disk(tmp_path: Pat
 
 async def test_a_long_turn_is_stored_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or what thousands of clients send at once would be in memory and not counted."""
-    monkeypatch.setattr(ingest, "TURN_BYTES_MAX", 5000)
+    monkeypatch.setattr(ingest, "TICK_BYTES_MAX", 5000)
     gate = SyncGate()
     async with running(tmp_path, filesystem=gate) as node:
         clients = await fleet(node, 30)

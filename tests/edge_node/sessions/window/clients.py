@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from weft.bounds import Crowd
+from weft.bounds import FanOutCap
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.packets_out import WindowParts, Wire
+from weft.edge_node.sessions.packets_out import WindowContext, Wire
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.window import ClientWindow
 from weft.edge_node.subscriptions.limits import MESSAGE_OVERHEAD_BYTES, QueueBudget
@@ -72,10 +72,10 @@ class Clients:
     """What the windows of a test share, and the subscriptions of each to ``t`` at QoS 2."""
 
     def __init__(self, budget_bytes: int = 1 << 20, inflight_max: int = 2, bytes_max: int = 1 << 20) -> None:
-        self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(Crowd())
+        self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(FanOutCap())
         self.journal = Journal()
         self.behind: list[tuple[str, int, int]] = []
-        self.parts = WindowParts(
+        self.context = WindowContext(
             self.counters, self.budget, self.outbox, self.journal, self.wall_clock, inflight_max, bytes_max  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ class Clients:
 
     def window(self, *, version: int = 4, persistent: bool = False) -> tuple[ClientWindow, Socket]:
         """A client that is there, and has its CONNACK."""
-        window = ClientWindow("c", Wire(version), self.parts, self.fall_behind)
+        window = ClientWindow("c", Wire(version), self.context, self.fall_behind)
         window.introduce(None, persistent=persistent)
         return window, self.connect(window, version=version)
 

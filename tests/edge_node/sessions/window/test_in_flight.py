@@ -28,7 +28,7 @@ STEPS = st.lists(
 def make() -> tuple[InFlight, QueueAccount]:
     clients = Clients()
     account = QueueAccount(clients.budget, 1 << 20)
-    return InFlight(account, PacketWriter("c", Wire(4), clients.parts)), account
+    return InFlight(account, PacketWriter("c", Wire(4), clients.context)), account
 
 
 @settings(deadline=None)

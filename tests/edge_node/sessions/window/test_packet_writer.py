@@ -10,7 +10,7 @@ from weft.protocols.mqtt.packets import Properties, Publish
 
 
 def writer(clients: Clients, wire: Wire) -> tuple[PacketWriter, Socket]:
-    found, connection = PacketWriter("c", wire, clients.parts), Socket()
+    found, connection = PacketWriter("c", wire, clients.context), Socket()
     found.open(connection)
     return found, connection
 

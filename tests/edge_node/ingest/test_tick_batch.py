@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import COST_MAX, TURN_BYTES_MAX, Turn
+from weft.edge_node.ingest.ingest import COST_MAX, TICK_BYTES_MAX, TickBatch
 from weft.edge_node.ingest.record import WRITE_COST, Destination, Gathering, Route, Source
 from weft.storage.segment_log import LogFull
 
@@ -70,195 +70,197 @@ def store() -> Store:
 
 
 @pytest.fixture
-def turn(loop: Loop, store: Store) -> Turn:
-    turn = Turn(loop.ready.append, lambda: loop.time, Counters())
-    turn.stores_in(store)
-    return turn
+def batch(loop: Loop, store: Store) -> TickBatch:
+    batch = TickBatch(loop.ready.append, lambda: loop.time, Counters())
+    batch.stores_in(store)
+    return batch
 
 
-def publish(turn: Turn, client: NotedSource, payload: bytes, answer: bytes = b"", route: Route = ROUTE) -> None:
-    turn.add(route, b"t", payload, client)
+def publish(batch: TickBatch, client: NotedSource, payload: bytes, answer: bytes = b"", route: Route = ROUTE) -> None:
+    batch.add(route, b"t", payload, client)
     if answer:
-        turn.answer(client, answer)
-    turn.gathered()
+        batch.answer(client, answer)
+    batch.gathered()
 
 
-def commit(turn: Turn, store: Store, error: Exception | None = None) -> None:
+def commit(batch: TickBatch, store: Store, error: Exception | None = None) -> None:
     """Call back as the log does after a commit."""
     waiting, store.waiting = store.waiting, []
     for callback in waiting:
         callback(error)
-    turn.committed()
+    batch.committed()
 
 
 def test_reads_of_a_turn_are_one_append_and_each_client_gets_its_own_answers(
-    loop: Loop, turn: Turn, store: Store
+    loop: Loop, batch: TickBatch, store: Store
 ) -> None:
     one, two = NotedSource("one"), NotedSource("two")
-    publish(turn, one, b"1", b"a1")
-    publish(turn, two, b"2", b"a2")
-    publish(turn, one, b"3", b"a3")
+    publish(batch, one, b"1", b"a1")
+    publish(batch, two, b"2", b"a2")
+    publish(batch, one, b"3", b"a3")
     assert store.stored == []
     loop.end_turn()
     assert store.stored == [[b"1", b"2", b"3"]]
     assert one.told == two.told == [], "nothing is durable yet"
-    commit(turn, store)
+    commit(batch, store)
     assert (one.told, two.told) == ([b"a1a3"], [b"a2"])
 
 
-def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(loop: Loop, turn: Turn, store: Store) -> None:
+def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(
+    loop: Loop, batch: TickBatch, store: Store
+) -> None:
     client, other = NotedSource("one"), NotedSource("two")
     for number in (b"1", b"2", b"3"):
-        publish(turn, client, number, b"a" + number)
-        publish(turn, other, number)
+        publish(batch, client, number, b"a" + number)
+        publish(batch, other, number)
         loop.end_turn()
     assert len(store.stored) == 3
-    commit(turn, store)
+    commit(batch, store)
     assert client.told == [b"a1a2a3"]
     assert other.told == [], "nothing was asked of it"
 
 
-def test_what_many_get_is_stored_before_the_turn_ends(loop: Loop, turn: Turn, store: Store) -> None:
+def test_what_many_get_is_stored_before_the_turn_ends(loop: Loop, batch: TickBatch, store: Store) -> None:
     """So the end of a turn delivers no more than a step may, however many clients publish."""
     wide, client = (
         Route(Destination((1,), False, False), live=COST_MAX // 4 - WRITE_COST, marked=False),
         NotedSource("one"),
     )
     for _ in range(4):
-        publish(turn, client, b"1", b"a", wide)
-    assert (store.stored, turn.is_heavy) == ([], False)
-    publish(turn, client, b"1", b"a", wide)
-    assert (store.stored, turn.is_heavy) == ([[b"1"] * 5], True)
-    publish(turn, client, b"2", b"a", wide)
+        publish(batch, client, b"1", b"a", wide)
+    assert (store.stored, batch.is_heavy) == ([], False)
+    publish(batch, client, b"1", b"a", wide)
+    assert (store.stored, batch.is_heavy) == ([[b"1"] * 5], True)
+    publish(batch, client, b"2", b"a", wide)
     loop.end_turn()
     assert store.stored == [[b"1"] * 5, [b"2"]]
-    assert not turn.is_heavy
-    commit(turn, store)
+    assert not batch.is_heavy
+    commit(batch, store)
     assert client.told == [b"aaaaaa"]
 
 
-def test_answers_of_a_later_commit_wait_for_it(loop: Loop, turn: Turn, store: Store) -> None:
+def test_answers_of_a_later_commit_wait_for_it(loop: Loop, batch: TickBatch, store: Store) -> None:
     client = NotedSource("one")
-    publish(turn, client, b"1", b"a1")
+    publish(batch, client, b"1", b"a1")
     loop.end_turn()
     first, store.waiting = store.waiting, []
-    publish(turn, client, b"2", b"a2")
+    publish(batch, client, b"2", b"a2")
     loop.end_turn()
     second, store.waiting = store.waiting, first
-    commit(turn, store)
+    commit(batch, store)
     assert client.told == [b"a1"]
     store.waiting = second
-    commit(turn, store)
+    commit(batch, store)
     assert client.told == [b"a1", b"a2"]
 
 
 def test_a_failed_commit_refuses_whoever_it_would_have_answered_and_nobody_else(
-    loop: Loop, turn: Turn, store: Store
+    loop: Loop, batch: TickBatch, store: Store
 ) -> None:
     one, two, early = NotedSource("one"), NotedSource("two"), NotedSource("early")
-    publish(turn, early, b"0", b"a0")
+    publish(batch, early, b"0", b"a0")
     loop.end_turn()
-    commit(turn, store)
-    publish(turn, one, b"1", b"a1")
-    publish(turn, one, b"2", b"a2")
-    publish(turn, two, b"3")
+    commit(batch, store)
+    publish(batch, one, b"1", b"a1")
+    publish(batch, one, b"2", b"a2")
+    publish(batch, two, b"3")
     loop.end_turn()
-    commit(turn, store, LogFull("disk gone"))
+    commit(batch, store, LogFull("disk gone"))
     assert (early.told, one.told) == ([b"a0"], ["disk gone"])
     assert two.told == [], "it was promised nothing"
 
 
-def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, turn: Turn, store: Store) -> None:
+def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, batch: TickBatch, store: Store) -> None:
     one, two = NotedSource("one"), NotedSource("two")
     store.full_for = {one}
-    publish(turn, one, b"1", b"a1")
-    publish(turn, two, b"2", b"a2")
+    publish(batch, one, b"1", b"a1")
+    publish(batch, two, b"2", b"a2")
     loop.end_turn()
     assert one.told == ["full"]
-    commit(turn, store)
+    commit(batch, store)
     assert (one.told, two.told) == (["full"], [b"a2"])
 
 
 def test_what_must_be_in_the_log_first_is_stored_before_the_end_of_the_turn(
-    loop: Loop, turn: Turn, store: Store
+    loop: Loop, batch: TickBatch, store: Store
 ) -> None:
     client = NotedSource("one")
-    publish(turn, client, b"1", b"a1")
-    turn.store()
-    turn.store()
-    publish(turn, client, b"2", b"a2")
+    publish(batch, client, b"1", b"a1")
+    batch.store()
+    batch.store()
+    publish(batch, client, b"2", b"a2")
     loop.end_turn()
     assert store.stored == [[b"1"], [b"2"]]
     loop.end_turn()
     assert len(store.stored) == 2
 
 
-def test_each_destination_gets_a_run_of_its_own(loop: Loop, turn: Turn, store: Store) -> None:
+def test_each_destination_gets_a_run_of_its_own(loop: Loop, batch: TickBatch, store: Store) -> None:
     client = NotedSource("one")
     for payload, route in ((b"1", ROUTE), (b"2", OTHER), (b"3", ROUTE)):
-        publish(turn, client, payload, b"a" + payload, route)
+        publish(batch, client, payload, b"a" + payload, route)
     loop.end_turn()
     assert store.stored == [[b"1", b"3"], [b"2"]]
-    commit(turn, store)
+    commit(batch, store)
     assert client.told == [b"a1a2a3"]
 
 
-def test_an_answer_needs_no_record(loop: Loop, turn: Turn, store: Store) -> None:
+def test_an_answer_needs_no_record(loop: Loop, batch: TickBatch, store: Store) -> None:
     client = NotedSource("one")
-    turn.answer(client, b"a")
-    turn.gathered()
+    batch.answer(client, b"a")
+    batch.gathered()
     loop.end_turn()
-    commit(turn, store)
+    commit(batch, store)
     assert client.told == [b"a"]
 
 
-def test_a_long_turn_is_stored_before_its_end(turn: Turn, store: Store) -> None:
+def test_a_long_turn_is_stored_before_its_end(batch: TickBatch, store: Store) -> None:
     client = NotedSource("one")
-    turn.bytes = TURN_BYTES_MAX
-    publish(turn, client, b"1")
+    batch.bytes = TICK_BYTES_MAX
+    publish(batch, client, b"1")
     assert store.stored == []
-    turn.bytes += 1
-    publish(turn, client, b"2")
+    batch.bytes += 1
+    publish(batch, client, b"2")
     assert store.stored == [[b"1", b"2"]]
 
 
-def test_callbacks_of_the_end_of_a_turn_come_after_its_append(loop: Loop, turn: Turn, store: Store) -> None:
+def test_callbacks_of_the_end_of_a_turn_come_after_its_append(loop: Loop, batch: TickBatch, store: Store) -> None:
     client, seen = NotedSource("one"), list[int]()
-    turn.at_end(lambda: seen.append(len(store.stored)))
-    publish(turn, client, b"1")
+    batch.at_end(lambda: seen.append(len(store.stored)))
+    publish(batch, client, b"1")
     loop.end_turn()
     assert seen == [1]
     loop.end_turn()
     assert seen == [1]
-    publish(turn, client, b"2")
+    publish(batch, client, b"2")
     assert len(loop.ready) == 1, "the next turn has an end, too"
 
 
-def test_a_mistake_in_storing_does_not_end_turns(loop: Loop, turn: Turn, store: Store) -> None:
+def test_a_mistake_in_storing_does_not_end_turns(loop: Loop, batch: TickBatch, store: Store) -> None:
     client = NotedSource("one")
 
     def fail(_gathered: Gathering) -> dict[Source, Exception]:
         raise RuntimeError("a mistake of ours")
 
-    turn.stores_in(type("Broken", (), {"store_each": staticmethod(fail), "on_durable": store.on_durable})())
-    publish(turn, client, b"1")
+    batch.stores_in(type("Broken", (), {"store_each": staticmethod(fail), "on_durable": store.on_durable})())
+    publish(batch, client, b"1")
     with pytest.raises(RuntimeError, match="mistake"):
         loop.end_turn()
-    turn.stores_in(store)
-    publish(turn, client, b"2")
+    batch.stores_in(store)
+    publish(batch, client, b"2")
     loop.end_turn()
     assert store.stored == [[b"2"]]
 
 
-def test_the_time_is_read_once_a_turn(loop: Loop, turn: Turn) -> None:
+def test_the_time_is_read_once_a_turn(loop: Loop, batch: TickBatch) -> None:
     client = NotedSource("one")
-    publish(turn, client, b"1")
+    publish(batch, client, b"1")
     loop.time = 11.0
-    publish(turn, client, b"2")
-    assert turn.now == 10.0
+    publish(batch, client, b"2")
+    assert batch.now == 10.0
     loop.end_turn()
-    publish(turn, client, b"3")
-    assert turn.now == 11.0
+    publish(batch, client, b"3")
+    assert batch.now == 11.0
 
 
 class Faulty(NotedSource):
@@ -272,34 +274,34 @@ class Faulty(NotedSource):
         raise RuntimeError("cannot be refused")
 
 
-def test_one_client_that_fails_takes_no_answer_from_the_others(loop: Loop, turn: Turn, store: Store) -> None:
+def test_one_client_that_fails_takes_no_answer_from_the_others(loop: Loop, batch: TickBatch, store: Store) -> None:
     faulty, good = Faulty("faulty"), NotedSource("good")
-    publish(turn, faulty, b"1", b"a1")
-    publish(turn, good, b"2", b"a2")
+    publish(batch, faulty, b"1", b"a1")
+    publish(batch, good, b"2", b"a2")
     loop.end_turn()
-    commit(turn, store)
+    commit(batch, store)
     assert (faulty.told, good.told) == (["cannot be answered"], [b"a2"])
 
 
-def test_one_client_that_fails_keeps_no_refusal_from_the_others(loop: Loop, turn: Turn, store: Store) -> None:
+def test_one_client_that_fails_keeps_no_refusal_from_the_others(loop: Loop, batch: TickBatch, store: Store) -> None:
     faulty, good = Faulty("faulty"), NotedSource("good")
-    publish(turn, faulty, b"1", b"a1")
-    publish(turn, good, b"2", b"a2")
+    publish(batch, faulty, b"1", b"a1")
+    publish(batch, good, b"2", b"a2")
     loop.end_turn()
-    commit(turn, store, OSError("the disk failed"))
+    commit(batch, store, OSError("the disk failed"))
     assert good.told == ["the disk failed"]
 
 
 def test_nobody_waits_for_what_a_mistake_left_half_stored(
-    loop: Loop, turn: Turn, store: Store, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, batch: TickBatch, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: Gathering) -> dict[Source, Exception]:
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(store, "store_each", fail)
     one, two = NotedSource("one"), NotedSource("two")
-    publish(turn, one, b"1", b"a1")
-    publish(turn, two, b"2")
+    publish(batch, one, b"1", b"a1")
+    publish(batch, two, b"2")
     with pytest.raises(RuntimeError):
         loop.end_turn()
     assert (one.told, two.told) == (["a mistake"], ["a mistake"])

@@ -12,7 +12,7 @@ _MEMORY_BYTES_MIN = 96 << 20
 """Least memory in which SQLite's own cache fits."""
 
 
-def spare_memory(wished_bytes: int) -> int:
+def within_free_memory(wished_bytes: int) -> int:
     """Return ``wished_bytes``, or half of the available memory if that is less."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMORY_FACTS.read_text(encoding="ascii"), re.MULTILINE)
@@ -21,7 +21,7 @@ def spare_memory(wished_bytes: int) -> int:
     return wished_bytes if found is None else min(wished_bytes, max(_MEMORY_BYTES_MIN, int(found[1]) * 1024 // 2))
 
 
-def spare_space(wished_bytes: int) -> int:
+def within_free_space(wished_bytes: int) -> int:
     """Return ``wished_bytes``, or half of the free space for SQLite's temporary files if that is less."""
     # In this order: https://www.sqlite.org/tempfiles.html, section 5.
     folders = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp", ".")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import spare
+from weft import free_resources
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ def test_half_of_the_memory_that_is_left_at_most(
 ) -> None:
     facts = tmp_path / "meminfo"
     facts.write_text(f"MemTotal:       8000000 kB\nMemAvailable:   {available_kib} kB\n")
-    monkeypatch.setattr(spare, "_MEMORY_FACTS", facts)
-    assert spare.spare_memory(768 << 20) == given_bytes
+    monkeypatch.setattr(free_resources, "_MEMORY_FACTS", facts)
+    assert free_resources.within_free_memory(768 << 20) == given_bytes
     facts.unlink()
-    assert spare.spare_memory(768 << 20) == 768 << 20
+    assert free_resources.within_free_memory(768 << 20) == 768 << 20
 
 
 def test_half_of_the_space_that_is_left_where_temporary_files_go(
@@ -36,8 +36,8 @@ def test_half_of_the_space_that_is_left_where_temporary_files_go(
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
-    assert (spare.spare_space(400), spare.spare_space(600)) == (400, 500)
+    assert (free_resources.within_free_space(400), free_resources.within_free_space(600)) == (400, 500)
     assert asked == [str(tmp_path)] * 2
     monkeypatch.delenv("SQLITE_TMPDIR")
-    spare.spare_space(1)
+    free_resources.within_free_space(1)
     assert asked[-1] == "/var/tmp"

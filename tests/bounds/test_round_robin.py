@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from weft.bounds import Owner, OwnerKind, Rounds, rounds
-from weft.bounds.rounds import SLICE
+from weft.bounds import Owner, OwnerKind, RoundRobin, scheduling
+from weft.bounds.scheduling import SLICE
 
 ALICE, MALLORY = Owner(OwnerKind.USER, "alice"), Owner(OwnerKind.USER, "mallory")
 
@@ -18,9 +18,9 @@ async def until_idle(count: int = 200) -> None:
 
 
 async def test_owners_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "ROUND_S", 0.0)
+    monkeypatch.setattr(scheduling, "ROUND_S", 0.0)
     done: list[str] = []
-    made = Rounds(lambda: done.append("|"), 0)
+    made = RoundRobin(lambda: done.append("|"), 0)
     for number in range(3):
         made.wait(MALLORY, lambda number=number: done.append(f"m{number}"))  # type: ignore[misc]
     made.wait(ALICE, lambda: done.append("a"))
@@ -30,7 +30,7 @@ async def test_owners_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_turn_can_be_awaited_and_given_up() -> None:
     done: list[str] = []
-    made = Rounds(lambda: None, 0, turns_max=1)
+    made = RoundRobin(lambda: None, 0, turns_max=1)
 
     async def work(owner: Owner, name: str) -> None:
         await made.turn(owner)
@@ -46,7 +46,7 @@ async def test_a_turn_can_be_awaited_and_given_up() -> None:
 
 async def test_many_items_are_done_a_slice_at_a_time() -> None:
     done: list[int] = []
-    made = Rounds(lambda: None, 0)
+    made = RoundRobin(lambda: None, 0)
     made.each(MALLORY, range(3 * SLICE + 1), done.append)
     assert done == list(range(SLICE)), "few need no turn at all"
     await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_many_items_are_done_a_slice_at_a_time() -> None:
 
 async def test_a_fault_of_one_keeps_no_other_waiting() -> None:
     done: list[str] = []
-    made = Rounds(lambda: None, 0)
+    made = RoundRobin(lambda: None, 0)
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
 
@@ -73,7 +73,7 @@ async def test_a_fault_of_one_keeps_no_other_waiting() -> None:
 
 async def test_a_round_that_ends_with_a_fault_has_an_end() -> None:
     ends: list[str] = []
-    made = Rounds(lambda: ends.append("end"), 0)
+    made = RoundRobin(lambda: ends.append("end"), 0)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
 
     def fail() -> None:

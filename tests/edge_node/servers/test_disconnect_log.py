@@ -11,7 +11,7 @@ import pytest
 from tests.edge_node.servers.amqp1 import harness as amqp1
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S
-from weft.config.log_lines import NAMES_MAX, Partings
+from weft.config.log_lines import NAMES_MAX, DisconnectLog
 from weft.protocols.mqtt.packets import Publish
 
 ATTEMPTS = 20
@@ -24,32 +24,32 @@ def lines(caplog: pytest.LogCaptureFixture, beginning: str) -> list[str]:
 
 
 def test_few_names_that_a_stranger_chooses_give_it_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    partings = Partings(lambda: 0.0)
+    disconnect_log = DisconnectLog(lambda: 0.0)
     for number in range(50):
         name = f"a'b\"{number:x}-{'x' * (number % 7)}"
-        partings.closed(log, "closed a client", f"user {name!r}: wrong password", stranger_at="10.0.0.7")
-        partings.closed(log, "closed a client", f"no protocol: {name.encode()!r}", stranger_at="10.0.0.7")
+        disconnect_log.closed(log, "closed a client", f"user {name!r}: wrong password", stranger_at="10.0.0.7")
+        disconnect_log.closed(log, "closed a client", f"no protocol: {name.encode()!r}", stranger_at="10.0.0.7")
     assert len(lines(caplog, "closed a client")) == NAMES_MAX + 2
 
 
 def test_each_of_a_few_devices_with_an_old_password_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Behind one address: a gateway, or the devices of a site."""
-    partings = Partings(lambda: 0.0)
+    disconnect_log = DisconnectLog(lambda: 0.0)
     for _ in range(10):
         for name in ("press", "oven"):
-            partings.closed(log, "closed a client", f"no such user or password: {name!r}", stranger_at="10.0.0.7")
+            disconnect_log.closed(log, "closed a client", f"no such user or password: {name!r}", stranger_at="10.0.0.7")
     assert [line[-7:] for line in lines(caplog, "closed a client")] == ["'press'", " 'oven'"]
 
 
 def test_a_refusal_each_second_is_a_line_after_1_2_and_4_minutes(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    partings = Partings(lambda: now)
+    disconnect_log = DisconnectLog(lambda: now)
     said: list[float] = []
     for second in range(10 * 60):
         now = float(second)
         before = len(caplog.records)
         for device in range(50):
-            partings.closed(log, f"closed MQTT client 'device-{device}'", FULL % (second + device))
+            disconnect_log.closed(log, f"closed MQTT client 'device-{device}'", FULL % (second + device))
         said += [now] * (len(caplog.records) - before)
     assert said == [0, 60, 180, 420]
     assert "'device-0'" in caplog.records[0].getMessage()
@@ -57,21 +57,21 @@ def test_a_refusal_each_second_is_a_line_after_1_2_and_4_minutes(caplog: pytest.
 
 
 def test_other_reasons_addresses_and_clients_have_lines_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
-    partings = Partings(lambda: 0.0)
+    disconnect_log = DisconnectLog(lambda: 0.0)
     for _ in range(3):
         for origin in ("192.0.2.7", "192.0.2.8"):
             for reason in ("expected a frame, got b'\\x01'", "expected a frame, got b'\\x02'", "no password"):
-                partings.closed(log, "closed", reason, stranger_at=origin)
-        partings.closed(log, "closed MQTT client 'a'", "did not read what it was sent for 60 s")
-        partings.closed(log, "closed", "expected a frame", logging.INFO, "192.0.2.7")
+                disconnect_log.closed(log, "closed", reason, stranger_at=origin)
+        disconnect_log.closed(log, "closed MQTT client 'a'", "did not read what it was sent for 60 s")
+        disconnect_log.closed(log, "closed", "expected a frame", logging.INFO, "192.0.2.7")
     levels = [record.levelno for record in caplog.records]
     assert levels.count(logging.WARNING) == 2 * 2 + 3, "what a client that was let in did is said each time"
 
 
 def test_what_is_remembered_of_a_reason_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    partings = Partings(lambda: 0.0)
+    disconnect_log = DisconnectLog(lambda: 0.0)
     for number in range(3):
-        partings.closed(log, "closed", "x" * 10_000 + chr(97 + number), stranger_at="192.0.2.7")
+        disconnect_log.closed(log, "closed", "x" * 10_000 + chr(97 + number), stranger_at="192.0.2.7")
     assert len(caplog.records) == 1
 
 

@@ -26,7 +26,7 @@ SLICE = 64
 Item = TypeVar("Item")
 
 
-class Rounds:
+class RoundRobin:
     """Work that waits for its turn. Each owner has one queue, and owners take turns: many clients of one user do not
     delay another's. Belongs to the event loop's thread."""
 
@@ -114,20 +114,20 @@ def _begin(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-# Crowds: more clients of one step than it can write to, so that some wait for a later step.
+# Cap of the fan-out: one step writes to no more clients, and the others wait for a later step.
 
-CROWD = 256
+FAN_OUT_MAX = 256
 """Clients that are written to in one step: a write takes 10 to 15 µs."""
 
 
-class Crowd:
-    """Counter that reports when the present step has written to ``CROWD`` clients. Belongs to the event loop's
+class FanOutCap:
+    """Counter that reports when the present step has written to ``FAN_OUT_MAX`` clients. Belongs to the event loop's
     thread."""
 
-    __slots__ = ("is_here",)
+    __slots__ = ("is_reached",)
 
     def __init__(self) -> None:
-        self.is_here = False
+        self.is_reached = False
         """True while further writes must wait for their turn."""
 
 

@@ -13,7 +13,7 @@ from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.protocols.chunk_index import StreamKey
 from weft.storage.object_store import ObjectStore
 from weft.storage.table import rows
-from weft.storage.table_writer.service import TableService, Turns
+from weft.storage.table_writer.service import FairScheduler, TableService
 from weft.storage.table_writer.settings import TableSettings
 from weft.storage.table_writer.tiering import Tierer
 
@@ -45,8 +45,8 @@ class Worker:
         return self.order.count(key) < self._needed.get(key, 1)
 
 
-def turns(worker: Worker, places: int = 4, seconds: float = 10_000) -> Turns:
-    return Turns(places, seconds, lambda: worker.now)
+def turns(worker: Worker, places: int = 4, seconds: float = 10_000) -> FairScheduler:
+    return FairScheduler(places, seconds, lambda: worker.now)
 
 
 async def test_a_tenant_with_a_thousand_streams_does_not_go_first() -> None:

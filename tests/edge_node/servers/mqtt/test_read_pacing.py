@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.edge_node.servers.clients.context import READS_S_MAX, Turns
+from weft.edge_node.servers.clients.context import READS_S_MAX, ReadPacing
 from weft.edge_node.servers.mqtt.connection import cost
 from weft.protocols.mqtt.packets import PingReq, Publish, Subscribe, Subscription
 
@@ -29,14 +29,14 @@ class Loop:
 
 def test_the_reads_of_one_iteration_have_a_time_together() -> None:
     loop = Loop()
-    turns = Turns(loop)  # type: ignore[arg-type]
-    assert turns.admits(loop.now)
+    pacing = ReadPacing(loop)  # type: ignore[arg-type]
+    assert pacing.admits(loop.now)
     loop.now += READS_S_MAX / 2
-    assert turns.admits(loop.now)
+    assert pacing.admits(loop.now)
     loop.now += READS_S_MAX
-    assert not turns.admits(loop.now)
+    assert not pacing.admits(loop.now)
     loop.next()
-    assert turns.admits(loop.now), "the next iteration has a time of its own"
+    assert pacing.admits(loop.now), "the next iteration has a time of its own"
 
 
 def test_a_packet_costs_what_it_makes_the_node_do() -> None:

@@ -7,7 +7,7 @@ import signal
 _has_come = False
 
 
-def hold_hang_ups() -> None:
+def hold_sighup() -> None:
     """Hold a SIGHUP that comes while the node is starting, and deliver it afterwards.
 
     `systemctl reload` sends one whenever a person says so, also while a large log is being recovered.
@@ -20,6 +20,6 @@ def hold_hang_ups() -> None:
     signal.signal(signal.SIGHUP, hold)
 
 
-def hang_up_has_come() -> bool:
+def sighup_was_held() -> bool:
     """Return whether a SIGHUP was held."""
     return _has_come
