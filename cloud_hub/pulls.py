@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from weft.cloud_hub.admin_facts.changes import CannotDeclare, Decision, read_fact
-from weft.cloud_hub.admin_facts.declarations import Declarations, KnownPulls, Watched, request_of
+from weft.cloud_hub.admin_facts.declarations import Declarations, PullCache, Watched, request_of
 from weft.cloud_hub.admin_facts.documents import (
     PULL_KIND,
     PullDocument,
@@ -775,7 +775,7 @@ class PullRequests:
     """Handlers of the requests."""
 
     def __init__(
-        self, pulls: HubPulls, known: KnownPulls, shards: Shards, access: Access, clock: HubClock
+        self, pulls: HubPulls, known: PullCache, shards: Shards, access: Access, clock: HubClock
     ) -> None:  # fmt: skip
         self._pulls, self._known, self._shards = pulls, known, shards
         self._access, self._clock = access, clock

@@ -199,7 +199,7 @@ class RequestDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     approvals: Annotated[tuple[Approval, ...], Meta(max_length=APPROVALS_MAX)] = ()
 
 
-class KeptOptions(msgspec.Struct, frozen=True):
+class PersistedOptions(msgspec.Struct, frozen=True):
     """The object of a request."""
 
     salt: str
@@ -348,11 +348,11 @@ async def allow(store: ObjectStore, log: ClusterLog, wanted: AskedAct, author: A
     return name
 
 
-async def options_of(store: ObjectStore, name: str) -> KeptOptions | None:
+async def options_of(store: ObjectStore, name: str) -> PersistedOptions | None:
     """Return the options of a request; None if they are missing or damaged."""
     try:
         data = await store.get_range(hub_keys.request_key(name), 0, OPTIONS_BYTES_MAX + 1)
-        return msgspec.json.decode(data, type=KeptOptions)
+        return msgspec.json.decode(data, type=PersistedOptions)
     except (NotFound, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -404,7 +404,7 @@ async def _ask(  # noqa: PLR0917 - what is asked, by whom, and where it is writt
     state: ClusterState,
 ) -> tuple[str, RequestDocument]:  # fmt: skip
     name, salt = secrets.token_hex(8), secrets.token_hex(16)
-    data = msgspec.json.encode(KeptOptions(salt, wanted.options))
+    data = msgspec.json.encode(PersistedOptions(salt, wanted.options))
     if len(data) > OPTIONS_BYTES_MAX:
         raise CannotDeclare(f"the options have {len(data)} bytes, a request takes {OPTIONS_BYTES_MAX}")
 

@@ -76,7 +76,7 @@ class CannotDeclare(Exception):
     """A change that does not fit the facts. The message says what to do."""
 
 
-class KnownTokens:
+class TokenCache:
     """The tokens of a state, by their secrets and edges.
 
     Decisions that follow each other share one: it then reads a document when it is declared, and not once for each
@@ -123,7 +123,7 @@ class KnownTokens:
             self._edges.setdefault(document.tenant, set()).add(document.edge)
 
 
-def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | None = None) -> Decision:
+def add_token(identity: TokenIdentity, until: int | None, known: TokenCache | None = None) -> Decision:
     """Declare a token.
 
     Args:
@@ -137,7 +137,7 @@ def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | N
             up.
     """
     check_identity(identity, "the cluster log")
-    tokens = KnownTokens() if known is None else known
+    tokens = TokenCache() if known is None else known
 
     def decide(state: ClusterState) -> Change:
         if identity.name in state.facts(TOKEN):
@@ -157,7 +157,7 @@ def add_token(identity: TokenIdentity, until: int | None, known: KnownTokens | N
     return decide
 
 
-def import_token(identity: TokenIdentity, known: KnownTokens | None = None, until: int | None = None) -> Decision:
+def import_token(identity: TokenIdentity, known: TokenCache | None = None, until: int | None = None) -> Decision:
     """Declare a token of a file. One that is declared already with this secret and access is left as it is.
 
     Args:
@@ -195,7 +195,7 @@ def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_ol
 
     def decide(state: ClusterState) -> Change:
         before = _token(state, name)
-        tokens = KnownTokens()
+        tokens = TokenCache()
         tokens.adding(name, state)
         _check_secret(tokens, name, secret.sha256)
         valid = [each for each in before.secrets if each.until is None or each.until > now]
@@ -238,7 +238,7 @@ def pair_token(identity: TokenIdentity, pairing: Pairing) -> Decision:
             document = msgspec.structs.replace(found, pairing=pairing)
             return Change(TOKEN, identity.name, encode(document, state.facts(TOKEN)[identity.name].document))
         check_tenant(state, identity.tenant)
-        tokens = KnownTokens()
+        tokens = TokenCache()
         tokens.adding(identity.name, state)
         _check_edges(state, identity, tokens.edges(identity.tenant))
         document = TokenDocument(identity.scope, (), identity.tenant, identity.edge, pairing=pairing)
@@ -278,7 +278,7 @@ def redeem(name: str, code: str, sha256: str, asks_for: tuple[str | None, str | 
             if any(each.sha256 == sha256 for each in found.secrets):
                 return None
             raise NotPaired
-        tokens = KnownTokens()
+        tokens = TokenCache()
         tokens.adding(name, state)
         _check_secret(tokens, name, sha256)
         document = msgspec.structs.replace(
@@ -478,7 +478,7 @@ def check_tenant(state: ClusterState, tenant: str) -> None:
         )
 
 
-def _check_secret(tokens: KnownTokens, name: str, sha256: str) -> None:
+def _check_secret(tokens: TokenCache, name: str, sha256: str) -> None:
     """Refuse the secret of another token: it would be open which of the two it opens."""
     owner = tokens.owner(sha256)
     if owner is not None and owner != name:

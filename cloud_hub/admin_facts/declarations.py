@@ -93,7 +93,7 @@ class ExpectedEdges(Mapping[StreamKey, tuple[str, ...]]):
 # The pulls of the cluster log, by edge.
 
 
-class KnownPulls:
+class PullCache:
     """The pulls that a process knows, as of the last ``refresh``."""
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class Declarations:
         self.groups = Groups()
         self.configs = DesiredConfigs(self.groups)
         self.schemas = Schemas()
-        self.pulls = KnownPulls()
+        self.pulls = PullCache()
         self.tables = DeclaredTables()
         self.quotas = DeclaredQuotas()
         self.quality = DeclaredQuality()

@@ -42,7 +42,7 @@ async def declare_tokens(store: ObjectStore, path: str, *, shards: int = 2) -> N
     there = (await log.load()).facts(TENANT)
     tenants = {each.tenant for each in identities} - {"default", ANY, *there}
     decisions = [changes.set_tenant(each, Quotas(), is_new=True) for each in sorted(tenants)]
-    known = changes.KnownTokens()
+    known = changes.TokenCache()
     await log.append_all([*decisions, *(changes.import_token(each, known) for each in identities)], _author())
 
 

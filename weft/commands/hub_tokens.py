@@ -279,7 +279,7 @@ class Fleet:
         with using(self.folder):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
         secrets = [_secret(each.path) for each in self.tokens]
-        known = changes.KnownTokens()
+        known = changes.TokenCache()
         decisions = [
             changes.import_token(
                 TokenIdentity(each.name, hash_token(secret), self._access, self._tenant, each.edge, self._grants),
@@ -495,7 +495,7 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 
     identities = read_file(path)
     confirm_first(config_file, yes)
-    known = changes.KnownTokens()
+    known = changes.TokenCache()
     changed = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
     names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
     shown = f": {changes.listed(names)}" if names else ""

@@ -17,7 +17,7 @@ from weft.output import counted, harmless, print_table
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from weft.proofs.audit.report import AuditReport, LaneAudit, RegionsReport, ToldDeletion
+    from weft.proofs.audit.report import AuditReport, DeclaredDeletion, LaneAudit, RegionsReport
     from weft.proofs.trace import Forward, LineageStep, Looked, Trace, TracedRecord
 
 _COUNTS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
@@ -63,7 +63,7 @@ def show_audit(report: AuditReport) -> None:
         say(f"{verdict}: every record is in the log once, {report.total('table_records')} of them are table rows")
 
 
-def _deletion(told: ToldDeletion) -> str:
+def _deletion(told: DeclaredDeletion) -> str:
     if told.received_until is not None:
         until = _moment(told.received_until)
         return f"RETENTION: {counted(told.count, 'record')} that came up to {until} were removed: {told.reason}"

@@ -17,7 +17,7 @@ from tests.cloud_hub.openapi.answers import check_answer
 from tests.support.tokens import create_token
 from weft.cloud_hub.api import rows as api_rows
 from weft.cloud_hub.api.records import RecordReader
-from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsWanted, rows_answer
+from weft.cloud_hub.api.rows import ARROW, END_OFFSET, NEXT_CHUNK, NEXT_OFFSET, RowsRequest, rows_answer
 from weft.cloud_hub.api.tokens import Scope
 from weft.cloud_hub.api.views import Search
 from weft.cloud_hub.hub import Hub

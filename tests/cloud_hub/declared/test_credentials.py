@@ -198,7 +198,7 @@ def test_an_entry_that_a_restored_store_has_anew_counts() -> None:
 
 
 def test_an_import_reads_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, known, count = Cluster(), changes.KnownTokens(), 40
+    cluster, known, count = Cluster(), changes.TokenCache(), 40
     cluster.declare(tenant_changes.set_tenant("acme", Quotas(edges=count), is_new=True))
     decoded: list[bytes] = []
     original = documents.decode

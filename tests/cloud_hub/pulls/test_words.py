@@ -11,7 +11,7 @@ import pytest
 from tests.support.waiting import until
 from weft.cloud_hub import pulls as changes
 from weft.cloud_hub import pulls as service_module
-from weft.cloud_hub.admin_facts.declarations import KnownPulls
+from weft.cloud_hub.admin_facts.declarations import PullCache
 from weft.cloud_hub.admin_facts.documents import PULL_KIND, PullDocument, decode
 from weft.cloud_hub.pulls import SAID_MAX, HubPulls, LinkPulls, PullRequests
 from weft.protocols.lane import NodeName
@@ -61,7 +61,7 @@ def test_an_edge_that_waits_may_say_so_without_end() -> None:
 
 class Declared:
     def __init__(self) -> None:
-        self.pulls = KnownPulls()
+        self.pulls = PullCache()
 
     def watch(self, what: object, changed: object) -> None:
         pass
@@ -195,7 +195,7 @@ async def test_a_list_of_pulls_waits_once_for_a_store_that_hangs() -> None:
             return False
 
     log = await asked(MemoryStore(), *(f"default/{each}" for each in range(8)))
-    known, anyone = KnownPulls(), SimpleNamespace(puller=lambda _: ("default", None))
+    known, anyone = PullCache(), SimpleNamespace(puller=lambda _: ("default", None))
     clock = SimpleNamespace(wrong=lambda: None, now=lambda: 5)
     known.refresh(await log.load())
     requests = PullRequests(*cast(Any, (Hanging(), known, None, anyone, clock)))
