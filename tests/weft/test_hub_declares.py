@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.declared.test_administration import ADMIN, open_to_an_administrator
-from tests.cloud_hub.declared.test_hub import SOON
+from tests.cloud_hub.admin_facts.test_administration import ADMIN, open_to_an_administrator
+from tests.cloud_hub.admin_facts.test_hub import SOON
 from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.regions.fabric import to
 from tests.support.processes import Start, publish, weft

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cloud_hub.declared.test_administration import ADMIN
-from tests.cloud_hub.declared.test_hub import SOON, declare, token
+from tests.cloud_hub.admin_facts.test_administration import ADMIN
+from tests.cloud_hub.admin_facts.test_hub import SOON, declare, token
 from tests.cloud_hub.live import running_hub
 from tests.support.processes import weft
 from weft.cloud_hub.admin_facts.documents import NODE

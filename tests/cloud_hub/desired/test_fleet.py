@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.declared.test_hub import declare, token
+from tests.cloud_hub.admin_facts.test_hub import declare, token
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import until
 from weft.cloud_hub import rollouts

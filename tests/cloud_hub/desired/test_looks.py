@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cloud_hub.declared.test_groups import cluster
+from tests.cloud_hub.admin_facts.test_groups import cluster
 from weft.cloud_hub import rollouts as states_module
 from weft.cloud_hub.admin_facts import edge_configs
 from weft.cloud_hub.admin_facts.changes import Decision

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.cloud_hub.admin_facts.test_groups import cluster
+from tests.cloud_hub.admin_facts.test_hub import SOON, declare
 from tests.cloud_hub.api.test_edges import state
-from tests.cloud_hub.declared.test_groups import cluster
-from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.down.test_down import Taker, linked, messages, settled
 from tests.cloud_hub.live import get, running_hub
 from tests.support.processes import weft

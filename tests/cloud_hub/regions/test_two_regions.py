@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.declared.test_hub import declare
+from tests.cloud_hub.admin_facts.test_hub import declare
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import LANE, NODE, has, held, log_of, stored, to
 from tests.cloud_hub.tables.logs import START, TOPICS, LogWriter, Run

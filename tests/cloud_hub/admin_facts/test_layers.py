@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cloud_hub.declared.test_credentials import Cluster
+from tests.cloud_hub.admin_facts.test_credentials import Cluster
 from weft.cloud_hub.admin_facts import edge_configs
 from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.cloud_hub.admin_facts.documents import CONFIG, GROUP, ConfigDocument, GroupDocument, encode

@@ -6,9 +6,9 @@ from typing import Any
 
 import aiohttp
 
+from tests.cloud_hub.admin_facts.test_hub import SOON, declare, token
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.api.test_rights import call
-from tests.cloud_hub.declared.test_hub import SOON, declare, token
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.regions.fabric import NODE, has, log_of, stored, to
 from tests.support.waiting import until

@@ -8,9 +8,9 @@ import time
 import aiohttp
 import pytest
 
+from tests.cloud_hub.admin_facts.test_credentials import DAY, Cluster
+from tests.cloud_hub.admin_facts.test_hub import SOON, declare, token
 from tests.cloud_hub.api.test_application import EDGE, records
-from tests.cloud_hub.declared.test_credentials import DAY, Cluster
-from tests.cloud_hub.declared.test_hub import SOON, declare, token
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until

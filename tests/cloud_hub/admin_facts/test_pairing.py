@@ -9,9 +9,9 @@ import aiohttp
 import msgspec
 import pytest
 
+from tests.cloud_hub.admin_facts.test_credentials import DAY, Cluster
+from tests.cloud_hub.admin_facts.test_hub import SOON, declare
 from tests.cloud_hub.api.test_application import EDGE, records
-from tests.cloud_hub.declared.test_credentials import DAY, Cluster
-from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.epochs import MemoryEpochs
 from weft.cloud_hub.admin_facts import changes, requests

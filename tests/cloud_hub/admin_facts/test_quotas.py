@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
+from tests.cloud_hub.admin_facts.test_hub import SOON, declare
 from tests.cloud_hub.api.test_application import EDGE, records
-from tests.cloud_hub.declared.test_hub import SOON, declare
 from tests.cloud_hub.live import EdgeLog, running_hub, running_link
 from tests.support.waiting import until
 from weft.bounds import Refusals
