@@ -341,6 +341,8 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
     # durable list of kept numbers says it, and even shows that the oldest file was lost.
     kept = next((item.segment.index.kept for item in reversed(loaded) if item.segment.index.kept), None)
     expected = {stream: RangeSet([(0, lane.next_seq)]) for stream, lane in state.lanes.items()}
+    if kept is None and loaded and loaded[0].segment.first_position > 0:
+        expected = _expected_without_list(state, loaded[0])
     for lane in kept or ():
         expected[lane.stream] = RangeSet(lane.ranges)
         # Numbers assigned after the list was written are expected without exception.
@@ -350,6 +352,24 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
         known[stream] = state_lane.held.copy()
         known[stream].update((gap.first, gap.end) for gap in state_lane.gaps)
     return missing_gaps(expected, known, now)
+
+
+def _expected_without_list(state: LogState, first: Loaded) -> dict[int, RangeSet]:
+    """Return the expected numbers of a log that has deleted segments, and whose lists of kept numbers are damaged: from
+    the numbers on with which the oldest segment begins. Most deletions are of the oldest segments, so those before were
+    deleted on purpose, as far as can be known.
+    """
+    expected = {}
+    for stream, lane in state.lanes.items():
+        if first.streams is not None:
+            entry = first.streams.get(stream)
+            begin = entry.next_seq if entry else 0  # a stream that it does not name began later
+        else:
+            span = first.segment.index.lanes.get(stream)
+            spoken = first.scan.begins.get(stream, lane.next_seq) if first.scan else lane.next_seq
+            begin = min(spoken, next(iter(span.ranges))[0]) if span and len(span.ranges) else spoken
+        expected[stream] = RangeSet([(begin, lane.next_seq)])
+    return expected
 
 
 # The segment that an opened log continues: the newest one without its torn end, or a new one after it.

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem, eio, injected
-from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+from tests.storage.segment_log.helpers import DIRECTORY, add, commit_all, open_log, put, read_all, segment_paths
 from weft.protocols import segment
+from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import (
     HEADER_BYTES,
     EntryKind,
@@ -216,6 +217,25 @@ def test_a_segment_that_is_gone_becomes_gap_notices(disk: FakeFileSystem, which:
     log = open_log(disk, NO_TAIL)
     assert log.recovery.gaps
     assert assert_only_noticed_losses(log, held) > 0
+
+
+def test_what_was_released_is_not_lost_when_each_list_of_kept_numbers_is_damaged(disk: FakeFileSystem) -> None:
+    small = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
+    log = open_log(disk, small)
+    stream = log.stream("one")
+    for first in range(0, 1000, 50):
+        assert add(log, stream, 50) == 50
+        log.release(stream, RangeSet([(0, first + 25)]))
+    held = set(read_all(log, stream))
+    assert 0 not in held
+    disk.kill_process()
+    for path in segment_paths(disk):
+        for entry in entries(disk, path):
+            if entry.kind in {EntryKind.KEPT, EntryKind.FOOTER}:
+                disk.flip(path, entry.offset + 13)
+    log = open_log(disk, small)
+    assert not log.gaps(stream)
+    assert set(read_all(log, stream)) == held
 
 
 def test_sectors_that_cannot_be_read_become_gap_notices(disk: FakeFileSystem) -> None:
