@@ -344,10 +344,6 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
     clocks: Annotated[list[ClockNotice], Meta(max_length=LIST_ITEMS_MAX)] = []
     """The last ``CLOCK`` entry about each boot."""
 
-    def __post_init__(self) -> None:
-        if [len(each) - 1 for each in self.sizes] != [len(lane.points) for lane in (*self.lanes, *self.moved)]:
-            raise ValueError("its sizes do not fit its points")
-
 
 def _entry_crc(position: int, kind: int, body: Buffer) -> int:
     return int(crc32c(body, crc32c(_SEED.pack(position, len(body), kind))))

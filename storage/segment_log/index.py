@@ -244,16 +244,20 @@ class LaneSpan:
         return LaneIndex(stream, list(self.ranges), self.first_time, self.last_time, self.points())
 
     @classmethod
-    def from_footer(cls, lane: LaneIndex, sizes: list[int]) -> LaneSpan:
+    def from_footer(cls, lane: LaneIndex, sizes: list[int], end: int) -> LaneSpan:
         """Return the span that a footer's line describes.
 
         Args:
-            sizes: bytes before each point, and the total.
+            sizes: empty in footers that have none; then the offsets of the points bound them.
+            end: offset of the footer.
         """
         span = cls(lane.first_time, lane.last_time)
         span.ranges = RangeSet(lane.ranges)
         span._seqs = array("Q", [seq for seq, _ in lane.points])
         span._offsets = array("Q", [offset for _, offset in lane.points])
+        # A footer may have no sizes (the format page). The distance between points is an upper bound of them.
+        if len(sizes) != len(lane.points) + 1:
+            sizes = [offset - lane.points[0][1] for _, offset in lane.points] + [max(0, end - lane.points[0][1])]
         span._sizes, span.size = array("Q", sizes[:-1]), sizes[-1]
         return span
 
@@ -381,14 +385,16 @@ class SegmentIndex:
         return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner, origins, clocks)
 
     @classmethod
-    def from_footer(cls, footer: Footer) -> SegmentIndex:
-        """Return the index that a footer describes."""
+    def from_footer(cls, footer: Footer, end: int) -> SegmentIndex:
+        """Return the index that a footer at offset ``end`` describes."""
         index = cls()
         index.streams = dict(footer.streams)
-        for at, (lane, size) in enumerate(zip([*footer.lanes, *footer.moved], footer.sizes, strict=True)):
+        lines = [*footer.lanes, *footer.moved]
+        sizes = footer.sizes if len(footer.sizes) == len(lines) else [[] for _ in lines]
+        for at, (lane, size) in enumerate(zip(lines, sizes, strict=True)):
             if lane.points:
                 lanes = index.lanes if at < len(footer.lanes) else index.moved
-                lanes[lane.stream] = LaneSpan.from_footer(lane, size)
+                lanes[lane.stream] = LaneSpan.from_footer(lane, size, end)
         index.gaps = list(footer.gaps)
         index.kept = footer.kept
         index.owner = footer.owner

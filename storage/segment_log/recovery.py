@@ -255,7 +255,7 @@ def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     # A sound footer has the whole index, so that a start reads some kilobytes of a segment instead of all of it.
     footer = find_footer(source, size)
     if footer is not None:
-        index = SegmentIndex.from_footer(footer[1])
+        index = SegmentIndex.from_footer(footer[1], footer[0])
         return Loaded(Segment(path, position, footer[0], size, index, version=version), header, streams, None)
     # Only the newest segment can end in a commit that was never acknowledged. Bad bytes anywhere else had been synced,
     # so they are damage and get notices.

@@ -106,21 +106,17 @@ OWNERS = st.builds(segment.Owner, NAMES, NAMES, st.lists(st.tuples(U32, st.integ
 WHOLES = st.builds(segment.Whole, U64)
 ORIGINS = st.builds(origin.Origin, U32, U32, st.text(max_size=9), st.text(max_size=9), st.binary(max_size=64))
 ORIGIN_LISTS = st.lists(ORIGINS, max_size=3)
-
-
-@st.composite
-def footers(draw: st.DrawFn) -> segment.Footer:
-    """A footer with a size for each point of its lanes, and one for all."""
-    lanes, moved = draw(st.lists(LANE_INDEXES, max_size=3)), draw(st.lists(LANE_INDEXES, max_size=2))
-    counts = [len(lane.points) + 1 for lane in (*lanes, *moved)]
-    return segment.Footer(
-        draw(st.dictionaries(U32, NAMES, max_size=3)), lanes, draw(st.lists(GAP_NOTICES, max_size=3)),
-        draw(st.lists(KEPT_LANES, max_size=2)), [draw(st.lists(U64, min_size=n, max_size=n)) for n in counts], moved,
-        draw(st.none() | OWNERS), draw(ORIGIN_LISTS),
-    )  # fmt: skip
-
-
-FOOTERS = footers()
+FOOTERS = st.builds(
+    segment.Footer,
+    st.dictionaries(U32, NAMES, max_size=3),
+    st.lists(LANE_INDEXES, max_size=3),
+    st.lists(GAP_NOTICES, max_size=3),
+    st.lists(KEPT_LANES, max_size=2),
+    st.lists(st.lists(U64, max_size=3), max_size=3),
+    st.lists(LANE_INDEXES, max_size=2),
+    st.none() | OWNERS,
+    ORIGIN_LISTS,
+)
 KEPT = st.builds(segment.Kept, st.lists(KEPT_LANES, max_size=3))
 
 GAP_RANGES = st.builds(chunk.GapRange, st.just(1), st.just(2), U32)
