@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from weft.cloud_hub.admin_facts.credentials import identities_of
+from weft.cloud_hub.admin_facts.credentials import demands_tokens, identities_of
 from weft.cloud_hub.admin_facts.documents import TOKEN, UnreadableDocument
 from weft.cloud_hub.api.tokens import TokensUnusable
 from weft.cloud_hub.clock import ClockWrong, sound_clock
@@ -94,14 +94,14 @@ def look(config: HubConfig, now: datetime, *, offline: bool = True) -> HubFindin
         found.certificates = valid_until([config.tls.certificate])
     if config.jwt is not None:
         _look_at_issuer(config.jwt, found, offline=offline)
-    if config.jwt is not None or config.anonymous == "never":
-        found.doubtful += _tokens_in_clear_text(config)
     traces = tracing_checks.look_at(config.tracing)
     found.doubtful += [*traces.unfit, *traces.doubtful]
     if config.tracing is not None and config.tables is None:
         message = "makes no span: they come with the tables, which another node keeps. Set it there"
         found.doubtful.append(Finding(("tracing",), message))
     declared = _look_at_store(config, found, offline=offline)
+    if config.jwt is not None or config.anonymous == "never" or (declared is not None and declared.facts(TOKEN)):
+        found.doubtful += _tokens_in_clear_text(config)
     if config.jwt is None:
         found.doubtful += _without_token(config, declared, now)
     if config.processes is not None and config.processes > found.shards:
@@ -189,7 +189,7 @@ def _without_token(config: HubConfig, declared: ClusterState | None, now: dateti
     elif declared is not None and config.anonymous == "never":
         message = f"the store declares no token, so the hub refuses {whom}. `weft hub token add` adds one"
         yield Finding(("anonymous",), message)
-    elif declared is not None and declared.last(TOKEN) > 0:
+    elif declared is not None and demands_tokens(declared):
         message = f"its last token was withdrawn, so the hub refuses {whom}. `weft hub token add` adds one"
         yield Finding(("store",), message)
     elif config.anonymous != "never" and not parse_bind(config.listen).is_loopback and not has_certificates:

@@ -426,7 +426,7 @@ def _ownership(path: str, folder: str) -> tuple[int, int, int]:
         return known.st_uid, known.st_gid, known.st_mode & 0o777
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid(), _OWNER
-    # `sudo weft token add` must not leave a file that the service's user cannot read.
+    # `sudo weft user add` must not leave a file that the service's user cannot read.
     place = os.stat(folder)
     of_root_for_a_group = place.st_uid == 0 and place.st_gid != 0
     return place.st_uid, place.st_gid, _OWNER_AND_GROUP if of_root_for_a_group else _OWNER

@@ -158,7 +158,8 @@ def add_token(identity: TokenIdentity, until: int | None, known: TokenCache | No
 
 
 def import_token(identity: TokenIdentity, known: TokenCache | None = None, until: int | None = None) -> Decision:
-    """Declare a token of a file. One that is declared already with this secret and access is left as it is.
+    """Declare a token of a file. One that is declared already with this access is left as it is, also if it has another
+    secret by now.
 
     Args:
         known, until: as of ``add_token``.
@@ -172,12 +173,18 @@ def import_token(identity: TokenIdentity, known: TokenCache | None = None, until
         if identity.name in state.facts(TOKEN):
             found = _token(state, identity.name)
             wanted = identity.scope, identity.tenant, identity.edge, identity.grants
-            has_secret = any(each.sha256 == identity.sha256 for each in found.secrets)
-            if has_secret and (found.scope, found.tenant, found.edge, found.grants) == wanted:
+            if (found.scope, found.tenant, found.edge, found.grants) == wanted:
                 return None
         return adds(state)
 
     return decide
+
+
+def has_other_secret(state: ClusterState, identity: TokenIdentity) -> bool:
+    """Return whether a token is declared, and with none of its secrets that of the identity."""
+    if identity.name not in state.facts(TOKEN):
+        return False
+    return all(each.sha256 != identity.sha256 for each in _token(state, identity.name).secrets)
 
 
 def rotate_token(name: str, secret: Secret, now: int, old_until: int, *, ends_oldest: bool = False) -> Decision:
@@ -352,7 +359,7 @@ def expect_edges(key: StreamKey, edges: tuple[str, ...] | None) -> Decision:
     """Declare the edges without which a stream is not complete.
 
     Args:
-        edges: names and patterns; None to withdraw the declaration, so that configurations count again.
+        edges: names and patterns; None to withdraw the declaration: then all known edges count.
 
     Raises:
         CannotDeclare: a name is not valid; from the decision: the tenant is unknown, or there is nothing to withdraw.

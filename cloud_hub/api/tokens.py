@@ -258,8 +258,12 @@ _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_LINE = re.compile(r"tokens:(?: \[\])?|[- ] [a-z0-9]+: [A-Za-z0-9_.@+/-][A-Za-z0-9_.@+/ -]*|#.*|")
 
 
+_OF_NOTHING = sha256(b"").hexdigest()
+"""Hash of an unset variable."""
+
+
 class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: list[TokenIdentity] = []
+    tokens: list[TokenIdentity]
 
 
 class ForeignTokens(Protocol):
@@ -334,7 +338,7 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
     """
     try:
         text = data.decode()
-        identities = msgspec.convert(_load(text) or {}, _TokensFile).tokens
+        identities = msgspec.convert(_load(text), _TokensFile).tokens
     except yaml.YAMLError as error:
         line, message = explained(error, text)
         raise TokensUnusable(f"{path}:{line}: {message}") from error
@@ -383,5 +387,7 @@ def check_identity(identity: TokenIdentity, path: str) -> None:
         raise TokensUnusable(
             f"{where}: scope 'edge' needs an edge, and so do grants to write; the other scopes must not have one"
         )
+    if identity.sha256 == _OF_NOTHING:
+        raise TokensUnusable(f"{where}: sha256 is that of an empty text, so no token opens it. Hash the token itself")
     if len(identity.sha256) != 64 or not set(identity.sha256) <= set("0123456789abcdef"):
         raise TokensUnusable(f"{where}: sha256 needs 64 lower-case hexadecimal digits")

@@ -152,6 +152,8 @@ def test_a_hub_that_no_token_opens_is_said(tmp_path: Path) -> None:
     (withdrawn,) = said()
     assert withdrawn.startswith("store: its last token was withdrawn")
     assert said(anonymous="never")[0].startswith("anonymous: the store declares no token")
+    declare(store, changes.open_hubs)
+    assert said() == [], "`weft hub open` has opened it"
     declare(store, changes.add_token(identity, None))
     assert said() == []
 

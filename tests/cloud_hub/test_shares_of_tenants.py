@@ -18,7 +18,7 @@ from weft.storage.object_store.directory import MemoryStore
 
 EVIL, GOOD = "evil", "good"
 TOKENS = 4_096
-BY_TENANT = {"StreamFigures._named", "Shared.bytes"}
+BY_TENANT = {"StreamFigures._named", "DownContext.bytes"}
 """Shares whose owners are tenants. One whose owners are tokens, edges or addresses is to be a ``NestedShares``."""
 KNOWN = BY_TENANT | {
     "Answers._shares",
@@ -104,7 +104,7 @@ def _links(links: OpenLinks, tenant: str, token: int, held: contextlib.ExitStack
 async def test_no_tenant_can_take_a_total() -> None:
     of_a_shard = DownContext()  # which a shard with messages to edges has
     async with running_hub(MemoryStore()):
-        found = dict(bounds()) | {"Shared.bytes": of_a_shard.bytes}
+        found = dict(bounds()) | {"DownContext.bytes": of_a_shard.bytes}
         assert {name for name in found if isinstance(found[name], Shares)} <= BY_TENANT, "make it a NestedShares"
         assert set(found) == KNOWN, "add it to the table; or say why the walk finds it no more"
         with contextlib.ExitStack() as held:

@@ -393,7 +393,7 @@ def kernel(folder: Path, life_time: str = "", errors: int = 0) -> Path:
         (taken_port, "ports", "stop the program that has it"),
         (data_of_a_later_release, "configuration", "9.0.0"),
         (expired_certificate, "certificates", "has expired on"),
-        (token_file_gone, "configuration", "`weft token add` printed on the hub"),
+        (token_file_gone, "configuration", "`weft hub token add` printed at the hub"),
         (token_for_all, "configuration", "chmod"),
         (wrong_authority, "link cloud", "Name the certificate of its authority in the link's `ca_file`"),
         (wrong_name, "link cloud", "Write a name of the certificate in the link's `to`"),

@@ -107,19 +107,26 @@ def test_tokens_of_a_file_are_declared_as_they_are(config: Path) -> None:
     credentials.refresh(asyncio.run(ClusterLog(store, cluster.cluster_id).load()))
     found = [credentials.identify(token.strip()) for token in made]
     assert [(each.edge, each.tenant) for each in found if each] == [("a", "default"), ("b", "acme"), ("c", "default")]
+    weft("hub", "token", "rotate", config, "b", "--overlap", "0s")
+    create_token(tokens, "d", Scope.READER)
+    later = weft("hub", "token", "import", config, "--file", tokens)
+    assert "declared 1 token: d; 3 were there already" in later.output
+    assert "warning: b has another secret at the hubs, and keeps it" in later.stderr
 
 
 def test_the_first_token_makes_the_store_of_a_hub_that_never_ran(tmp_path: Path) -> None:
     config, tokens = tmp_path / "hub.yaml", tmp_path / "tokens"
     config.write_text(HUB.format(port=8090, processes=1).replace("anonymous: never\n", ""))
     create_token(tokens, "filed", Scope.READER)
-    assert weft("hub", "token", "import", config, "--file", tokens).exit_code == 0, "no hub is open, so none is closed"
+    made = weft("hub", "token", "import", config, "--file", tokens)
+    assert made.exit_code == 0, "no hub is open, so none is closed"
+    assert "made a new store: " in made.stderr
     assert weft("hub", "token", "add", config, "ops", "--scope", "admin").exit_code == 0
     assert [each["name"] for each in listed("token", config)] == ["filed", "ops"]
     assert asyncio.run(open_cluster(open_store(str(tmp_path / "store")), None)).shards == 2, "as the configuration says"
 
 
-@pytest.mark.parametrize("content", [b"tokens: [1", b"[" * 10_000, b"\xff\xfe", b"tokens: 7", b"a secret"])
+@pytest.mark.parametrize("content", [b"tokens: [1", b"[" * 10_000, b"\xff\xfe", b"tokens: 7", b"a secret", b""])
 def test_a_file_without_tokens_is_refused_with_its_name(config: Path, content: bytes) -> None:
     path = config.parent / "tokens"
     path.write_bytes(content)

@@ -125,7 +125,6 @@ def test_each_row_counts_once_however_often_the_hub_is_killed(start: Start, tmp_
     # Processes read the rules when they start. One that runs reads them soon, and may make rows until then, unchecked.
     hub.kill()
     hub = start("hub", hub_yaml)
-    assert hub.json("v1/status")["cluster_log"]["entry"] == 2
     start("edge", edge_yaml)
     sent, done = 0, threading.Event()
 

@@ -305,7 +305,7 @@ seconds later.""",
                 ),
                 "init": Command(
                     "hub_init:hub_init",
-                    "Write a first CONFIG (hub.yaml) of a hub, checked as at a start, with an admin token.",
+                    "Write a first CONFIG (hub.yaml) of a hub, checked as at a start.",
                 ),
                 "messages": Command(
                     "hub_records:messages",

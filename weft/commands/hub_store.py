@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,13 +29,14 @@ from weft.commands.common import (
     user_name,
 )
 from weft.commands.running import any_hub_argument, running_hub
-from weft.output import Failed, Refused, harmless, print_json, print_table
+from weft.config.units import is_bucket
+from weft.output import Failed, Refused, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
-from weft.storage.object_store import NotFound, ObjectStore, StoreError
-from weft.storage.object_store.probe import read_only
+from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
+from weft.storage.object_store.probe import probe_in_sequence, read_only
 
 if TYPE_CHECKING:
     from weft.cloud_hub.admin_facts.changes import Decision
@@ -129,21 +131,45 @@ def author_of(at: int, by: str | None, reason: str) -> Author:
 
 def begin(config_file: str) -> bool:
     """Make the store of a configuration, as the first start of a hub does, so that something can be declared before.
+    Say that it was made: the address may be wrong.
 
     Returns:
         Whether it was new.
+
+    Raises:
+        Refused: the hub's user could not read what this one writes.
+        Failed: the store breaks its promises, or does not answer.
     """
-    shards = load_hub(config_file).shards or NEW_SHARDS
+    config = load_hub(config_file)
+    shards = config.shards or NEW_SHARDS
 
     async def work(store: ObjectStore) -> bool:
         try:
             await store.get(hub_keys.CLUSTER)
         except NotFound:
+            _refuse_root(config.store)
+            await probe_in_sequence(store)
             await open_cluster(store, None, new_shards=shards)
+            click.echo(f"made a new store: {config.store}, {counted(shards, 'shard')}", err=True)
             return True
         return False
 
     return _with_store(config_file, work)
+
+
+def _refuse_root(uri: str) -> None:
+    """Refuse to make a store as root in the folder of another user, who runs the hub and could not read it."""
+    if is_bucket(uri) or "://" in uri.removeprefix("file://") or os.geteuid() != 0:
+        return
+    folder = os.path.abspath(uri.removeprefix("file://"))
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    owner = os.stat(folder).st_uid
+    if owner != 0:
+        raise Refused(
+            f"{folder} belongs to user {owner}, who could not read what root writes into it. Run the command as that "
+            f"user: `sudo -u '#{owner}' weft ...`"
+        )
 
 
 async def open_log(store: ObjectStore) -> ClusterLog:
@@ -178,7 +204,7 @@ def _with_store(config_file: str, work: Work[T]) -> T:
 
     try:
         return asyncio.run(run())
-    except ClusterUnusable as error:
+    except (ClusterUnusable, StoreUnfit) as error:
         raise Failed(f"{uri}: {error}") from None
     except ClockWrong as error:
         raise Failed(f"nothing was written: {error}") from None

@@ -112,7 +112,7 @@ def shown_access(facts: Mapping[str, Any]) -> str:
 def read_file(path: str) -> list[TokenIdentity]:
     """Return the tokens of a file. ``Refused`` and ``Failed`` say why it cannot be used."""
     try:
-        with using(path), open(path, "rb") as file:
+        with using(path), click.open_file(path, "rb") as file:
             return read_tokens(file.read(), path)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
@@ -474,14 +474,21 @@ def pair(
 
 @click.command("import")
 @config_argument
-@click.option("--file", "path", required=True, type=click.Path(dir_okay=False), help="File of tokens and their hashes.")
+@click.option(
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="File of tokens and their hashes.",
+)
 @decision_options
 @yes_option
 def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, yes: bool) -> None:
     """Declare the tokens of a file at the hubs of CONFIG. The tokens stay the same: edges need no new ones.
 
-    The file has the SHA-256 of each token, and not the token. Tokens that are declared already are passed over, so that
-    the command can be repeated. Their tenants must be declared before.
+    The file has the SHA-256 of each token, and not the token; `-` is standard input. Tokens that are declared already
+    are passed over, so that the command can be repeated. One that was removed is declared again: take it out of the
+    file as well. Their tenants must be declared before.
 
     \b
     tokens:
@@ -495,7 +502,11 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
 
     identities = read_file(path)
     confirm_first(config_file, yes)
-    known = changes.TokenCache()
+    state, known = read_facts(config_file), changes.TokenCache()
+    for each in identities:
+        if changes.has_other_secret(state, each):
+            remedy = "`weft hub token rotate` gives it a new one; take those that were rotated out of the file"
+            click.echo(f"warning: {each.name} has another secret at the hubs, and keeps it. {remedy}", err=True)
     changed = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
     names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
     shown = f": {changes.listed(names)}" if names else ""

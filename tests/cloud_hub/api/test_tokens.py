@@ -7,6 +7,8 @@ import pytest
 from tests.support.tokens import create_token
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity, TokensUnusable, hash_token, read_tokens
 
+OF_NOTHING = hash_token("").encode()
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
@@ -42,8 +44,10 @@ def test_a_file_that_is_wrong_says_where(path: str, content: str, told: str) -> 
         read_tokens(content.encode(), path)
 
 
-def test_an_empty_file_has_no_tokens() -> None:
-    assert read_tokens(b"", "tokens.yaml") == []
+@pytest.mark.parametrize("content", [b"", b"false", b"tokens:\n- name: a\n  scope: reader\n  sha256: " + OF_NOTHING])
+def test_a_file_that_declares_no_token_that_opens_something_is_refused(content: bytes) -> None:
+    with pytest.raises(TokensUnusable):
+        read_tokens(content, "tokens.yaml")
 
 
 def test_a_fleet_of_tokens_is_read() -> None:
