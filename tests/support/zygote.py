@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 ALL = "all"
 """Argument: import what hubs and audits need as well, pyarrow and deltalake among it."""
 EDGE = ("weft.config", "weft.edge_node", "weft.replication", "weft.commands")
-HUB = ("weft.storage",)
+HUB = ("weft.storage", "weft.cloud_hub")
 """Packages of which every module is imported: a user without rights may not be able to read it later."""
 ALSO = (
     "weft.edge_node.node",
     "weft.cli", "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",
+    "click._termui_impl", "click._textwrap", "click.shell_completion", "difflib",
     "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep",
 )  # fmt: skip
 ALSO_HUB = (

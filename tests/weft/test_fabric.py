@@ -128,7 +128,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     edge_yaml, hub_yaml = configs
     folder = edge_yaml.parent
     arguments = ["hub", "token", "add", hub_yaml, "shop", "--scope", "edge", "--edge", "press-shop-7"]
-    (folder / "token").write_text(weft(*arguments).output)
+    (folder / "token").write_text(weft(*arguments).stdout)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     assert [probe(hub, path) for path in ("healthz", "readyz")] == [(200, "healthy\n"), (200, "ready\n")]
     assert probe(hub, "metrics")[0] == 401

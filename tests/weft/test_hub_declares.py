@@ -71,7 +71,7 @@ def listed(command: str, config: Path) -> Any:
 
 def test_a_token_is_printed_once_and_no_listing_and_no_object_has_it(config: Path) -> None:
     more = ("--reason", "a new press", "--by", "mara", "--expires", "30d")
-    token = weft("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", *more).output.strip()
+    token = weft("hub", "token", "add", config, "press", "--scope", "edge", "--edge", "press-7", *more).stdout.strip()
     assert len(token) > 40
     (found,) = listed("token", config)
     assert {key: found[key] for key in ("name", "scope", "tenant", "edge", "secrets", "by", "reason")} == {
@@ -276,7 +276,7 @@ def test_every_process_of_a_hub_knows_a_change_in_seconds(start: Start, tmp_path
 
     wait_until(partial(answer_with, "none", 401), what="both processes")
     for n in range(4):
-        token = weft("hub", "token", "add", hub_yaml, f"ops-{n}", "--scope", "admin").output.strip()
+        token = weft("hub", "token", "add", hub_yaml, f"ops-{n}", "--scope", "admin").stdout.strip()
         wait_until(partial(answer_with, token, 200), SOON_S, "the token at both processes")
         weft("hub", "token", "remove", hub_yaml, f"ops-{n}")
         wait_until(partial(answer_with, token, 401), SOON_S, "the end of the token at both processes")
@@ -290,9 +290,9 @@ def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, 
     hub_yaml, edge_yaml = tmp_path / "hub.yaml", tmp_path / "edge.yaml"
     hub_yaml.write_text(HUB.format(port=port, processes=1))
     hub = start("hub", hub_yaml)
-    admin = weft("hub", "token", "add", hub_yaml, "ops", "--scope", "admin").output.strip()
+    admin = weft("hub", "token", "add", hub_yaml, "ops", "--scope", "admin").stdout.strip()
     press = ("--scope", "edge", "--edge", "press-shop-7")
-    (tmp_path / "token").write_text(weft("hub", "token", "add", hub_yaml, "press", *press).output)
+    (tmp_path / "token").write_text(weft("hub", "token", "add", hub_yaml, "press", *press).stdout)
     edge_yaml.write_text(EDGE.format(port=port))
 
     def status() -> Any:
@@ -325,13 +325,13 @@ def test_a_running_hub_admits_and_withdraws_tokens_within_seconds(start: Start, 
     sender.start()
     try:
         since = status()["links"][0]["connected_since"]
-        rotated = weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "1d").output
+        rotated = weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "1d").stdout
         (tmp_path / "token").write_text(rotated)
         time.sleep(3)
         assert status()["links"][0]["connected_since"] == since, "the link of the old secret stays"
         weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s", "--json")
         wait_until(lambda: not status()["links"], SOON_S, "the link of a withdrawn secret to end")
-        (tmp_path / "token").write_text(weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s").output)
+        (tmp_path / "token").write_text(weft("hub", "token", "rotate", hub_yaml, "press", "--overlap", "0s").stdout)
         wait_until(lambda: len(status()["links"]) == 1, what="the link with the new secret")
     finally:
         going.set()
@@ -439,7 +439,7 @@ def test_a_file_of_names_with_a_mistake_declares_nothing(config: Path, text: str
 def test_hubs_that_were_closed_by_a_first_token_can_be_opened(config: Path) -> None:
     config.write_text(config.read_text().replace("anonymous: never\n", ""))
     assert "demands no token" in str(weft("hub", "open", config, "--yes").exception)
-    dry = weft("hub", "token", "add", config, "ops", "--scope", "admin", "--dry-run").output
+    dry = weft("hub", "token", "add", config, "ops", "--scope", "admin", "--dry-run").stdout
     assert "it is the first one" in dry
     assert "no hub answers at 127.0.0.1:8090" in dry
     weft("hub", "token", "add", config, "ops", "--scope", "admin", "--yes")

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "hub.yaml").write_text(HUB.format(port=port))
     for name in ("press-shop-7", "press-shop-8"):
         made = weft("hub", "token", "add", tmp_path / "hub.yaml", name, "--scope", "edge", "--edge", name)
-        (tmp_path / f"token of {name}").write_text(made.output)
+        (tmp_path / f"token of {name}").write_text(made.stdout)
     shutil.copy(tmp_path / "token of press-shop-7", tmp_path / "token")
     return tmp_path
 

@@ -58,9 +58,9 @@ def test_a_token_is_rotated_twice_under_load_and_ends_without_a_lost_record(star
     hub_yaml, edge_yaml, token_file = tmp_path / "hub.yaml", tmp_path / "edge.yaml", tmp_path / "token"
     hub_yaml.write_text(HUB.format(port=port, processes=1))
     hub = start("hub", hub_yaml)
-    admin = weft("hub", "token", "add", hub_yaml, "ops", "--scope", "admin").output.strip()
+    admin = weft("hub", "token", "add", hub_yaml, "ops", "--scope", "admin").stdout.strip()
     press = ("--scope", "edge", "--edge", "press-shop-7", "--expires", "1h")
-    token_file.write_text(weft("hub", "token", "add", hub_yaml, "press", *press).output)
+    token_file.write_text(weft("hub", "token", "add", hub_yaml, "press", *press).stdout)
     edge_yaml.write_text(EDGE.format(port=port))
     wait_until(lambda: is_open(hub, admin), what="the admin token to open the hub")
     edge = start("edge", edge_yaml)

@@ -31,13 +31,13 @@ from weft.edge_node.node import EdgeNode
 from weft.edge_node.reconfigure import ConfigFile
 from weft.output import Failed, Refused
 from weft.service.serving import (
+    SOFTWARE,
     Signals,
     collect_garbage_rarely,
     log_to_stderr,
     read_only_mount,
     run_until_stopped,
     sentence,
-    software,
 )
 from weft.storage.segment_log import WrongOwner
 
@@ -61,7 +61,7 @@ def run(config_file: str, log_level: str) -> None:
 
     loaded = located_edge(config_file)
     log_to_stderr(log_level)
-    logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
+    logging.getLogger("weft").info("%s starts with %s, process %d", SOFTWARE, config_file, os.getpid())
 
     _prepare_key(loaded)
     overlay = overlay_of(config_file, loaded)
@@ -81,7 +81,7 @@ def run(config_file: str, log_level: str) -> None:
     async def serve(signals: Signals) -> None:
         runs = config
         while True:
-            node = EdgeNode(runs, software(), file, overlay)
+            node = EdgeNode(runs, SOFTWARE, file, overlay)
             try:
                 await node.start(signals.stop)
             except Exception as error:

@@ -36,7 +36,7 @@ from weft.network.reload import TOKEN_BYTES_MAX, read_token, token_in
 from weft.network.tls import ClientTlsFiles, TlsUnusable, client_context
 from weft.output import Failed, Refused, counted, print_json
 from weft.protocols.link import PAIR_PATH, PairAnswer, PairRequest
-from weft.service.serving import software
+from weft.service.serving import SOFTWARE
 from weft.storage.filesystem import DirectoryInUse
 from weft.storage.segment_log import LogError
 
@@ -509,7 +509,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
     # The command itself reports at its end why a link did not deliver; log lines would repeat that.
     logging.getLogger("weft.replication").addHandler(logging.NullHandler())
     try:
-        with readable(NodeLog(config.data_dir, config)), renaming(config, software()) as log:
+        with readable(NodeLog(config.data_dir, config)), renaming(config, SOFTWARE) as log:
             facts = {"renamed": False, "from": str(log.former), "to": str(log.name), "waiting": []}
             if log.former == log.name:
                 return facts

@@ -28,7 +28,7 @@ from weft.edge_node.inspect.view import NoLog, is_locked
 from weft.edge_node.streams import STATE_STREAMS
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, print_json
 from weft.protocols.lane import format_log_id
-from weft.service.serving import software
+from weft.service.serving import SOFTWARE
 from weft.storage.segment_log.index import lost_by_reason
 from weft.text.status import show_files, show_running
 
@@ -251,5 +251,5 @@ def edge_doctor(config_file: str, *, as_json: bool) -> int:
     from weft.edge_node.doctor import examine
 
     loaded = located_edge(config_file)
-    found = examine(loaded.config, loaded.lines, time.monotonic, time.time, software=software())
+    found = examine(loaded.config, loaded.lines, time.monotonic, time.time, software=SOFTWARE)
     return print_verdicts(config_file, found, as_json=as_json)

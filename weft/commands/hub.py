@@ -27,6 +27,7 @@ from weft.config.schema import UNITS
 from weft.config.units import kind_of
 from weft.output import Failed, Refused
 from weft.service.serving import (
+    SOFTWARE,
     CannotStart,
     DidNotStart,
     RunningSettings,
@@ -37,7 +38,6 @@ from weft.service.serving import (
     let_threads_in_soon,
     log_to_stderr,
     run_until_stopped,
-    software,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _serve(
 
     config = loaded.config
     which = f" ({number + 1} of {count})" if count > 1 else ""
-    logging.getLogger("weft").info("%s starts with %s, process %d%s", software(), config_file, os.getpid(), which)
+    logging.getLogger("weft").info("%s starts with %s, process %d%s", SOFTWARE, config_file, os.getpid(), which)
     settings = RunningSettings(config_file, config, lambda path: _advertised(located_hub(path), advertise).config)
 
     async def serve(signals: Signals) -> None:

@@ -66,9 +66,8 @@ def _give_back_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def software() -> str:
-    """Return name and version, which nodes tell each other."""
-    return f"weft {version('weft-fabric')}"
+SOFTWARE = f"weft {version('weft-fabric')}"
+"""Name and version, which nodes tell each other. Read when the module is: a process may lose the right to later."""
 
 
 class Signals:
