@@ -79,6 +79,10 @@ class LogWriter:
                 asyncio.run(self._create(state, mine, received))
         return {shard: state.next_offset.get((self.tenant, self.stream), 0) for shard, state in enumerate(self._states)}
 
+    def read_on(self) -> None:
+        """Take in what others have written, such as a hub."""
+        self._states = [asyncio.run(ShardLog(self.store, self.cluster, state.shard).load()) for state in self._states]
+
     async def _create(self, state: ShardState, deliveries: list[Delivery], received: int) -> None:
         section, data = self._section(state, deliveries, received)
         lanes = [self._lane(delivery, received) for delivery in deliveries]

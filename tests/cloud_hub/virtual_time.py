@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 NS = 1_000_000_000
+THREAD_S = 20.0
+"""Real time for which a loop without timers waits for a thread, whose end wakes it."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -18,6 +20,8 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        if not ready and timeout is None:
+            ready = super().select(THREAD_S)
         if not ready and timeout is None:
             raise AssertionError("every task waits for something that never comes")
         if not ready and timeout:

@@ -83,6 +83,10 @@ class Hub:
             self._writer.write(*deliveries, received=START + (number + 1) * SECOND)
         self.rounds += rounds
 
+    def read_on(self) -> None:
+        """Write behind what a hub has written, such as its acts."""
+        self._writer.read_on()
+
     def another(self, stream: str) -> Hub:
         """Another stream in the same log."""
         other = copy.copy(self)

@@ -450,6 +450,7 @@ def test_spark_reads_through_a_hub(spark: SparkSession, hub: Hub, tmp_path: Path
         frame = spark.read.format("weft").options(hub=serving.url, token_file=str(token), stream=STREAM).load()
         assert records(frame) == hub.expected()
         assert drain(serving.url) == hub.expected()
+    hub.read_on()
     hub.write(3)
     with Serving(hub.root, tokens=tokens) as serving:
         assert drain(serving.url) == hub.expected(), "a query goes on from its checkpoint"
