@@ -27,6 +27,7 @@ def found(source: str) -> list[str]:
         ("x = 1  # nobody knows why", "name the actor"),
         ('"""Rules of the door. Should this fail, close it."""', "name the actor"),
         ('raise ValueError(f"the client is told {reason}")', "name the actor"),
+        ('"""Rules of the door. Others go on without it."""', "say it plainly"),
         ('raise ValueError(f"{name} is no mapping")', "write 'is not'"),
         ('raise ValueError(f"it has {value}, which is no {kind}")', "write 'is not'"),
         ('raise ValueError("the claims are no object")', "write 'are not'"),
