@@ -278,30 +278,32 @@ class Fleet:
         if not self.tokens:
             raise Refused(f"{path}: expected a line for each token: NAME, or NAME and EDGE")
         access, known = access_of(scope, grants, self.tokens[0].edge), changes.TokenCache()
-        with using(folder), contextlib.suppress(FileNotFoundError):
-            os.scandir(folder).close()
-        self._secrets = [_secret(each.path) for each in self.tokens]
+        if os.path.lexists(folder) and not os.path.isdir(folder):
+            raise Refused(f"--to: {folder} is not a folder. Name another place for the secrets")
+        there = {each.path: _read_secret(each.path) for each in self.tokens if os.path.lexists(each.path)}
+        self._new = {each.path: new_token() for each in self.tokens if each.path not in there}
+        secrets = there | self._new
         with declaring():
             self.decisions = [
                 changes.import_token(
-                    TokenIdentity(each.name, hash_token(secret), access, tenant, each.edge, grants), known, until
+                    TokenIdentity(each.name, hash_token(secrets[each.path]), access, tenant, each.edge, grants),
+                    known, until,
                 )
-                for each, secret in zip(self.tokens, self._secrets, strict=True)
-            ]
+                for each in self.tokens
+            ]  # fmt: skip
 
     def declare(self, config_file: str, by: str | None, reason: str, *, as_json: bool) -> None:
         """Write the secrets, and declare the tokens."""
         declared = read_facts(config_file).facts(TOKEN)
-        if taken := [each.name for each in self.tokens if each.name in declared and not os.path.lexists(each.path)]:
+        if taken := [each.name for each in self.tokens if each.name in declared and each.path in self._new]:
             raise Failed(
                 f"nothing was declared: tokens of these names are there, and {self.folder} has no secrets of them: "
                 f"{changes.listed(taken)}. Leave them out, or give them new secrets: `weft hub token rotate`"
             )
         with using(self.folder):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        for each, secret in zip(self.tokens, self._secrets, strict=True):
-            if not os.path.lexists(each.path):
-                write_new({each.path: f"{secret}\n".encode()})
+        for path, secret in self._new.items():
+            write_new({path: f"{secret}\n".encode()})
         changed = declare_all(config_file, self.decisions, by, reason)
         added = [each.name for each, is_new in zip(self.tokens, changed, strict=True) if is_new]
         if as_json:
@@ -337,16 +339,13 @@ def _wanted(path: str, folder: str, *, has_edge: bool) -> Iterator[_FleetToken]:
         yield _FleetToken(name, edge, os.path.join(folder, f"{name}{SUFFIX}"))
 
 
-def _secret(path: str) -> str:
-    """Return the secret in a file, which an earlier run has left, or a new one."""
-
-    if os.path.lexists(path):
-        try:
-            with using(path):
-                return read_token(path)
-        except ValueError as error:
-            raise Failed(str(error)) from None
-    return new_token()
+def _read_secret(path: str) -> str:
+    """Return the secret in a file, which an earlier run has left."""
+    try:
+        with using(path):
+            return read_token(path)
+    except ValueError as error:
+        raise Failed(str(error)) from None
 
 
 NEVER = "never"
