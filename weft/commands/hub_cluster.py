@@ -265,7 +265,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """
 
     config = names_a_config(hub)
-    found = on_store(named(hub), _nodes) if config else running_hub(hub, token_file).get("/v1/nodes")["nodes"]
+    found = on_store(named(hub), _nodes) if config else running_hub(hub, token_file).get(NODES)["nodes"]
     if as_json:
         print_json({"nodes": found})
         return
@@ -330,7 +330,7 @@ async def _nodes(store: ObjectStore) -> list[dict[str, Any]]:
 # ``weft hub drain``: have hub processes give their shards and edges to others, and wait until they have.
 
 LOOK_S = 1.0
-DRAINS = "/v1/drains"
+NODES, DRAINS = "/v1/nodes", "/v1/drains"
 
 
 @click.command()
@@ -359,16 +359,18 @@ def drain(
     except ValueError as error:
         raise Refused(f"--wait: {error}") from None
     node = node.rstrip("/")
+    there = None
     if names_a_config(hub):
-        links = _drain_by_store(hub, node, by, reason, undo=undo)
+        _drain_by_store(hub, node, by, reason, undo=undo)
     else:
         no_other_author(by)
-        links = _by_hub(running_hub(hub, token_file), node, reason, undo=undo)
+        there = running_hub(hub, token_file)
+        _drain_by_hub(there, node, reason, undo=undo)
     if undo:
         click.echo(f"{node} takes shards again within some seconds")
         return
     deadline = time.monotonic() + wait_s
-    while (left := links()) and time.monotonic() < deadline:
+    while (left := _links(hub, there, node)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     if left:
         are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
@@ -377,35 +379,30 @@ def drain(
         click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
 
 
-def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> Callable[[], int]:
-    """Declare it in the store. Return the look at the links that are left."""
+def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> None:
     from weft.cloud_hub.admin_facts.requests import NoSuchNode, draining
 
-    if undo:
-        declare(config_file, changes.undo_drain(node), by, reason)
-    else:
-        try:
-            _, decision = draining(_entries(config_file), node)
-        except NoSuchNode as error:
-            raise Failed(str(error)) from None
-        declare(config_file, decision, by, reason)
-    return lambda: sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
+    try:
+        decision = changes.undo_drain(node) if undo else draining(_entries(config_file), node)[1]
+    except NoSuchNode as error:
+        raise Failed(str(error)) from None
+    declare(config_file, decision, by, reason)
 
 
-def _by_hub(hub: RunningHub, node: str, reason: str, *, undo: bool) -> Callable[[], int]:
-    """Ask a running hub for it. Return the look at the links that are left."""
-
-    def links() -> int:
-        there = hub.get("/v1/nodes")["nodes"]
-        return sum(each["links"] for each in there if node in (each["host"], each["name"]))
-
+def _drain_by_hub(there: RunningHub, node: str, reason: str, *, undo: bool) -> None:
     if undo:
         query = urlencode({"node": node, **({"reason": reason} if reason else {})})
-        hub.request(f"{DRAINS}?{query}", method="DELETE")
+        there.request(f"{DRAINS}?{query}", method="DELETE")
     else:
-        links()  # before anything is declared: a token that may not see the processes is refused here
-        hub.request(DRAINS, {"node": node, "reason": reason})
-    return links
+        there.get(NODES)  # before anything is declared: a token that may not see the processes is refused here
+        there.request(DRAINS, {"node": node, "reason": reason})
+
+
+def _links(config_file: str, there: RunningHub | None, node: str) -> int:
+    """Return the number of links of a machine or a process, as a running hub says, or the store without one."""
+    if there is None:
+        return sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
+    return sum(each["links"] for each in there.get(NODES)["nodes"] if node in (each["host"], each["name"]))
 
 
 def _entries(config_file: str) -> list[NodeEntry]:
