@@ -78,7 +78,7 @@ def scope_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--grant", "grants", multiple=True, metavar="RIGHT[:PATTERN]|ROLE", callback=_with_roles,
             help="Instead of a scope, several times: write, read, pull or relay with STREAM, publish with EDGE, edges, "
-            "report with PIPELINE, status, metrics. `*` stands for any characters. Or a role: viewer, operator, "
+            "report with PIPELINE, status, metrics. `*` matches any characters. Or a role: viewer, operator, "
             "administrator.",
         ),
         click.option(
@@ -180,7 +180,7 @@ def _linked(config_file: str) -> list[str] | None:
     return sorted(f"{each['tenant']}/{each['edge']}" for each in edges if each["connected_since"] is not None)
 
 
-def say_what_would_be(config_file: str, names: Sequence[str], *, as_json: bool) -> None:
+def print_preview(config_file: str, names: Sequence[str], *, as_json: bool) -> None:
     """Say what tokens would do."""
     is_first = _is_first(config_file)
     ends = _linked(config_file) if is_first else []
@@ -260,7 +260,7 @@ class _FleetToken(NamedTuple):
 class Fleet:
     """Tokens with the same access, a line of a file for each.
 
-    Secrets are written before tokens are declared, so a run that was stopped goes on when it is given again: it takes
+    Secrets are written before tokens are declared, so a run that was stopped continues when it is given again: it takes
     the secrets that are there.
 
     Args:
@@ -414,7 +414,7 @@ def add(
             raise Refused("expected a folder for the secrets: --to FOLDER")
         fleet = Fleet(names, to, scope=scope, grants=grants, tenant=tenant, until=until)
         if dry_run:
-            say_what_would_be(config_file, [each.name for each in fleet.tokens], as_json=as_json)
+            print_preview(config_file, [each.name for each in fleet.tokens], as_json=as_json)
             return
         confirm_first(config_file, fleet.decisions, by, reason, yes=yes)
         fleet.declare(config_file, by, reason, as_json=as_json)
@@ -426,7 +426,7 @@ def add(
     with declaring():
         decision = changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
     if dry_run:
-        say_what_would_be(config_file, [name], as_json=as_json)
+        print_preview(config_file, [name], as_json=as_json)
         return
     with secret_file(to, token):
         confirm_first(config_file, [decision], by, reason, yes=yes)
