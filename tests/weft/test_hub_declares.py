@@ -26,6 +26,8 @@ from tests.support.tokens import create_token
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.admin_facts.credentials import Credentials
 from weft.cloud_hub.api.tokens import Scope
+from weft.cloud_hub.api.views import parse_moment
+from weft.commands import hub_tokens
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.storage import hub_keys
@@ -124,6 +126,61 @@ def test_the_first_token_makes_the_store_of_a_hub_that_never_ran(tmp_path: Path)
     assert weft("hub", "token", "add", config, "ops", "--scope", "admin").exit_code == 0
     assert [each["name"] for each in listed("token", config)] == ["filed", "ops"]
     assert asyncio.run(open_cluster(open_store(str(tmp_path / "store")), None)).shards == 2, "as the configuration says"
+
+
+LONG = "x" * 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("token", "add", "{}", "bad name!", "--scope", "reader"), "cannot be the name of a token"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--tenant", "No Name"), "tenant and edge need"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--tenant", "acme"), "there is no tenant 'acme'"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--expires", "soon"), "--expires: expected a duration"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--reason", LONG), "the reason has 600 characters"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--to", "hub.yaml"), "is there already"),
+        (("token", "add", "{}", "x", "--scope", "reader", "--to", "x.token", "--by", LONG), "the name of the author"),
+        (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "hub.yaml"), "is not a folder"),
+        (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "made", "--tenant", "a b"), "need"),
+        (("token", "add", "{}", "--from", "names", "--scope", "reader", "--to", "made", "--expires", "x"), "--expires"),
+        (("token", "pair", "{}", "No Edge", "--name", "x"), "tenant and edge need"),
+        (("token", "pair", "{}", "x", "--within", "2d"), "24 h at most"),
+        (("token", "pair", "{}", "x", "--expires", "2001-01-01"), "--expires: 2001-01-01 is in the past"),
+        (("token", "import", "{}", "--file", "tokens"), "there is no tenant 'acme'"),
+        (("tenant", "add", "{}", "No Name"), "cannot be the name of a tenant"),
+        (("tenant", "add", "{}", "acme", "--edges", "many"), "--edges: "),
+        (("tenant", "add", "{}", "acme", "--records-per-second", "0"), "a rate has to be at least 1 a second"),
+        (("tenant", "add", "{}", "acme", "--reason", LONG), "the reason has 600 characters"),
+        (("stream", "expect", "{}", "a b", "x"), "'a b' cannot be a name"),
+        (("stream", "expect", "{}", "acme/t", "x"), "there is no tenant 'acme'"),
+        (("stream", "expect", "{}", "t", *(f"edge-{n}" for n in range(9_000))), "a document of"),
+        (("table", "set", "{}", "t", "--retain", "1s"), "--retain"),
+        (("retire", "{}", "x", "--reason", "gone", "--yes"), "the store holds no hub"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_makes_no_store_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hub.yaml").write_text(HUB.format(port=8090, processes=1))
+    (tmp_path / "names").write_text("a\nb\n")
+    create_token(tmp_path / "tokens", "filed", Scope.READER, "acme")
+    before = set(tmp_path.rglob("*"))
+    found = weft("hub", *(each.format("hub.yaml") for each in arguments))
+    assert isinstance(found.exception, Failed | Refused)
+    assert error in str(found.exception)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_the_time_of_a_code_begins_when_the_question_before_it_is_answered(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text(config.read_text().replace("anonymous: never\n", ""))
+    asked: list[int] = []
+    monkeypatch.setattr(hub_tokens, "confirm", lambda *_: asked.append(time.time_ns()))
+    found = json.loads(weft("hub", "token", "pair", config, "press-7", "--within", "15m", "--json").stdout)
+    assert parse_moment(found["until"]) >= asked[0] + 900 * 10**9
 
 
 @pytest.mark.parametrize("content", [b"tokens: [1", b"[" * 10_000, b"\xff\xfe", b"tokens: 7", b"a secret", b""])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import click
 
@@ -13,19 +13,13 @@ from weft.cloud_hub.admin_facts.acts import options_of, requests_of, setting_of
 from weft.cloud_hub.admin_facts.changes import CannotDeclare
 from weft.cloud_hub.api.views import moment
 from weft.commands.common import config_argument, json_option
-from weft.commands.hub_store import changing, decision_options, load_facts, on_store, read_facts
+from weft.commands.hub_store import FactChange, changing, decision_options, load_facts, on_store, read_facts
 from weft.config.units import approximate_duration, parse_duration_ns
 from weft.output import Failed, Refused, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.cluster_log import ChangeRefused, Contended
 from weft.storage.object_store import ObjectStore
 
-if TYPE_CHECKING:
-    from weft.cloud_hub.admin_facts.changes import Decision
-    from weft.storage.cluster_log import Author, ClusterLog, ClusterState
-
-
-T = TypeVar("T")
 OFF = "off"
 _SECOND = 10**9
 
@@ -61,7 +55,7 @@ def second_person(config_file: str, *, require: str | None, valid: str, reason: 
         raise Refused(f"--valid: expected 1m to 30d, got {valid}")
     wanted = None if require == OFF else acts.SecondPersonDocument(require, valid_s)  # type: ignore[arg-type]
     target = f"second person: {require}" + ("" if wanted is None else f", requests valid for {valid}")
-    _decide(config_file, lambda _: acts.change_setting(wanted), by, reason, target)
+    _change(_set(changing(config_file, by, reason, target), wanted))
     click.echo("one person does all acts alone" if wanted is None else "acts without a way back need another person")
 
 
@@ -145,37 +139,33 @@ def approve(config_file: str, request: str, *, refuse: bool, reason: str, by: st
 
     if refuse:
         why = f"refused: {reason}" if reason else "refused"
-        _changing(config_file, partial(_refuse, request=request), by, why)
+        _change(_refuse(changing(config_file, by, why), request))
         click.echo(f"refused {request}")
         return
 
-    def decision(author: Author) -> Decision:
-        return acts.approve(request, acts.Approval(author.by, author.origin, author.at))
-
-    _decide(config_file, decision, by, reason)
+    _change(_approve(changing(config_file, by, reason), request))
     click.echo(f"approved {request}: the same command does it now, once")
 
 
-async def _refuse(store: ObjectStore, log: ClusterLog, author: Author, request: str) -> None:
-    await log.append(acts.withdraw(request), author)
-    await acts.forget(store, request)
+async def _set(change: FactChange, wanted: acts.SecondPersonDocument | None) -> None:
+    async with change as (_, log, author):
+        await log.append(acts.change_setting(wanted), author)
 
 
-def _decide(
-    config_file: str, decision: Callable[[Author], Decision], by: str | None, reason: str, target: str = ""
-) -> ClusterState:
-    return _changing(config_file, lambda _, log, author: log.append(decision(author), author), by, reason, target)
+async def _approve(change: FactChange, request: str) -> None:
+    async with change as (_, log, author):
+        await log.append(acts.approve(request, acts.Approval(author.by, author.origin, author.at)), author)
 
 
-def _changing(
-    config_file: str,
-    work: Callable[[ObjectStore, ClusterLog, Author], Awaitable[T]],
-    by: str | None,
-    reason: str,
-    target: str = "",
-) -> T:
+async def _refuse(change: FactChange, request: str) -> None:
+    async with change as (store, log, author):
+        await log.append(acts.withdraw(request), author)
+        await acts.forget(store, request)
 
+
+def _change(work: Coroutine[Any, Any, None]) -> None:
+    """Do a change of facts, and report its errors."""
     try:
-        return changing(config_file, work, by, reason, target)
+        asyncio.run(work)
     except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:
         raise Failed(str(error)) from None

@@ -151,7 +151,7 @@ def _declare(config_file: str, target: str, record: BackupRecord) -> None:
 
     done = BackupDocument(record.started, record.finished)
     try:
-        declare(config_file, lambda _: note_backup(target, done), None, "")
+        declare(config_file, note_backup(target, done), None, "")
     except Failed as failure:  # the backup is complete all the same, as with credentials that may only read
         click.echo(f"warning: hubs do not know of this backup, and continue to report the age of the last: {failure}",
                    err=True)  # fmt: skip

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -14,7 +16,7 @@ import click
 from weft.cloud_hub import cluster as membership
 from weft.cloud_hub import splits
 from weft.cloud_hub.admin_facts import changes
-from weft.cloud_hub.clock import DOUBTED_NS, HubClock, sound_clock
+from weft.cloud_hub.clock import DOUBTED_NS, HubClock
 from weft.cloud_hub.cluster import FOREIGN, GONE, node_views
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import (
@@ -26,7 +28,7 @@ from weft.commands.common import (
     tenant_option,
     yes_option,
 )
-from weft.commands.hub_store import acting, decision_options, declare, no_other_author, on_store
+from weft.commands.hub_store import Act, acting, decision_options, declare, no_other_author, on_store
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_duration_ns
 from weft.output import Failed, Refused, counted, harmless, print_facts, print_json, print_table
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
 
 # ``weft hub finalize``, ``retire`` and ``adopt``: work on a hub's store, whether nodes run or not.
 
+EdgeLog = tuple[str, str, str | None]
+"""Tenant, edge, and id of the log; None for all logs of the edge."""
+LanePlan = Callable[[ShardState, ShardLog, list[Lane]], Awaitable["Ending"]]
 edge_options = (
     click.argument("edge"),
     tenant_option("Tenant of the edge."),
@@ -69,8 +74,9 @@ def on_edge(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-async def _finalize(store: ObjectStore) -> tuple[int, int]:
-    return await membership.finalize(store, LEVEL_MAX, (await sound_clock(store))())
+async def _finalize(act: Act) -> tuple[int, int]:
+    async with act as (store, clock):
+        return await membership.finalize(store, LEVEL_MAX, clock())
 
 
 @click.command()
@@ -92,7 +98,9 @@ def finalize(config_file: str, *, reason: str, by: str | None, yes: bool) -> Non
         )
 
     try:
-        before, after = acting(config_file, f"the cluster's level, up to {LEVEL_MAX}", _finalize, by, reason)
+        before, after = asyncio.run(
+            _finalize(acting(config_file, f"the cluster's level, up to {LEVEL_MAX}", by, reason))
+        )
     except membership.NotFinalized as error:
         raise Failed(str(error)) from None
     if before == after:
@@ -136,15 +144,15 @@ def retire(
 
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
-    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
-        return await lane_ends.retire(state, lanes, reason, said, log.cluster.restored)
-
     if not yes:
         confirm(
             f"retire {_named(tenant, edge, log_id)}? Records that it announced and never sent count as lost",
             "nothing was retired",
         )
-    ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
+    act = acting(config_file, f"edge {_named(tenant, edge, log_id)}", by, reason)
+    ending, state = _end(act, (tenant, edge, log_id), lambda state, log, lanes: lane_ends.retire(
+        state, lanes, reason, said, log.cluster.restored
+    ))  # fmt: skip
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records count as lost")
     _print_open_gaps(state, ending)
@@ -179,15 +187,15 @@ def adopt(
 
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
-    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
-        return await lane_ends.adopt(state, log, lanes, said)
-
     if not yes:
         confirm(
             f"adopt {_named(tenant, edge, log_id)}? Where two nodes have one log, the copy must be stopped before",
             "nothing was adopted",
         )
-    ending, state = _end(config_file, (tenant, edge, log_id), plan, by, reason)
+    act = acting(config_file, f"edge {_named(tenant, edge, log_id)}", by, reason)
+    ending, state = _end(
+        act, (tenant, edge, log_id), lambda state, log, lanes: lane_ends.adopt(state, log, lanes, said)
+    )  # fmt: skip
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
     _print_open_gaps(state, ending)
@@ -204,45 +212,37 @@ def _named(tenant: str, edge: str, log_id: str | None) -> str:
     return f"{tenant}/{edge}" + ("" if log_id is None else f", log {log_id}")
 
 
-def _end(
-    config_file: str,
-    of: tuple[str, str, str | None],
-    plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
-    by: str | None,
-    reason: str,
-) -> tuple[Ending, ShardState]:
-    """Write the result of a plan for an edge's lanes, including lanes that left. Return it and the new state.
-
-    Args:
-        of: tenant, edge, and id of the log, None for all.
-    """
-
-    tenant, edge, log_id = of
-
-    async def work(store: ObjectStore) -> tuple[Ending, ShardState]:
-        cluster = await open_cluster(store, None)
-        log = await log_of_edge(store, cluster, tenant, edge)
-        # Lanes that ended may have left the state: these have objects of their own.
-        gone = await chunk_log.lanes_of(store, log.lineage, tenant, edge)
-
-        async def ending(state: ShardState) -> Ending:
-            known = sorted({*state.edge_lanes(tenant, edge), *gone})
-            lanes = [lane for lane in known if log_id is None or format_log_id(lane.log_id) == log_id]
-            if not lanes:
-                logs = ", ".join(sorted({format_log_id(lane.log_id) for lane in known}))
-                has = f"it has logs {logs}" if logs else "check name and tenant"
-                raise Failed(f"the hub knows no such lane of edge {tenant}/{edge}: {has}")
-            return await plan(state, log, lanes)
-
-        ended = await lane_ends.write_ending(
-            log, ending, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits
-        )
-        return ended, await log.load()
-
+def _end(act: Act, of: EdgeLog, plan: LanePlan) -> tuple[Ending, ShardState]:
+    """Write the result of a plan for an edge's lanes, including lanes that left. Return it and the new state."""
     try:
-        return acting(config_file, f"edge {_named(*of)}", work, by, reason)
+        return asyncio.run(_write_end(act, of, plan))
     except CodecError as error:
         raise Failed(str(error)) from None
+
+
+async def _write_end(act: Act, of: EdgeLog, plan: LanePlan) -> tuple[Ending, ShardState]:
+    tenant, edge, _ = of
+    async with act as (store, clock):
+        log = await log_of_edge(store, await open_cluster(store, None), tenant, edge)
+        # Lanes that ended may have left the state: these have objects of their own.
+        gone = await chunk_log.lanes_of(store, log.lineage, tenant, edge)
+        ended = await lane_ends.write_ending(
+            log, lambda state: plan(state, log, _lanes(state, of, gone)),
+            wall_clock=clock, random_bits=random.SystemRandom().getrandbits,
+        )  # fmt: skip
+        return ended, await log.load()
+
+
+def _lanes(state: ShardState, of: EdgeLog, gone: Collection[Lane]) -> list[Lane]:
+    """Return the lanes of an edge, or of one of its logs."""
+    tenant, edge, log_id = of
+    known = sorted({*state.edge_lanes(tenant, edge), *gone})
+    lanes = [lane for lane in known if log_id is None or format_log_id(lane.log_id) == log_id]
+    if not lanes:
+        logs = ", ".join(sorted({format_log_id(lane.log_id) for lane in known}))
+        has = f"it has logs {logs}" if logs else "check name and tenant"
+        raise Failed(f"the hub knows no such lane of edge {tenant}/{edge}: {has}")
+    return lanes
 
 
 # ``weft hub nodes``: the hub processes of all hosts, from their entries in the store.
@@ -265,7 +265,7 @@ def nodes(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     """
 
     config = names_a_config(hub)
-    found = on_store(named(hub), _nodes) if config else running_hub(hub, token_file).get("/v1/nodes")["nodes"]
+    found = on_store(named(hub), _nodes) if config else running_hub(hub, token_file).get(NODES)["nodes"]
     if as_json:
         print_json({"nodes": found})
         return
@@ -330,7 +330,7 @@ async def _nodes(store: ObjectStore) -> list[dict[str, Any]]:
 # ``weft hub drain``: have hub processes give their shards and edges to others, and wait until they have.
 
 LOOK_S = 1.0
-DRAINS = "/v1/drains"
+NODES, DRAINS = "/v1/nodes", "/v1/drains"
 
 
 @click.command()
@@ -359,16 +359,18 @@ def drain(
     except ValueError as error:
         raise Refused(f"--wait: {error}") from None
     node = node.rstrip("/")
+    there = None
     if names_a_config(hub):
-        links = _drain_by_store(hub, node, by, reason, undo=undo)
+        _drain_by_store(hub, node, by, reason, undo=undo)
     else:
         no_other_author(by)
-        links = _by_hub(running_hub(hub, token_file), node, reason, undo=undo)
+        there = running_hub(hub, token_file)
+        _drain_by_hub(there, node, reason, undo=undo)
     if undo:
         click.echo(f"{node} takes shards again within some seconds")
         return
     deadline = time.monotonic() + wait_s
-    while (left := links()) and time.monotonic() < deadline:
+    while (left := _links(hub, there, node)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     if left:
         are = f"{counted(left, 'link')} {'is' if left == 1 else 'are'}"
@@ -377,40 +379,35 @@ def drain(
         click.echo(f"{node} is drained and has no links; stop it now, or let it take shards again: --undo")
 
 
-def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> Callable[[], int]:
-    """Declare it in the store. Return the look at the links that are left."""
+def _drain_by_store(config_file: str, node: str, by: str | None, reason: str, *, undo: bool) -> None:
     from weft.cloud_hub.admin_facts.requests import NoSuchNode, draining
 
-    if undo:
-        declare(config_file, lambda _now: changes.undo_drain(node), by, reason)
-    else:
-        try:
-            _, decision = draining(_entries(config_file), node)
-        except NoSuchNode as error:
-            raise Failed(str(error)) from None
-        declare(config_file, lambda _now: decision, by, reason)
-    return lambda: sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
+    try:
+        decision = changes.undo_drain(node) if undo else draining(_entries(config_file), node)[1]
+    except NoSuchNode as error:
+        raise Failed(str(error)) from None
+    declare(config_file, decision, by, reason)
 
 
-def _by_hub(hub: RunningHub, node: str, reason: str, *, undo: bool) -> Callable[[], int]:
-    """Ask a running hub for it. Return the look at the links that are left."""
-
-    def links() -> int:
-        there = hub.get("/v1/nodes")["nodes"]
-        return sum(each["links"] for each in there if node in (each["host"], each["name"]))
-
+def _drain_by_hub(there: RunningHub, node: str, reason: str, *, undo: bool) -> None:
     if undo:
         query = urlencode({"node": node, **({"reason": reason} if reason else {})})
-        hub.request(f"{DRAINS}?{query}", method="DELETE")
+        there.request(f"{DRAINS}?{query}", method="DELETE")
     else:
-        links()  # before anything is declared: a token that may not see the processes is refused here
-        hub.request(DRAINS, {"node": node, "reason": reason})
-    return links
+        there.get(NODES)  # before anything is declared: a token that may not see the processes is refused here
+        there.request(DRAINS, {"node": node, "reason": reason})
+
+
+def _links(config_file: str, there: RunningHub | None, node: str) -> int:
+    """Return the number of links of a machine or a process, as a running hub says, or the store without one."""
+    if there is None:
+        return sum(each.links for each in _entries(config_file) if node in (each.host, each.name))
+    return sum(each["links"] for each in there.get(NODES)["nodes"] if node in (each["host"], each["name"]))
 
 
 def _entries(config_file: str) -> list[NodeEntry]:
 
-    return on_store(config_file, lambda store: running(store, time.time_ns()))
+    return on_store(config_file, running, time.time_ns())
 
 
 # ``weft hub split``: a shard becomes two, whether nodes run or not.
@@ -464,27 +461,27 @@ def _confirm(shard: int, *, moving: int, staying: int, **_: Any) -> None:
 def _split_by_store(
     config_file: str, shard: int, by: str | None, reason: str, *, force: bool, yes: bool
 ) -> dict[str, int]:  # fmt: skip
-
-    async def look(store: ObjectStore) -> tuple[Cluster, splits.Parts]:
-        cluster = await open_cluster(store, None)
-        return cluster, await splits.look(store, cluster, shard, force=force)
-
     try:
-        cluster, parts = on_store(config_file, look)
+        cluster, parts = on_store(config_file, _look_at_parts, shard, force=force)
         moves, stays = len(parts.moving), len(parts.staying)
         if not yes:
             _confirm(shard, moving=moves, staying=stays)
-
-        async def work(store: ObjectStore) -> int:
-            return await splits.split(
-                store, cluster, shard, wall_clock=await sound_clock(store),
-                random_bits=random.SystemRandom().getrandbits,
-            )  # fmt: skip
-
-        new = acting(config_file, f"shard {shard}", work, by, reason)
+        new = asyncio.run(_split(acting(config_file, f"shard {shard}", by, reason), cluster, shard))
     except (splits.CannotSplit, CodecError) as error:
         raise Failed(str(error)) from None
     return {"moved": moves, "stayed": stays, "new_shard": new}
+
+
+async def _look_at_parts(store: ObjectStore, shard: int, *, force: bool) -> tuple[Cluster, splits.Parts]:
+    cluster = await open_cluster(store, None)
+    return cluster, await splits.look(store, cluster, shard, force=force)
+
+
+async def _split(act: Act, cluster: Cluster, shard: int) -> int:
+    async with act as (store, clock):
+        return await splits.split(
+            store, cluster, shard, wall_clock=clock, random_bits=random.SystemRandom().getrandbits
+        )  # fmt: skip
 
 
 # ``weft hub clock``: the times of a hub's shards, held against the store's, and lowered after a wrong clock.
@@ -548,7 +545,7 @@ def clock(
     lowered: list[int] = []
     if late:
         target = f"the time of shard {', '.join(map(str, late))}"
-        lowered = acting(config_file, target, lambda store: _set_back(store, late, reason), by, reason)
+        lowered = asyncio.run(_set_back(acting(config_file, target, by, reason), late, reason))
     if as_json:
         print_json({"lowered": lowered})
     elif lowered:
@@ -579,24 +576,22 @@ async def _look(store: ObjectStore) -> _Times:
     return _Times(own.now() - off, off, shards)
 
 
-async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[int]:
+async def _set_back(act: Act, shards: list[int], reason: str) -> list[int]:
     """Lower the times of shards, and return those that were in the future."""
-
-    cluster, now, lowered = await open_cluster(store, None), await sound_clock(store), []
-
-    async def plan(state: ShardState) -> Ending:
-        return lane_ends.set_back(state, now(), reason)
-
-    for number in shards:
-        log = ShardLog(store, cluster, number)
-        ending = await lane_ends.write_ending(
-            log,
-            plan,
-            wall_clock=now,
-            random_bits=random.SystemRandom().getrandbits,
-        )
-        lowered += [number] if ending.controls else []
+    lowered = []
+    async with act as (store, clock):
+        cluster = await open_cluster(store, None)
+        for number in shards:
+            ending = await lane_ends.write_ending(
+                ShardLog(store, cluster, number), partial(_plan_of_set_back, clock=clock, reason=reason),
+                wall_clock=clock, random_bits=random.SystemRandom().getrandbits,
+            )  # fmt: skip
+            lowered += [number] if ending.controls else []
     return lowered
+
+
+async def _plan_of_set_back(state: ShardState, clock: Callable[[], int], reason: str) -> Ending:
+    return lane_ends.set_back(state, clock(), reason)
 
 
 def _show(found: _Times, *, as_json: bool) -> None:

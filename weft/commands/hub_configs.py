@@ -87,7 +87,7 @@ def set_config(
         raise Refused(f"{file}: expected UTF-8 text. Save the file as UTF-8") from None
     except (CannotDeclare, SignatureUnreadable) as error:
         raise Refused(f"{file}: {error}") from None
-    state = declare(config_file, lambda _: decision, by, reason)
+    state = declare(config_file, decision, by, reason)
     click.echo(f"declared version {_document(state, key).revision} for {' '.join(key[1:])} of tenant {key[0]}")
 
 
@@ -112,7 +112,7 @@ def remove_config(config_file: str, whose: str, *, is_group: bool, reason: str, 
     """Withdraw the settings of an edge or a group: its edges go back to what their files and other groups say."""
 
     key = _key(whose, is_group=is_group)
-    declare(config_file, lambda _: edge_configs.remove_config(key), by, reason)
+    declare(config_file, edge_configs.remove_config(key), by, reason)
     click.echo(f"withdrew the settings of {' '.join(key[1:])} of tenant {key[0]}")
 
 
@@ -225,7 +225,7 @@ def next_step(config_file: str, whose: str, *, share: str, reason: str, by: str 
     key, wanted = _key(whose, is_group=True), _percent(share, "--share")
     state, states = read_facts(config_file), _states(config_file)
     failures = len(_progress(state, states, key, _document(state, key)).failed)
-    declare(config_file, lambda _: edge_configs.widen(key, wanted, failures), by, reason)
+    declare(config_file, edge_configs.widen(key, wanted, failures), by, reason)
     click.echo(f"the rollout of group {key[2]} continues with {wanted:.0%} of its edges")
 
 
@@ -237,7 +237,7 @@ def abort(config_file: str, whose: str, *, reason: str, by: str | None) -> None:
     """End the rollout of group NAME: the edges that it reached go back to the settings before it."""
 
     key = _key(whose, is_group=True)
-    declare(config_file, lambda _: edge_configs.abort(key, reason), by, reason)
+    declare(config_file, edge_configs.abort(key, reason), by, reason)
     click.echo(f"aborted the rollout of group {key[2]}: its edges go back to the settings before")
 
 
@@ -329,7 +329,7 @@ def set_group(
         decision = edge_configs.set_group(key, edges, order)
     except CannotDeclare as error:
         raise Refused(str(error)) from None
-    declare(config_file, lambda _: decision, by, reason)
+    declare(config_file, decision, by, reason)
     click.echo(f"declared group {'/'.join(key)}: {counted(len(set(edges)), 'name')}")
 
 
@@ -341,7 +341,7 @@ def remove_group(config_file: str, group: str, *, reason: str, by: str | None) -
     """Withdraw GROUP at the hubs of CONFIG. Its edges stay as they are."""
 
     key = key_of(group)
-    declare(config_file, lambda _: edge_configs.remove_group(key), by, reason)
+    declare(config_file, edge_configs.remove_group(key), by, reason)
     click.echo(f"withdrew group {'/'.join(key)}")
 
 

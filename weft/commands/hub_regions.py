@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -12,15 +13,19 @@ import click
 from weft.cloud_hub.admin_facts import changes
 from weft.commands.common import ExistingPath, config_argument, json_option, load_hub
 from weft.commands.hub_settings import settings_of
-from weft.commands.hub_store import acting, decision_options, declare, no_other_author, on_store
+from weft.commands.hub_store import Act, acting, decision_options, declare, no_other_author, on_store
 from weft.commands.running import any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, format_size
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.cluster import read_cluster
-from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.actions import TableError
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.regions.history import History
+    from weft.cloud_hub.settings import HubSettings, RegionSettings
 
 _token_file_option = click.option(
     "--token-file", type=ExistingPath(dir_okay=False),
@@ -42,7 +47,8 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
     month's budget of each region that has one.
     """
     if names_a_config(hub):
-        found, budgets = _of_store(hub)
+        config_file = named(hub)
+        found, budgets = on_store(config_file, _of_store, settings_of(load_hub(config_file)))
     else:
         answer = running_hub(hub, token_file).get("/v1/regions")
         found = answer["regions"]
@@ -68,21 +74,17 @@ def status(hub: str | None, *, token_file: str | None, as_json: bool) -> None:
             click.echo(harmless(_of_budget(name, budget)))
 
 
-def _of_store(config_file: str | None) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
+async def _of_store(
+    store: ObjectStore, settings: HubSettings
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
     from weft.cloud_hub.regions.budget import budget_views
     from weft.cloud_hub.regions.regions import region_views
 
-    name = named(config_file)
-    settings = settings_of(load_hub(name))
-
-    async def work(store: ObjectStore) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any] | None]]:
-        cluster, now = await read_cluster(store), time.time_ns()
-        if cluster is None:
-            return [], {}
-        links = await region_views(store, cluster, settings.regions, settings.retain_log_s, now)
-        return links, await budget_views(store, settings.regions, cluster.tree.count, now)
-
-    return on_store(name, work)
+    cluster, now = await read_cluster(store), time.time_ns()
+    if cluster is None:
+        return [], {}
+    links = await region_views(store, cluster, settings.regions, settings.retain_log_s, now)
+    return links, await budget_views(store, settings.regions, cluster.tree.count, now)
 
 
 @click.command()
@@ -126,7 +128,7 @@ def compare(config_file: str, region: str, *, reason: str, by: str | None) -> No
     """
 
     _known(config_file, region)
-    declare(config_file, lambda _now: changes.compare_region(region), by, reason)
+    declare(config_file, changes.compare_region(region), by, reason)
     click.echo(f"the links to {region} begin again at the start of the log within some seconds")
 
 
@@ -141,18 +143,14 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
     with what the region holds, and it gets those that it lacks. The links of the log continue meanwhile. The command
     may be interrupted and run again. Status 1 if something could not be brought.
     """
-    from weft.cloud_hub.regions.history import History, HistoryError, HistoryTransfer
+    from weft.cloud_hub.regions.history import HistoryError
 
     _known(config_file, region)
     settings = settings_of(load_hub(config_file)).regions[region]
 
-    async def work(store: ObjectStore) -> History:
-        transfer = HistoryTransfer(store, region, settings, wall_clock=time.time_ns, monotonic=time.monotonic)
-        return await transfer.run()
-
     try:
-        done = acting(config_file, f"history for region {region}", work, by, reason)
-    except (HistoryError, TableError, StoreUnfit, NotFound, CodecError, CollectedPast) as error:
+        done = asyncio.run(_bring(acting(config_file, f"history for region {region}", by, reason), region, settings))
+    except (HistoryError, TableError, NotFound, CodecError, CollectedPast) as error:
         raise Failed(str(error)) from None
     click.echo(f"{region} has all {counted(done.rows, 'row')} of the tables, each once")
     if done.given_up:
@@ -167,11 +165,20 @@ def history(config_file: str, region: str, *, reason: str, by: str | None) -> in
     return FAILURE_EXIT_CODE if done.left_out else 0
 
 
+async def _bring(act: Act, region: str, settings: RegionSettings) -> History:
+    from weft.cloud_hub.regions.history import HistoryTransfer
+
+    async with act as (store, _):
+        return await HistoryTransfer(
+            store, region, settings, wall_clock=time.time_ns, monotonic=time.monotonic
+        ).run()  # fmt: skip
+
+
 def _pause(hub: str, region: str, token_file: str | None, reason: str, by: str | None, *, paused: bool) -> None:
 
     if names_a_config(hub):
         _known(hub, region)
-        declare(hub, lambda _now: changes.pause_region(region, paused=paused), by, reason)
+        declare(hub, changes.pause_region(region, paused=paused), by, reason)
     else:
         no_other_author(by)
         body = {"paused": paused, "reason": reason}

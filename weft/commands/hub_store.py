@@ -6,9 +6,9 @@ import asyncio
 import os
 import platform
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -36,15 +36,20 @@ from weft.storage import hub_keys
 from weft.storage.cluster import NEW_SHARDS, ClusterUnusable, open_cluster
 from weft.storage.cluster_log import Author, ChangeRefused, ClusterLog, Contended
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
+from weft.storage.object_store.directory import MemoryStore
 from weft.storage.object_store.probe import probe_in_sequence, read_only
 
 if TYPE_CHECKING:
     from weft.cloud_hub.admin_facts.changes import Decision
+    from weft.config.models import HubConfig
     from weft.storage.cluster_log import Change, ClusterState, Declaration
 
 
 T = TypeVar("T")
-Work = Callable[[ObjectStore], Awaitable[T]]
+P = ParamSpec("P")
+Act = AbstractAsyncContextManager[tuple[ObjectStore, Callable[[], int]]]
+"""Gives the store, and a clock that was held against the store's: nanoseconds since 1970."""
+FactChange = AbstractAsyncContextManager[tuple[ObjectStore, ClusterLog, Author]]
 decision_options = decided("recorded in the cluster log")
 
 
@@ -58,65 +63,86 @@ def no_other_author(by: str | None) -> None:
         raise Refused("--by is for a configuration: a running hub writes down the name of the token")
 
 
-def on_store(config_file: str, work: Work[T]) -> T:
-    """Run ``work`` with the store of a configuration, which it cannot change, and report its errors."""
+def on_store(
+    config_file: str, read: Callable[Concatenate[ObjectStore, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Return what ``read`` finds in the store of a configuration, which it cannot change. Report errors as ``opened``.
 
-    return _with_store(config_file, lambda store: work(read_only(store)))
+    Args:
+        args, kwargs: those of ``read`` behind the store.
+    """
+    return asyncio.run(_read(config_file, read, *args, **kwargs))
 
 
-def acting(config_file: str, target: str, work: Work[T], by: str | None, reason: str) -> T:
-    """Run ``work``, which changes the store of a configuration, between two lines of the cluster log: one before it,
-    one with its end. Report errors as ``on_store``. An act that needs a second person is asked for first.
+async def _read(
+    config_file: str, read: Callable[Concatenate[ObjectStore, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    async with opened(load_hub(config_file)) as store:
+        return await read(read_only(store), *args, **kwargs)
+
+
+@asynccontextmanager
+async def opened(config: HubConfig) -> AsyncIterator[ObjectStore]:
+    """Open the store of a configuration, and report the errors of its use.
+
+    Raises:
+        Failed: the store cannot be used or does not answer, or this machine's clock is wrong.
+    """
+    uri = config.store
+    try:
+        yield open_hub_store(uri)
+    except (ClusterUnusable, StoreUnfit) as error:
+        raise Failed(f"{uri}: {error}") from None
+    except ClockWrong as error:
+        raise Failed(f"nothing was written: {error}") from None
+    except StoreError as error:
+        raise Failed(f"{uri}: {store_trouble(uri, error)}") from None
+
+
+@asynccontextmanager
+async def acting(
+    config_file: str, target: str, by: str | None, reason: str
+) -> AsyncIterator[tuple[ObjectStore, Callable[[], int]]]:
+    """Open the store of a configuration for an act that changes it, between two lines of the cluster log: one before
+    the act, one with its end. Report errors as ``opened``. An act that needs a second person is asked for first.
 
     Args:
         target: the part of the hub that it changes, for people.
         by: name of the person who decided, if it is not the user of this process.
+
+    Raises:
+        Failed: the line before the act cannot be written, or another person has to approve it. Nothing was done.
     """
     from weft.cloud_hub.admin_facts import acts
 
-    begun = False
-
-    async def act(store: ObjectStore) -> T:
-        nonlocal begun
-
-        clock = await sound_clock(store)
-        author = author_of(clock(), by, reason)
-        log = await open_log(store)
-        act_id = await _allowed(store, log, target, author) or secrets.token_hex(8)
-        async with acts.acting(log, act_id, target, author, clock):
-            begun = True
-            return await work(store)
-
-    try:
-        return _with_store(config_file, act)
-    except (ChangeRefused, Contended, CodecError, CannotDeclare) as error:
-        if begun:
-            raise
-        why = "" if isinstance(error, CannotDeclare) else ", as the cluster log takes no line of it"
-        raise Failed(f"nothing was done{why}: {error}") from None
+    async with opened(load_hub(config_file)) as store, AsyncExitStack() as lines:
+        try:
+            log = await open_log(store)
+            clock = await sound_clock(store)
+            author = author_of(clock(), by, reason)
+            act_id = await _allowed(store, log, target, author) or secrets.token_hex(8)
+            await lines.enter_async_context(acts.acting(log, act_id, target, author, clock))
+        except (ChangeRefused, Contended, CodecError, CannotDeclare) as error:
+            why = "" if isinstance(error, CannotDeclare) else ", as the cluster log takes no line of it"
+            raise Failed(f"nothing was done{why}: {error}") from None
+        yield store, clock
 
 
-def changing(
-    config_file: str,
-    work: Callable[[ObjectStore, ClusterLog, Author], Awaitable[T]],
-    by: str | None,
-    reason: str,
-    target: str = "",
-) -> T:
-    """Run ``work``, which changes facts of the cluster log, and objects that belong to them: the facts' entries are
-    the lines of the act. Report errors as ``on_store``. A change that needs a second person is asked for first.
+@asynccontextmanager
+async def changing(
+    config_file: str, by: str | None, reason: str, target: str = ""
+) -> AsyncIterator[tuple[ObjectStore, ClusterLog, Author]]:
+    """Open the store of a configuration to change facts of the cluster log, and objects that belong to them: the facts'
+    entries are the lines of the act. Report errors as ``opened``. A change that needs a second person is asked for
+    first.
 
     Args:
         target: of such a change, for people.
     """
-
-    async def act(store: ObjectStore) -> T:
-
+    async with opened(load_hub(config_file)) as store:
         log, author = await open_log(store), author_of((await sound_clock(store))(), by, reason)
         await _allowed(store, log, target, author)
-        return await work(store, log, author)
-
-    return _with_store(config_file, act)
+        yield store, log, author
 
 
 def author_of(at: int, by: str | None, reason: str) -> Author:
@@ -129,9 +155,12 @@ def author_of(at: int, by: str | None, reason: str) -> Author:
     return Author(at, by or f"{user_name()}@{platform.node()}", reason, origin(), command_words())
 
 
-def begin(config_file: str) -> bool:
+def begin(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> bool:
     """Make the store of a configuration, as the first start of a hub does, so that something can be declared before.
     Say that it was made: the address may be wrong.
+
+    Args:
+        decisions: those that are declared next. If the new store would refuse one, it is not made.
 
     Returns:
         Whether it was new.
@@ -139,22 +168,24 @@ def begin(config_file: str) -> bool:
     Raises:
         Refused: the hub's user could not read what this one writes.
         Failed: the store breaks its promises, or does not answer.
+        Refused, Failed: as ``declaring``, for a decision that a new store would refuse.
     """
-    config = load_hub(config_file)
-    shards = config.shards or NEW_SHARDS
+    return asyncio.run(_begin(load_hub(config_file), decisions, by, reason))
 
-    async def work(store: ObjectStore) -> bool:
-        try:
+
+async def _begin(config: HubConfig, decisions: Sequence[Decision], by: str | None, reason: str) -> bool:
+    async with opened(config) as store:
+        with suppress(NotFound):
             await store.get(hub_keys.CLUSTER)
-        except NotFound:
-            _refuse_root(config.store)
-            await probe_in_sequence(store)
-            await open_cluster(store, None, new_shards=shards)
-            click.echo(f"made a new store: {config.store}, {counted(shards, 'shard')}", err=True)
-            return True
-        return False
-
-    return _with_store(config_file, work)
+            return False
+        with declaring():  # in a store in memory, which has as few facts as the new one
+            await ClusterLog(MemoryStore(), bytes(16)).append_all(decisions, author_of(0, by, reason))
+        _refuse_root(config.store)
+        shards = config.shards or NEW_SHARDS
+        await probe_in_sequence(store)
+        await open_cluster(store, None, new_shards=shards)
+        click.echo(f"made a new store: {config.store}, {counted(shards, 'shard')}", err=True)
+        return True
 
 
 def _refuse_root(uri: str) -> None:
@@ -193,23 +224,6 @@ async def _allowed(store: ObjectStore, log: ClusterLog, target: str, author: Aut
         return await acts.allow(store, log, acts.AskedAct(author.command, target, command_options()), author)
     except acts.NeedsApproval as error:
         raise Failed(str(error)) from None
-
-
-def _with_store(config_file: str, work: Work[T]) -> T:
-
-    uri = load_hub(config_file).store
-
-    async def run() -> T:
-        return await work(open_hub_store(uri))
-
-    try:
-        return asyncio.run(run())
-    except (ClusterUnusable, StoreUnfit) as error:
-        raise Failed(f"{uri}: {error}") from None
-    except ClockWrong as error:
-        raise Failed(f"nothing was written: {error}") from None
-    except StoreError as error:
-        raise Failed(f"{uri}: {store_trouble(uri, error)}") from None
 
 
 # ``weft hub acts``: the record of administrative acts, from a running hub.
@@ -285,7 +299,7 @@ def read_entry(config_file: str, n: int) -> Declaration | None:
     """Return an entry of the cluster log; None if there is none that can be read."""
 
     try:
-        return on_store(config_file, partial(_entry, n=n))
+        return on_store(config_file, _entry, n)
     except CodecError as error:
         raise Failed(str(error)) from None
 
@@ -306,7 +320,7 @@ def declarations(config_file: str, *, last: int, as_json: bool) -> None:
     """
 
     try:
-        found = on_store(config_file, partial(_newest, last=last))
+        found = on_store(config_file, _newest, last)
     except CodecError as error:
         raise Failed(str(error)) from None
     rows = [line(each.n, each) for each in found]
@@ -323,17 +337,9 @@ async def _newest(store: ObjectStore, last: int) -> list[Declaration]:
     return await log.newest(state, last)
 
 
-def declare(config_file: str, decision: Callable[[int], Decision], by: str | None, reason: str) -> ClusterState:
-    """Change a fact.
-
-    Args:
-        decision: returns the decision, given the time: nanoseconds since 1970.
-
-    Returns:
-        The facts with the change. Running hubs know it two seconds later.
-    """
-
-    return _declaring(config_file, lambda log, author: log.append(decision(author.at), author), by, reason)
+def declare(config_file: str, decision: Decision, by: str | None, reason: str) -> ClusterState:
+    """Change a fact. Return the facts with the change; running hubs know it two seconds later."""
+    return _declare(config_file, [decision], by, reason)
 
 
 def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> list[bool]:
@@ -353,24 +359,36 @@ def declare_all(config_file: str, decisions: Sequence[Decision], by: str | None,
 
         return decide
 
-    noted = [noting(*each) for each in enumerate(decisions)]
-
-    _declaring(config_file, lambda log, author: log.append_all(noted, author), by, reason)
+    _declare(config_file, [noting(*each) for each in enumerate(decisions)], by, reason)
     return changed
 
 
-def _declaring(
-    config_file: str, work: Callable[[ClusterLog, Author], Awaitable[ClusterState]], by: str | None, reason: str
-) -> ClusterState:
+def _declare(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str) -> ClusterState:
+    with declaring():
+        state = asyncio.run(_append(changing(config_file, by, reason), decisions))
+    _warn(state)
+    return state
 
+
+async def _append(change: FactChange, decisions: Sequence[Decision]) -> ClusterState:
+    async with change as (_, log, author):
+        return await log.append_all(decisions, author)
+
+
+@contextmanager
+def declaring() -> Iterator[None]:
+    """Report why something cannot be declared.
+
+    Raises:
+        Refused: a token is not valid.
+        Failed: another fact is not, or does not fit those that are declared; or the cluster log does not take it.
+    """
     try:
-        state = changing(config_file, lambda _, log, author: work(log, author), by, reason)
+        yield
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     except (CannotDeclare, ChangeRefused, Contended, CodecError) as error:
         raise Failed(f"it was not declared: {error}") from None
-    _warn(state)
-    return state
 
 
 def end_of(text: str | None, now: int, option: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -16,7 +17,6 @@ import click
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.documents import STREAM, StreamDocument, UnreadableDocument, decode, stream_name
 from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.clock import sound_clock
 from weft.cloud_hub.shard import lane_ends
 from weft.commands.common import (
     by_option,
@@ -29,20 +29,21 @@ from weft.commands.common import (
     yes_option,
 )
 from weft.commands.hub_settings import longest_round_s
-from weft.commands.hub_store import acting, begin, decision_options, declare, on_store, read_facts
+from weft.commands.hub_store import Act, acting, begin, decision_options, declare, declaring, on_store, read_facts
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, harmless, print_json
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.hub_keys import table_key
-from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.actions import TableError
 from weft.storage.table.deletions import FORMAT, Deletion
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
-    from weft.cloud_hub.stream_deletion import Deleted
-    from weft.cloud_hub.tables.erasure import ErasedRows, ErasureState
+    from weft.cloud_hub.stream_deletion import Deleted, Patience
+    from weft.cloud_hub.stream_deletion import Deletion as StreamDeletion
+    from weft.cloud_hub.tables.erasure import Choice, ErasedRows
     from weft.proofs.audit.audit import Rows
     from weft.protocols.shard.shard_state import ShardState
 
@@ -94,16 +95,10 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     wanted = stream_deletion.Deletion(key, by, reason, config.tables is not None, force)
     patience = stream_deletion.Patience(longest_round_s(config), partial(click.echo, err=True)) if force else None
 
-    async def work(store: ObjectStore) -> Deleted:
-        return await stream_deletion.delete(
-            store, await open_cluster(store, None), wanted,
-            wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits, patience=patience,
-        )  # fmt: skip
-
     if not yes:
         confirm(f"delete stream {key[1]} of tenant {key[0]}? Its table stays", "nothing was deleted")
     try:
-        done = acting(config_file, f"stream {'/'.join(key)}", work, by, reason)
+        done = asyncio.run(_delete(acting(config_file, f"stream {'/'.join(key)}", by, reason), wanted, patience))
     except (stream_deletion.CannotDelete, CodecError) as error:
         raise Failed(str(error)) from None
     later = f"Rows of a later stream begin at {json.dumps({str(at): end for at, end in sorted(done.ends.items())})}"
@@ -118,7 +113,17 @@ def delete(config_file: str, stream: str, *, reason: str, by: str | None, force:
     click.echo("The log keeps the records until its retention")
 
 
-async def _has_table(key: tuple[str, str], store: ObjectStore) -> bool:
+async def _delete(act: Act, wanted: StreamDeletion, patience: Patience | None) -> Deleted:
+    from weft.cloud_hub.stream_deletion import delete
+
+    async with act as (store, clock):
+        return await delete(
+            store, await open_cluster(store, None), wanted,
+            wall_clock=clock, random_bits=random.SystemRandom().getrandbits, patience=patience,
+        )  # fmt: skip
+
+
+async def _has_table(store: ObjectStore, key: tuple[str, str]) -> bool:
 
     return bool(await store.list(table_key(*key), limit=1))
 
@@ -144,12 +149,14 @@ def expect(
     key = key_of(stream)
     if withdraw and edges:
         raise Refused("--withdraw takes no EDGES")
-    if edges:
-        begin(config_file)
     if withdraw or edges:
-        declare(config_file, lambda _: changes.expect_edges(key, None if withdraw else edges), by, reason)
+        with declaring():
+            decision = changes.expect_edges(key, None if withdraw else edges)
+        if edges:
+            begin(config_file, [decision], by, reason)
+        declare(config_file, decision, by, reason)
         click.echo(f"withdrew the edges of {'/'.join(key)}" if withdraw else f"declared the edges of {'/'.join(key)}")
-        if edges and load_hub(config_file).tables is not None and not on_store(config_file, partial(_has_table, key)):
+        if edges and load_hub(config_file).tables is not None and not on_store(config_file, _has_table, key):
             name = "/".join(key)
             click.echo(f"warning: there is no table of {name} yet: is the name right? `weft streams` lists those "
                        "that are there", err=True)  # fmt: skip
@@ -196,23 +203,6 @@ def skip(
     audit` report them as skipped, with the reason. It cannot be reverted: records that are rows already stay rows, and
     the others never become rows.
     """
-
-    async def work(store: ObjectStore) -> Ending:
-        cluster = await open_cluster(store, None)
-        if shard >= cluster.tree.count:
-            raise Failed(f"--shard {shard}: the hub has shards 0 to {cluster.tree.count - 1}")
-        log = ShardLog(store, cluster, shard)
-
-        async def plan(state: ShardState) -> Ending:
-            ending = await lane_ends.skip(state, log, (tenant, stream), first, end, reason)
-            if ending.controls:
-                await _check_needed(store, log, (tenant, stream), end)
-            return ending
-
-        return await lane_ends.write_ending(
-            log, plan, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits
-        )
-
     if not yes:
         confirm(
             f"skip offsets {first} to {end - 1} of shard {shard} of {tenant}/{stream}? Records that are not rows yet "
@@ -221,7 +211,9 @@ def skip(
         )
     target = f"stream {tenant}/{stream}, shard {shard}, offsets {first} to {end - 1}"
     try:
-        ending = acting(config_file, target, work, by, reason)
+        ending = asyncio.run(
+            _skip(acting(config_file, target, by, reason), (tenant, stream), shard, first, end, reason)
+        )
     except (lane_ends.CannotSkip, CodecError) as error:
         raise Failed(str(error)) from None
     if ending.controls:
@@ -230,13 +222,36 @@ def skip(
         click.echo(f"the table of {tenant}/{stream} skips offsets {first} to {end - 1} of shard {shard} already")
 
 
-async def _check_needed(store: ObjectStore, log: ShardLog, stream: tuple[str, str], end: int) -> None:
+async def _skip(  # noqa: PLR0917 - what is skipped, and why
+    act: Act, stream: tuple[str, str], shard: int, first: int, end: int, reason: str
+) -> Ending:
+    async with act as (store, clock):
+        cluster = await open_cluster(store, None)
+        if shard >= cluster.tree.count:
+            raise Failed(f"--shard {shard}: the hub has shards 0 to {cluster.tree.count - 1}")
+        log = ShardLog(store, cluster, shard)
+        plan = partial(_plan_of_skip, log=log, stream=stream, first=first, end=end, reason=reason)
+        return await lane_ends.write_ending(
+            log, plan, wall_clock=clock, random_bits=random.SystemRandom().getrandbits
+        )  # fmt: skip
+
+
+async def _plan_of_skip(  # noqa: PLR0917 - what is skipped, and why
+    state: ShardState, log: ShardLog, stream: tuple[str, str], first: int, end: int, reason: str
+) -> Ending:
+    ending = await lane_ends.skip(state, log, stream, first, end, reason)
+    if ending.controls:
+        await _check_needed(log, stream, end)
+    return ending
+
+
+async def _check_needed(log: ShardLog, stream: tuple[str, str], end: int) -> None:
     """Refuse to skip what the table has gone past: audit and completeness would call rows that are there skipped."""
     from weft.storage.table_writer.tiering import table_position
 
     position = None
     with contextlib.suppress(TableError):  # what a table that cannot be read has is unknown
-        position = await table_position(store, log, stream)
+        position = await table_position(log.store, log, stream)
     if position is not None and end <= position:
         raise lane_ends.CannotSkip(
             f"the table has all offsets of shard {log.shard} below {position}, so none of these stops it. "
@@ -299,7 +314,10 @@ def declare_deletion(  # noqa: PLR0917
         raise Refused("name the rows: --key, --edge, --log, --since or --until")
     if edge is None and (first is not None or end is not None):
         raise Refused("--from and --to are numbers of one edge's lane: give --edge too")
-    deletion = _found(config_file, (tenant, stream), rows, version, by or user_name(), reason)
+    try:
+        deletion = on_store(config_file, _found, (tenant, stream), rows, version, by or user_name(), reason)
+    except TableError as error:
+        raise Failed(str(error)) from None
     if not deletion.count:
         raise Failed(f"version {deletion.version} of the table of {tenant}/{stream} has no such rows: {rows.text}")
     what = f"{counted(deletion.count, 'row')} of {tenant}/{stream} ({rows.text})"
@@ -307,7 +325,7 @@ def declare_deletion(  # noqa: PLR0917
         confirm(f"declare {what} as deleted? The audit no longer calls them lost", "nothing was declared")
     # Without the rows' names: a line is kept for good, and they may be personal data.
     target = f"{counted(deletion.count, 'row')} of {tenant}/{stream}, as of version {deletion.version}"
-    acting(config_file, target, lambda store: _declare(store, (tenant, stream), deletion), by, reason)
+    asyncio.run(_declare(acting(config_file, target, by, reason), (tenant, stream), deletion))
     click.echo(f"declared {what} as deleted, as of version {deletion.version}: {reason}")
 
 
@@ -315,26 +333,21 @@ def _utc(moment: datetime | None) -> datetime | None:
     return None if moment is None else moment.replace(tzinfo=UTC)
 
 
-def _found(  # noqa: PLR0917 - what is declared, and by whom
-    config_file: str, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
+async def _found(  # noqa: PLR0917 - what is declared, and by whom
+    store: ObjectStore, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
 ) -> Deletion:
     from weft.proofs.audit.audit import find_rows, stored
 
-    async def work(store: ObjectStore) -> Deletion:
-        found, lanes, offsets = await find_rows(store, *key, rows, version)
-        shards = [(shard, list(held)) for shard, held in sorted(offsets.held.items())]
-        return Deletion(FORMAT, time.time_ns(), by, reason, rows.text, found, stored(lanes), shards)
-
-    try:
-        return on_store(config_file, work)
-    except (TableError, StoreUnfit) as error:
-        raise Failed(str(error)) from None
+    found, lanes, offsets = await find_rows(store, *key, rows, version)
+    shards = [(shard, list(held)) for shard, held in sorted(offsets.held.items())]
+    return Deletion(FORMAT, time.time_ns(), by, reason, rows.text, found, stored(lanes), shards)
 
 
-async def _declare(store: ObjectStore, key: tuple[str, str], deletion: Deletion) -> None:
+async def _declare(act: Act, key: tuple[str, str], deletion: Deletion) -> None:
     from weft.storage.table.deletions import declare
 
-    await declare(store, *key, deletion)
+    async with act as (store, _):
+        await declare(store, *key, deletion)
 
 
 # ``weft hub erase`` and ``weft hub erasures``: rows that must be nowhere any more, and the proof that they are not.
@@ -374,7 +387,7 @@ def erase(
     \b
     weft hub erase hub.yaml visits --where payload.person.id=4711 --reason "case 12"
     """
-    from weft.cloud_hub.tables.erasure import Author, Choice, Eraser
+    from weft.cloud_hub.tables.erasure import Choice
 
     name, by = key_of(stream), by or user_name()
     for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
@@ -390,20 +403,14 @@ def erase(
             "restart the hub, and run the command again"
         )
 
-    async def work(store: ObjectStore) -> ErasedRows:
-        clock = await sound_clock(store)
-        eraser = Eraser(
-            store, await open_cluster(store, None), name,
-            clock=clock, monotonic=time.monotonic, nonce=lambda: secrets.token_hex(8),
-        )  # fmt: skip
-        return await eraser.erase(choice, Author(by, reason, clock()))
-
     if not yes:
         confirm(f"erase rows of {'/'.join(name)} ({choice.text})? There is no way back", "nothing was erased")
     try:
         # Without the rows' names: a line is kept for good, and they may be personal data.
-        done = acting(config_file, f"rows of {'/'.join(name)}", work, by, reason)
-    except (TableError, StoreUnfit, NotFound, CodecError, CollectedPast) as error:
+        done = asyncio.run(
+            _erase(acting(config_file, f"rows of {'/'.join(name)}", by, reason), name, choice, by, reason)
+        )
+    except (TableError, NotFound, CodecError, CollectedPast) as error:
         raise Failed(str(error)) from None
     if not done.rows and not done.latest and not done.recorded:
         raise Failed(f"the tables of {'/'.join(name)} have no such rows")
@@ -411,6 +418,17 @@ def erase(
         f"erased {counted(done.rows, 'row')} of the table of {'/'.join(name)}, and {done.latest} of its latest table"
     )
     click.echo("The log and replaced files keep them for a grace: `weft hub erasures` shows what is left")
+
+
+async def _erase(act: Act, stream: tuple[str, str], choice: Choice, by: str, reason: str) -> ErasedRows:
+    from weft.cloud_hub.tables.erasure import Author, Eraser
+
+    async with act as (store, clock):
+        eraser = Eraser(
+            store, await open_cluster(store, None), stream,
+            clock=clock, monotonic=time.monotonic, nonce=lambda: secrets.token_hex(8),
+        )  # fmt: skip
+        return await eraser.erase(choice, Author(by, reason, clock()))
 
 
 @click.command("erasures")
@@ -425,22 +443,14 @@ def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str 
     Hubs delete by themselves what is old enough. With --tidy, the command does it for the tables of STREAM: a table
     without new rows writes no checkpoint, and keeps entries of its log. Chunks of the log are left to the hub.
     """
-    from weft.cloud_hub.tables import erasure as states
+    from weft.cloud_hub.tables.erasure import erasures as find
 
     name = key_of(stream)
-
-    async def work(store: ObjectStore) -> list[ErasureState]:
-        if tidy:
-            clock = await sound_clock(store)
-            await states.tidy(store, await open_cluster(store, None), name, clock())
-        return await states.erasures(store, name)
-
     try:
         if tidy:
-            found = acting(config_file, f"replaced files of {'/'.join(name)}", work, by, reason)
-        else:
-            found = on_store(config_file, work)
-    except (TableError, StoreUnfit) as error:
+            asyncio.run(_tidy(acting(config_file, f"replaced files of {'/'.join(name)}", by, reason), name))
+        found = on_store(config_file, find, name)
+    except TableError as error:
         raise Failed(str(error)) from None
     if as_json:
         print_json(found)
@@ -452,6 +462,13 @@ def erasures(config_file: str, stream: str, *, tidy: bool, reason: str, by: str 
     if not found and not as_json:
         click.echo(f"nothing was erased of {'/'.join(name)}")
     return FAILURE_EXIT_CODE if any(each.waits for each in found) else 0
+
+
+async def _tidy(act: Act, stream: tuple[str, str]) -> None:
+    from weft.cloud_hub.tables.erasure import tidy
+
+    async with act as (store, clock):
+        await tidy(store, await open_cluster(store, None), stream, clock())
 
 
 def _conditions(key: str | None, given: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -127,7 +127,7 @@ def set_table(
         )
     except CannotDeclare as error:
         raise Refused(str(error)) from None
-    declare(config_file, lambda _: decision, by, reason)
+    declare(config_file, decision, by, reason)
     click.echo(f"declared tables of {'/'.join(key)}")
 
 
@@ -146,12 +146,12 @@ def remove_table(config_file: str, stream: str, *, reason: str, by: str | None) 
     key = key_of(stream)
     known = changes.DeclaredTables()
     known.refresh(read_facts(config_file))
-    if known.is_instead(key) and (kept := on_store(config_file, lambda store: first_kept(store, key))) is not None:
+    if known.is_instead(key) and (kept := on_store(config_file, first_kept, key)) is not None:
         raise Refused(
             f"{'/'.join(key)} has only a latest table. A table of all rows can no longer be made: the log of shard "
             f"{kept.shard} begins with chunk {kept.n}. To end the stream, use `weft hub stream delete`"
         )
-    declare(config_file, lambda _: changes.remove_table(key), by, reason)
+    declare(config_file, changes.remove_table(key), by, reason)
     click.echo(f"withdrew the tables of {'/'.join(key)}")
 
 
@@ -285,7 +285,7 @@ def set_quality(config_file: str, stream: str, file: str, *, reason: str, by: st
         decision = changes.set_quality(key, rules)
     except CannotDeclare as error:
         raise Refused(str(error)) from None
-    state = declare(config_file, lambda _: decision, by, reason)
+    state = declare(config_file, decision, by, reason)
     schema = Schemas.of_state(state).of(key)
     for doubt in changes.doubts(rules, None if schema is None else schema.schema):
         click.echo(f"warning: {doubt}", err=True)
@@ -300,7 +300,7 @@ def remove_quality(config_file: str, stream: str, *, reason: str, by: str | None
     """Withdraw the rules of STREAM at the hubs of CONFIG. What was counted stays in its table."""
 
     key = key_of(stream)
-    declare(config_file, lambda _: changes.remove_quality(key), by, reason)
+    declare(config_file, changes.remove_quality(key), by, reason)
     click.echo(f"withdrew the quality rules of stream {'/'.join(key)}")
 
 
@@ -447,7 +447,7 @@ def set_schema(
         decision = schemas.set_schema(key, schema, compatibility)
     except CannotDeclare as error:
         raise Refused(str(error)) from None
-    state = declare(config_file, lambda _: decision, by, reason)
+    state = declare(config_file, decision, by, reason)
     found = _known_schema(state, key)
     click.echo(f"stream {'/'.join(key)} has version {found.version}: {counted(len(found.schema.fields), 'field')}")
 
@@ -460,7 +460,7 @@ def remove_schema(config_file: str, stream: str, *, reason: str, by: str | None)
     """Withdraw the schema of STREAM. Its table keeps its columns; they are null in later rows."""
 
     key = key_of(stream)
-    declare(config_file, lambda _: schemas.remove_schema(key), by, reason)
+    declare(config_file, schemas.remove_schema(key), by, reason)
     click.echo(f"withdrew the schema of stream {'/'.join(key)}")
 
 
@@ -572,20 +572,15 @@ def _sample_stream(
 
     decode = whole_values(payload_format)
     try:
-        _each_part(config_file, key, records, lambda payloads: sample.take(*decode(payloads)))
+        on_store(config_file, _each_part, key, records, lambda payloads: sample.take(*decode(payloads)))
     except (NoRecords, CodecError) as error:
         raise Failed(str(error)) from None
 
 
-def _each_part(config_file: str, key: StreamKey, records: int, take: Callable[[list[bytes]], None]) -> None:
+async def _each_part(store: ObjectStore, key: StreamKey, records: int, take: Callable[[list[bytes]], None]) -> None:
     """Give the newest payloads of a stream, some thousands at a time. Raises as ``newest_payloads``."""
-
-    async def work(store: ObjectStore) -> None:
-        cluster = await open_cluster(store, None)
-        async for payloads in newest_payloads(store, cluster, key, records):
-            take(payloads)
-
-    on_store(config_file, work)
+    async for payloads in newest_payloads(store, await open_cluster(store, None), key, records):
+        take(payloads)
 
 
 @click.command()
@@ -621,7 +616,7 @@ def check(
     broken = incompatible(known.schema, schema, rule) if known else []
     sample, no_records = SampleOfSchema(schema), None
     try:
-        _each_part(config_file, key, records, sample.take)
+        on_store(config_file, _each_part, key, records, sample.take)
     except NoRecords as error:
         no_records = str(error)
     except CodecError as error:

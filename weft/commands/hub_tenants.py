@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -24,15 +25,22 @@ from weft.cloud_hub.admin_facts.documents import (
     parse_stream_name,
 )
 from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.clock import sound_clock
 from weft.cloud_hub.splits import Apart, CannotSetApart
 from weft.commands.common import ExistingPath, config_argument, json_option, tenant_option
-from weft.commands.hub_store import acting, begin, decision_options, declare, no_other_author, read_facts
+from weft.commands.hub_store import (
+    Act,
+    acting,
+    begin,
+    decision_options,
+    declare,
+    declaring,
+    no_other_author,
+    read_facts,
+)
 from weft.commands.running import RunningHub, any_hub_argument, hub_argument, named, names_a_config, running_hub
 from weft.config.units import approximate_duration, approximate_size, parse_size
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.protocols.errors import CodecError
-from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.storage.cluster_log import ClusterState
@@ -90,8 +98,10 @@ def add(
 
     quotas, _ = _quotas(given)
     if names_a_config(hub):
-        begin(hub)
-        declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, is_new=True), by, reason)
+        with declaring():
+            decision = tenant_changes.set_tenant(name, quotas, is_new=True)
+        begin(hub, [decision], by, reason)
+        declare(hub, decision, by, reason)
     else:
         _only_quotas(isolation, by)
         body = {each: getattr(quotas, each) for each in _OPTIONS} | {"version": 0, "reason": reason}
@@ -127,7 +137,9 @@ def set_tenant(
     if not is_quota and isolation is None:
         raise Refused("nothing to set: give a quota, such as --edges 40, or --isolation own")
     if names_a_config(hub):
-        declare(hub, lambda _: tenant_changes.set_tenant(name, quotas, cleared, is_new=False), by, reason)
+        with declaring():
+            decision = tenant_changes.set_tenant(name, quotas, cleared, is_new=False)
+        declare(hub, decision, by, reason)
     else:
         _only_quotas(isolation, by)
         _change_by_hub(running_hub(hub, token_file), name, quotas, cleared, reason)
@@ -157,22 +169,25 @@ def _change_by_hub(hub: RunningHub, name: str, quotas: Quotas, cleared: frozense
 
 def _isolate(config_file: str, name: str, isolation: str | None, by: str | None, reason: str) -> None:
     """Set a declared tenant apart, or let the shards take one again of which this did not come to its end."""
-
-    async def work(store: ObjectStore) -> int | None:
-        apart = Apart(store, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits)
-        return await (apart.set(name) if isolation == "own" else apart.take_back(name))
-
     if isolation is None:
         return
     try:
-        shard = acting(config_file, f"isolation of tenant {name}: {isolation}", work, by, reason)
+        shard = asyncio.run(
+            _move(acting(config_file, f"isolation of tenant {name}: {isolation}", by, reason), name, isolation)
+        )
     except (CannotSetApart, CodecError) as error:
         raise Failed(f"tenant {name} was not set apart: {error}" if isolation == "own" else str(error)) from None
     if shard is None:
         click.echo(f"tenant {name} shares the shards of the hub")
         return
-    declare(config_file, lambda _: tenant_changes.set_tenant(name, Quotas(), is_new=False, isolation="own"), by, reason)
+    declare(config_file, tenant_changes.set_tenant(name, Quotas(), is_new=False, isolation="own"), by, reason)
     click.echo(f"tenant {name} is set apart: shard {shard}, and the prefix tenants/{name}/ in the store")
+
+
+async def _move(act: Act, name: str, isolation: str) -> int | None:
+    async with act as (store, clock):
+        apart = Apart(store, wall_clock=clock, random_bits=random.SystemRandom().getrandbits)
+        return await (apart.set(name) if isolation == "own" else apart.take_back(name))
 
 
 @click.command()
@@ -185,7 +200,7 @@ def remove(config_file: str, name: str, *, reason: str, by: str | None) -> None:
     Its records, streams and tables stay.
     """
 
-    declare(config_file, lambda _: tenant_changes.remove_tenant(name), by, reason)
+    declare(config_file, tenant_changes.remove_tenant(name), by, reason)
     click.echo(f"withdrew tenant {name}")
 
 

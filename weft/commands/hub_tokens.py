@@ -13,7 +13,7 @@ import click
 
 from weft.cloud_hub.admin_facts import changes
 from weft.cloud_hub.admin_facts.credentials import demands_tokens, last_uses, token_view
-from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret
+from weft.cloud_hub.admin_facts.documents import TOKEN, Pairing, Secret, TokenDocument, decode
 from weft.cloud_hub.api.tokens import (
     InvalidGrant,
     Right,
@@ -39,7 +39,16 @@ from weft.commands.common import (
     using,
     yes_option,
 )
-from weft.commands.hub_store import begin, decision_options, declare, declare_all, end_of, on_store, read_facts
+from weft.commands.hub_store import (
+    begin,
+    decision_options,
+    declare,
+    declare_all,
+    declaring,
+    end_of,
+    on_store,
+    read_facts,
+)
 from weft.commands.new_files import write_new
 from weft.commands.running import RunningHub
 from weft.config.units import approximate_duration
@@ -141,7 +150,7 @@ def open_hubs(config_file: str, *, reason: str, by: str | None, yes: bool) -> No
             "from now on everybody who reaches a hub of this store may link as any edge and read all streams. Open it?",
             "nothing was declared",
         )
-    declare(config_file, lambda _: changes.open_hubs, by, reason)
+    declare(config_file, changes.open_hubs, by, reason)
     click.echo("hubs of this store demand no token from now on, until the next one is declared")
     if reasons := closed_anyway(config):
         click.echo(f"warning: the hub of {config_file} still demands one: {reasons}", err=True)
@@ -191,9 +200,13 @@ def print_preview(config_file: str, names: Sequence[str], *, as_json: bool) -> N
         click.echo(f"  {each}")
 
 
-def confirm_first(config_file: str, yes: bool) -> None:
-    """Ask before the first token of a store in use. A new store is made: no hub of it can be open."""
-    if begin(config_file) or yes or not _is_first(config_file):
+def confirm_first(config_file: str, decisions: Sequence[Decision], by: str | None, reason: str, *, yes: bool) -> None:
+    """Ask before the first token of a store in use. A new store is made: no hub of it can be open.
+
+    Args:
+        decisions: those that are declared next.
+    """
+    if begin(config_file, decisions, by, reason) or yes or not _is_first(config_file):
         return
     ends = _linked(config_file)
     some = "" if ends is None else f" ({len(ends)} are open now)"
@@ -254,40 +267,44 @@ class Fleet:
         path: file of names.
         folder: place of the secrets.
         scope, grants, tenant: of all tokens.
+        until: their end, nanoseconds since 1970; None for no end.
     """
 
-    def __init__(self, path: str, folder: str, scope: str | None, grants: tuple[str, ...], tenant: str) -> None:
-        self.folder, self._tenant, self._grants = folder, tenant, grants
+    def __init__(
+        self, path: str, folder: str, *, scope: str | None, grants: tuple[str, ...], tenant: str, until: int | None
+    ) -> None:
+        self.folder = folder
         self.tokens = list(_wanted(path, folder, has_edge=scope == "edge" or any(map(_writes, grants))))
         if not self.tokens:
             raise Refused(f"{path}: expected a line for each token: NAME, or NAME and EDGE")
-        self._access = access_of(scope, grants, self.tokens[0].edge)
+        access, known = access_of(scope, grants, self.tokens[0].edge), changes.TokenCache()
+        if os.path.lexists(folder) and not os.path.isdir(folder):
+            raise Refused(f"--to: {folder} is not a folder. Name another place for the secrets")
+        there = {each.path: _read_secret(each.path) for each in self.tokens if os.path.lexists(each.path)}
+        self._new = {each.path: new_token() for each in self.tokens if each.path not in there}
+        secrets = there | self._new
+        with declaring():
+            self.decisions = [
+                changes.import_token(
+                    TokenIdentity(each.name, hash_token(secrets[each.path]), access, tenant, each.edge, grants),
+                    known, until,
+                )
+                for each in self.tokens
+            ]  # fmt: skip
 
-    def declare(self, config_file: str, until: int | None, by: str | None, reason: str, *, as_json: bool) -> None:
-        """Write the secrets, and declare the tokens.
-
-        Args:
-            until: end of all, nanoseconds since 1970; None for no end.
-        """
-
+    def declare(self, config_file: str, by: str | None, reason: str, *, as_json: bool) -> None:
+        """Write the secrets, and declare the tokens."""
         declared = read_facts(config_file).facts(TOKEN)
-        if taken := [each.name for each in self.tokens if each.name in declared and not os.path.lexists(each.path)]:
+        if taken := [each.name for each in self.tokens if each.name in declared and each.path in self._new]:
             raise Failed(
                 f"nothing was declared: tokens of these names are there, and {self.folder} has no secrets of them: "
                 f"{changes.listed(taken)}. Leave them out, or give them new secrets: `weft hub token rotate`"
             )
         with using(self.folder):
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        secrets = [_secret(each.path) for each in self.tokens]
-        known = changes.TokenCache()
-        decisions = [
-            changes.import_token(
-                TokenIdentity(each.name, hash_token(secret), self._access, self._tenant, each.edge, self._grants),
-                known, until,
-            )
-            for each, secret in zip(self.tokens, secrets, strict=True)
-        ]  # fmt: skip
-        changed = declare_all(config_file, decisions, by, reason)
+        for path, secret in self._new.items():
+            write_new({path: f"{secret}\n".encode()})
+        changed = declare_all(config_file, self.decisions, by, reason)
         added = [each.name for each, is_new in zip(self.tokens, changed, strict=True) if is_new]
         if as_json:
             print_json({"added": added, "there": len(self.tokens) - len(added), "folder": self.folder})
@@ -322,18 +339,13 @@ def _wanted(path: str, folder: str, *, has_edge: bool) -> Iterator[_FleetToken]:
         yield _FleetToken(name, edge, os.path.join(folder, f"{name}{SUFFIX}"))
 
 
-def _secret(path: str) -> str:
-    """Return the secret in a file, which an earlier run has left, or write a new one there."""
-
-    if os.path.lexists(path):
-        try:
-            with using(path):
-                return read_token(path)
-        except ValueError as error:
-            raise Failed(str(error)) from None
-    token = new_token()
-    write_new({path: f"{token}\n".encode()}, replaced="")
-    return token
+def _read_secret(path: str) -> str:
+    """Return the secret in a file, which an earlier run has left."""
+    try:
+        with using(path):
+            return read_token(path)
+    except ValueError as error:
+        raise Failed(str(error)) from None
 
 
 NEVER = "never"
@@ -394,34 +406,30 @@ def add(
 
     if (name is None) == (names is None):
         raise Refused("expected a NAME, or a file of names with --from")
+    until = end_of(expires, time.time_ns(), "--expires")
     if names is not None:
         if edge is not None:
             raise Refused("--from names the edges: leave out --edge")
         if to is None:
             raise Refused("expected a folder for the secrets: --to FOLDER")
-        fleet = Fleet(names, to, scope, grants, tenant)
+        fleet = Fleet(names, to, scope=scope, grants=grants, tenant=tenant, until=until)
         if dry_run:
             print_preview(config_file, [each.name for each in fleet.tokens], as_json=as_json)
             return
-        confirm_first(config_file, yes)
-        fleet.declare(config_file, end_of(expires, time.time_ns(), "--expires"), by, reason, as_json=as_json)
+        confirm_first(config_file, fleet.decisions, by, reason, yes=yes)
+        fleet.declare(config_file, by, reason, as_json=as_json)
         return
     assert name is not None, "it was checked"
     access = access_of(scope, grants, edge)
     check_name(name)
+    token = new_token()
+    with declaring():
+        decision = changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
     if dry_run:
         print_preview(config_file, [name], as_json=as_json)
         return
-    confirm_first(config_file, yes)
-    token = new_token()
-    until: int | None = None
-
-    def decision(now: int) -> Decision:
-        nonlocal until
-        until = end_of(expires, now, "--expires")
-        return changes.add_token(TokenIdentity(name, hash_token(token), access, tenant, edge, grants), until)
-
     with secret_file(to, token):
+        confirm_first(config_file, [decision], by, reason, yes=yes)
         declare(config_file, decision, by, reason)
     _print_secret(name, token, until, to, as_json=as_json, scope=str(access), tenant=tenant, edge=edge, grants=grants)
 
@@ -452,24 +460,35 @@ def pair(
 
     name = edge if name is None else name
     check_name(name)
-    confirm_first(config_file, yes)
     code = code_of(secrets.token_bytes(CODE_CHARACTERS))
-    until = 0
-
-    def decision(now: int) -> Decision:
-        nonlocal until
-        until = end_of(within, now, "--within") or now
-        if until > now + PAIRING_MAX_NS:
-            raise Refused(f"--within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
-        pairing = Pairing(hash_token(spoken(code)), until, end_of(expires, now, "--expires"))
-        return changes.pair_token(TokenIdentity(name, pairing.sha256, Scope.EDGE, tenant, edge), pairing)
-
-    declare(config_file, decision, by, reason)
+    identity = TokenIdentity(name, hash_token(spoken(code)), Scope.EDGE, tenant, edge)
+    decision = _pair(identity, _pairing(identity.sha256, within, expires))
+    confirm_first(config_file, [decision], by, reason, yes=yes)
+    pairing = _pairing(identity.sha256, within, expires)  # its time begins now, however long the answer took
+    declare(config_file, _pair(identity, pairing), by, reason)
     if as_json:
-        print_json({"code": code, "edge": edge, "tenant": tenant, "token": name, "until": moment(until)})
+        print_json({"code": code, "edge": edge, "tenant": tenant, "token": name, "until": moment(pairing.until)})
         return
     click.echo(code)
-    click.echo(f"counts once, until {moment(until)}. At the edge: weft edge pair URL {code}", err=True)
+    click.echo(f"counts once, until {moment(pairing.until)}. At the edge: weft edge pair URL {code}", err=True)
+
+
+def _pairing(sha256: str, within: str, expires: str | None) -> Pairing:
+    """Return a code that counts from now on; refuse times that it cannot have.
+
+    Args:
+        sha256: hash of the code.
+    """
+    now = time.time_ns()
+    until = end_of(within, now, "--within") or now
+    if until > now + PAIRING_MAX_NS:
+        raise Refused(f"--within: a code counts for {PAIRING_MAX_NS // 3_600_000_000_000} h at most, got {within}")
+    return Pairing(sha256, until, end_of(expires, now, "--expires"))
+
+
+def _pair(identity: TokenIdentity, pairing: Pairing) -> Decision:
+    with declaring():
+        return changes.pair_token(identity, pairing)
 
 
 @click.command("import")
@@ -500,14 +519,16 @@ def import_tokens(config_file: str, path: str, *, reason: str, by: str | None, y
     weft hub token import hub.yaml --file tokens.yaml
     """
 
-    identities = read_file(path)
-    confirm_first(config_file, yes)
-    state, known = read_facts(config_file), changes.TokenCache()
+    identities, known = read_file(path), changes.TokenCache()
+    with declaring():
+        decisions = [changes.import_token(each, known) for each in identities]
+    confirm_first(config_file, decisions, by, reason, yes=yes)
+    state = read_facts(config_file)
     for each in identities:
         if changes.has_other_secret(state, each):
             remedy = "`weft hub token rotate` gives it a new one; take those that were rotated out of the file"
             click.echo(f"warning: {each.name} has another secret at the hubs, and keeps it. {remedy}", err=True)
-    changed = declare_all(config_file, [changes.import_token(each, known) for each in identities], by, reason)
+    changed = declare_all(config_file, decisions, by, reason)
     names = [each.name for each, is_new in zip(identities, changed, strict=True) if is_new]
     shown = f": {changes.listed(names)}" if names else ""
     click.echo(f"declared {counted(len(names), 'token')}{shown}; {len(identities) - len(names)} were there already")
@@ -547,30 +568,22 @@ def rotate(
     weft hub token rotate hub.yaml press-7 --overlap 14d --expires 365d
     """
 
-    token = new_token()
-    until: int | None = None
-    began = 0
+    token, now = new_token(), time.time_ns()
+    given = None if expires == NEVER else end_of(expires, now, "--expires")
+    old_until = end_of(overlap, now, "--overlap")
+    assert old_until is not None, "the option has a default"
 
-    def decision(now: int) -> Decision:
-        nonlocal began
-        began = now
-        given = None if expires == NEVER else end_of(expires, now, "--expires")
-        old_until = end_of(overlap, now, "--overlap")
-        assert old_until is not None, "the option has a default"
-
-        def decide(state: ClusterState) -> Change | None:
-            nonlocal until
-            until = given if expires is not None else changes.end_of_token(state, name, now)
-            secret = Secret(hash_token(token), until)
-            return changes.rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
-
-        return decide
+    def rotated(state: ClusterState) -> Change | None:
+        until = given if expires is not None else changes.end_of_token(state, name, now)
+        secret = Secret(hash_token(token), until)
+        return changes.rotate_token(name, secret, now, old_until, ends_oldest=end_oldest)(state)
 
     with secret_file(to, token):
-        declare(config_file, decision, by, reason)
+        state = declare(config_file, rotated, by, reason)
+    until = decode(state.facts(TOKEN)[name].document, TokenDocument).secrets[-1].until
     _print_secret(name, token, until, to, as_json=as_json)
-    if expires is None and until is not None and until - began < ENDS_SOON_S * 1e9:
-        left = approximate_duration((until - began) / 1e9)
+    if expires is None and until is not None and until - now < ENDS_SOON_S * 1e9:
+        left = approximate_duration((until - now) / 1e9)
         click.echo(
             f"the new secret of {name} ends with the one before, in {left}: --expires 365d gives it a later end",
             err=True,
@@ -585,7 +598,7 @@ def rotate(
 def remove(config_file: str, name: str, *, reason: str, by: str | None, as_json: bool) -> None:
     """Withdraw token NAME from the cluster log of CONFIG. Its links end two seconds later."""
 
-    state = declare(config_file, lambda _: changes.remove_token(name), by, reason)
+    state = declare(config_file, changes.remove_token(name), by, reason)
     left = len(state.facts(TOKEN))
     if as_json:
         print_json({"removed": name, "left": left})
