@@ -168,11 +168,11 @@ def test_each_row_counts_once_however_often_the_hub_is_killed(start: Start, tmp_
     assert counted == {name: (sent, failed) for name, failed in expected.items()} | {"newest": (None, None)}
     assert (found["rows"], found["unchecked"], found["vanished"]) == (sent, 0, [])
     copies = copied(tmp_path / "store", sum(not (number % 10 and number % 7) for number in numbers))
-    (found,) = counts()
+    (found,) = seen()
     assert (found["quarantine"]["rows"], found["quarantine"]["error"]) == (copies, None)
     publish(mqtt, "plant/a/m1/telemetry", [json.dumps({"temp": 20, "n": -1})] * 600)
-    wait_until(lambda: counts()[0]["vanished"] != [], what="the renamed field")
-    (found,) = counts()
+    wait_until(lambda: seen()[0]["vanished"] != [], what="the renamed field")
+    (found,) = seen()
     assert found["vanished"][0]["field"] == "t"
     assert [rule["failed"] for rule in found["rules"] if rule["name"] == "once"] == [599]
     states = {rule["name"]: rule["state"] for rule in found["rules"]}
