@@ -153,9 +153,7 @@ def test_each_row_counts_once_however_often_the_hub_is_killed(start: Start, tmp_
         publisher.join()
     wait_until(lambda: DeltaTable(uri).count() == sent, what="all rows")
     # Who keeps the table counts its rows, and after a kill another process may have to take it over first.
-    wait_until(
-        lambda: [each["rules"][0]["rows"] for each in seen()] == [sent], 90, lambda: f"{sent} rows in {counts()}"
-    )
+    wait_until(lambda: [each["rules"][0]["rows"] for each in seen()] == [sent], 90, lambda: f"{sent} rows in {seen()}")
     (found,) = seen()
     numbers = range(sent)
     expected = {
