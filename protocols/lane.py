@@ -53,7 +53,7 @@ def valid_name(name: str) -> bool:
 
 
 def matches(pattern: str, edge: str) -> bool:
-    """Return whether a name, or a pattern in which ``*`` stands for any characters, is an edge's.
+    """Return whether a name, or a pattern in which ``*`` matches any characters, is an edge's.
 
     It takes time in proportion to both lengths. A regular expression with many ``.*`` would take their product many
     times over, and hubs match each edge that links.
